@@ -1,0 +1,59 @@
+# `make help` lists what can be made. Everything is installed into .venv, from the hash-locked requirements*.txt.
+SHELL := /bin/bash
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
+
+.DEFAULT_GOAL := help
+.PHONY: help setup ffcv demo test lint lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothing when it is there
+
+.venv/ready: requirements.txt setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python .venv --require-hashes -r requirements.txt
+	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation -e .
+	@touch $@
+
+# FFCV has no wheels. Where its headers are missing and cannot be installed, the torch loaders do its work.
+.venv/ffcv: .venv/ready requirements-ffcv.txt
+	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	     && apt-get update -qq >/dev/null \
+	     && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends g++ $(FFCV_PACKAGES) >/dev/null; } || true
+	@if pkg-config --exists opencv4 libturbojpeg 2>/dev/null \
+	    && $(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-ffcv.txt; then touch $@; \
+	else echo "FFCV is not installed: it needs $(FFCV_PACKAGES) and g++ (as root: apt-get install them, then make ffcv)." \
+	          "Going on with the torch loaders."; fi
+
+ffcv: .venv/ffcv ## build FFCV, once its system packages are there
+
+demo: setup ## train and measure TVE on the embedded digits: a table, curves and heatmaps in runs/quickstart_eval
+	$(BIN)/python train.py experiment=quickstart_target
+	$(BIN)/python train.py experiment=quickstart_tve
+	$(BIN)/python train.py -m experiment=quickstart_head data.train.task=odd,five_or_more,loop
+	$(BIN)/python eval.py experiment=quickstart_eval
+
+test: setup lint ## lint, type-check and test
+	$(BIN)/python -m pytest --cov --cov-report=term --durations=15
+
+lint: .venv/ready ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  --extra test setup.cfg -o requirements.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  --extra ffcv setup.cfg -c requirements.txt --override <(echo 'opencv-python; python_version < "3"') \
+	  -o requirements-ffcv.txt
+
+clean: ## delete runs and caches of tools; .venv and cache/ stay
+	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .coverage

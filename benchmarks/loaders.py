@@ -1,0 +1,100 @@
+"""Images per second of the torch loader and of the FFCV loader, side by side in one run.
+
+    python benchmarks/loaders.py                               # generated JPEGs of a photograph's size
+    python benchmarks/loaders.py --root data/imagenet/val --limit 5000
+
+Both give the same batches. The first epoch of each (processes started, Numba compiled, files cached) is not counted;
+those that are counted alternate between the loaders, so that both meet the same other work on the machine.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folders beside this one are not installed
+
+from datamodules.datasets import image_folder
+from datamodules.ffcv import FFCV
+from datamodules.images import Images
+from datamodules.write_beton import write_beton
+
+
+def generate_images(root: Path, count: int) -> None:
+    """JPEGs of 500 x 375 pixels, as ImageNet's are on average, with detail at every scale."""
+    for i in range(count):
+        random = np.random.default_rng(i)
+        image = np.zeros((375, 500, 3))
+        for side in (3, 12, 48, 192):
+            noise = Image.fromarray(random.integers(0, 256, (side, side, 3), dtype=np.uint8))
+            image += np.asarray(noise.resize((500, 375), Image.Resampling.BICUBIC)) / 4
+        path = root / f"class{i % 2}" / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image.astype(np.uint8)).save(path, quality=95)
+
+
+def images_per_second(loader: Iterable[dict[str, torch.Tensor]]) -> float:
+    """Of one whole epoch."""
+    start = time.perf_counter()
+    count = sum(len(batch["image"]) for batch in loader)
+    return count / (time.perf_counter() - start)
+
+
+def compare(folder: Path, beton: Path, options: argparse.Namespace) -> None:
+    size = {"batch_size": options.batch_size, "num_workers": options.workers}
+    data = partial(image_folder, folder, options.image_size, limit=options.limit)
+    loaders: dict[str, Iterable[dict[str, torch.Tensor]]] = {
+        "torch": Images(val=data, **size).val_dataloader(),
+        "FFCV": FFCV(val=str(beton), image_size=options.image_size, **size).val_dataloader(),
+    }
+    warm_up = {name: images_per_second(loader) for name, loader in loaders.items()}
+    rates: dict[str, list[float]] = {name: [] for name in loaders}
+    for _ in range(options.epochs):
+        for name, loader in loaders.items():
+            rates[name].append(images_per_second(loader))
+    for name, rate in rates.items():
+        print(
+            f"{name:>5}: {median(rate):7.0f} images/s, median of {options.epochs} epochs"
+            f" ({min(rate):.0f} to {max(rate):.0f}; first epoch, not counted: {warm_up[name]:.0f})"
+        )
+    print(f"FFCV / torch: {median(rates['FFCV']) / median(rates['torch']):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Images per second of the torch and the FFCV loader.")
+    parser.add_argument("--root", type=Path, help="class folders of images; generated where it is left out")
+    parser.add_argument("--limit", type=int, default=512, help="images per epoch (512)")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2, help="processes of torch, threads of FFCV (2)")
+    parser.add_argument("--epochs", type=int, default=3, help="that are counted (3)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, beton = options.root, Path(temporary) / "images.beton"
+        if folder is None:
+            folder = Path(temporary) / "images"
+            folder.mkdir()
+            generate_images(folder, options.limit)
+        start = time.perf_counter()
+        short_side = round(options.image_size / 0.875)
+        count = write_beton(folder, beton, short_side, limit=options.limit, workers=options.workers)
+        print(f"{count} images, .beton written in {time.perf_counter() - start:.1f} s")
+        print(
+            f"{platform.machine()} with {os.cpu_count()} cores, {options.workers} processes or threads,"
+            f" batches of {options.batch_size} at {options.image_size} pixels"
+        )
+        compare(folder, beton, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Lightning callbacks: pictures and speed, beside any module that explains."""

@@ -1,0 +1,93 @@
+"""Heatmaps of the same few images, to look at."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def draw_heatmaps(images: Tensor, heatmaps: Mapping[str, Tensor], truth: Tensor | None = None, titles: list[str] | None = None) -> Figure:
+    """A row for each image: the image, the object's outline where it is known, and every explainer's heatmap over it.
+
+    Red speaks for the class and blue against it; each heatmap has a scale of its own, symmetric around its median.
+
+    Args:
+        images: uint8, (B, 3, H, W).
+        heatmaps: name → (B, P, P).
+        truth: the objects' pixels, boolean (B, H, W).
+        titles: one for each image.
+    """
+    columns = ["image", *heatmaps]
+    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images)), layout="constrained")
+    axes = figure.subplots(len(images), len(columns), squeeze=False)
+    for row, image in enumerate(images.cpu()):
+        for axis, name in zip(axes[row], columns, strict=True):
+            grey = image.float().mean(0) / 255
+            axis.imshow(image.permute(1, 2, 0) if name == "image" else grey, cmap="gray", vmin=0, vmax=1)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if row == 0:
+                axis.set_title(name, fontsize=9)
+            if truth is not None and name == "image":
+                axis.contour(truth[row].cpu().float(), levels=[0.5], colors="lime", linewidths=1)
+        for axis, heatmap in zip(axes[row, 1:], heatmaps.values(), strict=True):
+            _overlay(axis, heatmap[row].detach().float().cpu(), image.shape[-1])
+        if titles is not None:
+            axes[row, 0].set_ylabel(titles[row], fontsize=8)
+    return figure
+
+
+def _overlay(axis: Any, heatmap: Tensor, size: int) -> None:
+    centred = heatmap - heatmap.median()
+    limit = float(centred.abs().quantile(0.99)) or 1.0
+    smooth = F.interpolate(centred[None, None], (size, size), mode="nearest")[0, 0]
+    axis.imshow(smooth, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6)
+
+
+class Heatmaps(Callback):
+    """Draws the first images of the validation set after every validation, and of the test set after a test.
+
+    In a test the module gives the heatmaps of its explainers; in training the module itself is the explainer. Written to `folder` as PNG
+    and, where there is one, to the W&B logger. Batches without pixels are passed over.
+
+    Args:
+        name: of the file and the panel.
+        images: how many.
+    """
+
+    def __init__(self, folder: str, name: str = "heatmaps", images: int = 6) -> None:
+        self.folder, self.name, self.images = Path(folder), name, images
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0 and trainer.is_global_zero and not trainer.sanity_checking and "image" in batch:
+            images = batch["image"][: self.images]
+            with torch.no_grad():
+                heatmaps = pl_module(images)
+            self._save(trainer, images, {type(pl_module).__name__: heatmaps}, batch.get("truth"), None)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0 and trainer.is_global_zero:
+            chosen = {name: heatmaps[: self.images] for name, heatmaps in outputs["heatmaps"].items()}
+            names = getattr(getattr(trainer.test_dataloaders, "dataset", None), "classes", ())
+            titles = [names[index] if index < len(names) else f"class {index}" for index in outputs["classes"].tolist()]
+            self._save(trainer, batch["image"][: self.images], chosen, batch.get("truth"), titles)
+
+    def _save(
+        self, trainer: Trainer, images: Tensor, heatmaps: dict[str, Tensor], truth: Tensor | None, titles: list[str] | None
+    ) -> None:
+        figure = draw_heatmaps(images, heatmaps, truth, titles)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self.name}.png"
+        figure.savefig(path, dpi=120)
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_image"):
+                logger.log_image(key=self.name, images=[str(path)])

@@ -1,0 +1,257 @@
+"""Images as torch data sets: class folders, loose files, images with boxes, CIFAR."""
+
+import hashlib
+import json
+import os
+import struct
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets import CIFAR10, CIFAR100
+from torchvision.transforms.functional import pil_to_tensor
+
+Sample = dict[str, Tensor | int]
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+
+
+class CorruptImage(ValueError):
+    """A file that should hold an image and cannot be decoded."""
+
+
+def read_image(path: Path) -> Image.Image:
+    """Decode a file to RGB, at its own size."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk, the permissions or too many open files: nothing is known about the image
+        raise CorruptImage(
+            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error});"
+            " repair or delete the file, or set skip_corrupt=true"
+        ) from error
+
+
+def resize_short_side(image: Image.Image, size: int) -> Image.Image:
+    """Scale to a short side of `size`, bicubic and antialiased; the aspect ratio stays."""
+    width, height = (side * size // min(image.size) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: tuple[int, int]) -> Tensor:
+    """Boolean, (S, S): the pixels of a resized and cropped image whose centres lie in one of the boxes.
+
+    The boxes are in pixels of the stored image, `scale` is resized by stored (height, width), `offset` is the crop's
+    (row, column) in the resized image.
+    """
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    row, column = (torch.arange(size) + 0.5 + start for start in offset)
+    for left, top, right, bottom in boxes:
+        inside_rows = (row >= top * scale[0]) & (row < bottom * scale[0])
+        inside_columns = (column >= left * scale[1]) & (column < right * scale[1])
+        mask |= inside_rows[:, None] & inside_columns
+    return mask
+
+
+def spread(length: int, limit: int | None) -> list[int]:
+    """`limit` positions spread evenly over `length`, so that a list sorted by class stays balanced; all, if fewer."""
+    if limit is None or limit >= length:
+        return list(range(length))
+    if limit < 1:
+        raise ValueError(f"expected limit to be at least 1 image, got {limit}; leave it out for all images")
+    return [i * length // limit for i in range(limit)]
+
+
+class ImageFiles(Dataset[Sample | None]):
+    """Image files, their short side scaled to image_size / crop_fraction, their centre cropped.
+
+    Args:
+        paths, labels: of every sample.
+        image_size: S.
+        classes: the names of the classes, in the order of their labels; empty where they have none.
+        boxes: the boxes that hold the object, per sample; gives the samples a `truth`.
+        crop_fraction: the part of the short side that the crop keeps.
+        limit: at most so many samples, spread evenly over the list.
+        skip_corrupt: give None for an image that cannot be decoded, and a warning; otherwise it is an error.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path | str],
+        labels: Sequence[int],
+        image_size: int,
+        classes: Sequence[str] = (),
+        boxes: Sequence[Sequence[Box]] | None = None,
+        crop_fraction: float = 0.875,
+        limit: int | None = None,
+        skip_corrupt: bool = False,
+    ) -> None:
+        if not 0 < crop_fraction <= 1:
+            raise ValueError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
+        chosen = spread(len(paths), limit)
+        # Arrays, because every loader process would copy a list of a million strings: reading one counts a reference
+        self._paths = np.array([os.fsencode(paths[i]) for i in chosen], dtype=np.bytes_)
+        self.labels = torch.tensor([labels[i] for i in chosen])  # int64, (N,)
+        self.boxes = None if boxes is None else [boxes[i] for i in chosen]
+        self.classes, self.skip_corrupt = list(classes), skip_corrupt
+        self.image_size, self.short_side = image_size, round(image_size / crop_fraction)
+
+    def fingerprint(self) -> str:
+        """Equal for equal images: a hash of the files' names and sizes, and what is cut out of them."""
+        paths = [self.path(index) for index in range(len(self))]
+        listing = [("/".join(path.parts[-3:]), path.stat().st_size) for path in paths]
+        return hashlib.sha256(repr((listing, self.image_size, self.short_side)).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, index: int) -> Path:
+        return Path(os.fsdecode(self._paths[index]))
+
+    def __getitem__(self, index: int) -> Sample | None:
+        try:
+            stored = read_image(self.path(index))
+        except CorruptImage as error:
+            if not self.skip_corrupt:
+                raise
+            warnings.warn(f"left out: {error}", stacklevel=2)
+            return None
+        resized = resize_short_side(stored, self.short_side)
+        # Rounded down, as FFCV does
+        row, column = (resized.height - self.image_size) // 2, (resized.width - self.image_size) // 2
+        crop = resized.crop((column, row, column + self.image_size, row + self.image_size))
+        sample: Sample = {"image": pil_to_tensor(crop).contiguous(), "label": int(self.labels[index]), "index": index}
+        if self.boxes is not None:
+            scale = (resized.height / stored.height, resized.width / stored.width)
+            sample["truth"] = box_mask(self.boxes[index], self.image_size, scale, (row, column))
+        return sample
+
+
+def list_images(root: Path) -> list[Path]:
+    """All images below a folder, sorted by name, folder by folder."""
+    found: list[Path] = []
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        subfolders.sort()
+        found += [Path(folder, name) for name in sorted(files) if name.lower().endswith(EXTENSIONS)]
+    return found
+
+
+def existing_folder(root: str | Path, expected: str) -> Path:
+    """The folder, or an error that says what it should hold."""
+    if not Path(root).is_dir():
+        raise FileNotFoundError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
+    return Path(root)
+
+
+def image_folder(
+    root: str | Path,
+    image_size: int,
+    crop_fraction: float = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """Labelled images, one subfolder per class: the layout of ImageNet (train/<wnid>/<file>).
+
+    Every subfolder is a class, an empty one too: the labels of a part of the images agree with those of the whole.
+    """
+    folder = existing_folder(root, "with one subfolder per class")
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    files = [(path, label) for label, name in enumerate(classes) for path in list_images(folder / name)]
+    if not files:
+        raise FileNotFoundError(
+            f"expected {root} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
+        )
+    paths, labels = zip(*files, strict=True)
+    return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
+
+
+def unlabelled_images(
+    roots: Sequence[str],
+    image_size: int,
+    crop_fraction: float = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """All images below the folders, labelled -1: pre-training needs no classes."""
+    paths = [path for root in roots for path in list_images(existing_folder(root, "of images"))]
+    if not paths:
+        raise FileNotFoundError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
+    return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)
+
+
+def annotated_images(
+    root: str | Path,
+    image_size: int,
+    annotations: str = "annotations.json",
+    classes: str | None = None,
+    crop_fraction: float = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """Images whose objects are boxed: every sample has a `truth`.
+
+    Args:
+        root: the folder that all names are relative to.
+        annotations: a JSON list of {"file": name, "label": class, "boxes_xyxy": [[left, top, right, bottom], ...]}, in
+            pixels of the stored image.
+        classes: a JSON file whose "wnids" are the names of the classes; left out, they have none.
+        image_size, crop_fraction, limit, skip_corrupt: see ImageFiles.
+    """
+    folder = existing_folder(root, f"with {annotations}")
+    rows = read_json(folder / annotations)
+    try:
+        paths = [folder / row["file"] for row in rows]
+        labels = [int(row["label"]) for row in rows]
+        boxes = [[(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in row["boxes_xyxy"]] for row in rows]
+        if not rows:
+            raise ValueError("an empty list")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f'{folder / annotations}: expected a list of {{"file": name, "label": class, "boxes_xyxy": [[left, top,'
+            f" right, bottom], ...]}}, got something else ({error!r}); correct the file"
+        ) from error
+    names = read_json(folder / classes)["wnids"] if classes else ()
+    return ImageFiles(paths, labels, image_size, names, boxes, crop_fraction, limit, skip_corrupt)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or an error that names it."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error
+
+
+class Upsampled(Dataset[Sample]):
+    """The samples `chosen` of a torchvision data set of small square images, scaled to (S, S), bicubic."""
+
+    def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
+        self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Sample:
+        image, label = self.stored[self.chosen[index]]
+        image = pil_to_tensor(resize_short_side(image, self.image_size)).contiguous()
+        return {"image": image, "label": label, "index": index}
+
+
+def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10", limit: int | None = None) -> Upsampled:
+    """torchvision's CIFAR10 or CIFAR100, which must be there: nothing is downloaded."""
+    try:
+        stored = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}[name](str(root), train=train, download=False)
+    except (KeyError, RuntimeError) as error:
+        raise FileNotFoundError(
+            f"expected a whole CIFAR10 or CIFAR100 in {root}, got no {name}; fetch it with torchvision, download=True"
+        ) from error
+    return Upsampled(stored, spread(len(stored), limit), image_size)

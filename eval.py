@@ -1,0 +1,48 @@
+"""Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
+
+import json
+
+import hydra
+from hydra.utils import instantiate
+from lightning import seed_everything
+from omegaconf import DictConfig
+
+from explainers import report, runs
+
+
+def evaluate(cfg: DictConfig) -> None:
+    """Write `results.json` and `.csv`, `table.md`, `curves.png` and heatmaps of every task to the folder of the run."""
+    folder = runs.run_dir()
+    if runs.launch(runs.number_of_processes(cfg.trainer)):
+        return
+    runs.start_record(cfg, folder, go_on=True)
+    seed_everything(cfg.seed, workers=True)
+    grid, results, identity = instantiate(cfg.grid), {}, {}
+    for task, settings in cfg.tasks.items():
+        target = instantiate(cfg.target, head=settings.head)
+        built = {"target": target, "grid": grid}
+        explainers = {
+            name: instantiate(node, **{key: built[key] for key in built.keys() & node.keys()})
+            for name, node in cfg.explainers.items()
+        }
+        evaluation = instantiate(cfg.evaluation, target=target, grid=grid, explainers=explainers)
+        heatmaps = instantiate(cfg.heatmaps, name=task)
+        trainer = instantiate(cfg.trainer, callbacks=[heatmaps], logger=runs.build_all(cfg.logger))
+        trainer.test(evaluation, instantiate(settings.data), verbose=False)
+        results[task], identity[task] = evaluation.results, evaluation.identity()
+        runs.write_atomically(folder / "results.json", json.dumps({"results": results, "identity": identity}, indent=2))
+    if trainer.is_global_zero:
+        runs.write_atomically(folder / "results.csv", report.comma_separated(results))
+        runs.write_atomically(folder / "table.md", report.markdown(results))
+        report.draw_curves(results, folder / "curves.png")
+        print(report.markdown(results), f"Everything is in {folder}", sep="\n")
+
+
+@hydra.main(config_path="configs", config_name="eval", version_base="1.3")
+def main(cfg: DictConfig) -> None:
+    with runs.errors_in_one_line():
+        evaluate(cfg)
+
+
+if __name__ == "__main__":
+    main()

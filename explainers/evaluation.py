@@ -1,0 +1,114 @@
+"""Runs explainers over a data set and measures them on the same images, classes and perturbations."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric, SumMetric
+
+from explainers.masking import PatchGrid, Removal
+from explainers.metrics.agreement import RankCorrelation
+from explainers.metrics.localization import PointingGame
+from explainers.metrics.perturbation import Fidelity, perturbation_sweep
+from explainers.target import TargetModel
+
+
+class Evaluation(LightningModule):
+    """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`.
+
+    Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the rank
+    correlation with the explainer called `reference` where there is one, and explained images per second of one process, after a
+    first batch that does not count.
+
+    Args:
+        target: the model that is explained and perturbed.
+        explainers: name → builds an explainer from the target and the grid.
+        levels: sparsities on the curves, 0 and 1 included.
+        removal: what a removed pixel becomes.
+        classes: explain the `predicted` class of each image, or its `label`.
+        reference: the name of the explainer to compare the others with.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        explainers: Mapping[str, Callable[[TargetModel, PatchGrid], nn.Module]],
+        levels: int = 21,
+        removal: Removal = "zero",
+        classes: Literal["predicted", "label"] = "predicted",
+        reference: str = "oracle",
+        chunk_size: int = 256,
+    ) -> None:
+        super().__init__()
+        self.target, self.grid = target.eval(), grid
+        self.explainers = nn.ModuleDict({name: build(target, grid).eval() for name, build in explainers.items()})
+        self.levels, self.removal, self.classes = levels, removal, classes
+        self.reference, self.chunk_size = reference, chunk_size
+        self.metrics = nn.ModuleDict({name: nn.ModuleDict(self._metrics()) for name in explainers})
+        self.accuracy = MeanMetric()
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def _metrics(self) -> dict[str, Metric]:
+        return {
+            "fidelity": Fidelity(self.grid.num_patches, self.levels),
+            "pointing_game": PointingGame(),
+            "rank_correlation": RankCorrelation(nan_strategy="ignore"),
+            "seconds": SumMetric(),
+            "timed_images": SumMetric(),
+        }
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
+        images, normalised = batch["image"], self.target.normalise(batch["image"])
+        predicted = self.target.classify(self.target.embed(normalised)).argmax(-1)
+        self.accuracy.update((predicted == batch["label"]).float())
+        classes = predicted if self.classes == "predicted" else batch["label"]
+        heatmaps = {}
+        for name, explainer in self.explainers.items():
+            metrics = self.metrics[name]
+            start = self._now()
+            heatmaps[name] = explainer(images, classes)
+            if batch_idx > 0:
+                metrics["seconds"].update(self._now() - start)
+                metrics["timed_images"].update(len(images))
+            metrics["fidelity"].update(*self._sweep(normalised, heatmaps[name], classes))
+            if "truth" in batch:
+                metrics["pointing_game"].update(heatmaps[name], batch["truth"])
+        for name in heatmaps.keys() - {self.reference} if self.reference in heatmaps else ():
+            self.metrics[name]["rank_correlation"].update(heatmaps[name], heatmaps[self.reference])
+        return {"heatmaps": heatmaps, "classes": classes}
+
+    def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        fill = self.target.normalise(torch.zeros_like(self.target.mean)) if self.removal == "black" else 0.0
+        return perturbation_sweep(
+            self.target.probabilities, normalised, heatmaps.flatten(1), classes, self.grid, self.levels, fill, self.chunk_size
+        )
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def on_test_epoch_end(self) -> None:
+        for name, metrics in self.metrics.items():
+            found = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
+            found["pointing_game"] = metrics["pointing_game"].compute().item()
+            found["rank_correlation"] = metrics["rank_correlation"].compute().item()
+            found["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
+            self.results[name] = {key: value for key, value in found.items() if value == value}  # NaN: was not measured
+        self.log_dict({f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)})
+        self.log("accuracy", self.accuracy.compute())
+
+    def identity(self) -> dict[str, Any]:
+        """What the results hold for: they compare with others only where all of this is the same."""
+        return {
+            "backbone": self.target.name,
+            "backbone_sha256": self.target.weights_hash(),
+            "patches_per_side": self.grid.side,
+            "removal": self.removal,
+            "levels": self.levels,
+            "classes": self.classes,
+        }

@@ -1,0 +1,145 @@
+"""What `train.py` and `eval.py` share: the folder of a run, its record, its processes, and errors in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+PACKAGES = ("torch", "torchvision", "lightning", "timm", "torchmetrics", "hydra-core", "omegaconf", "wandb", "ffcv", "numpy")
+
+
+def run_dir() -> Path:
+    """The folder of this run, or of this job of a sweep."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def build_all(group: DictConfig | None) -> list[Any]:
+    """Every object that a group names, such as the callbacks."""
+    return [instantiate(node) for node in (group or {}).values() if node is not None]
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """End with the message of an error in the user's input; HYDRA_FULL_ERROR=1 shows where it came from."""
+    try:
+        yield
+    except (InstantiationException, FileNotFoundError, ValueError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        cause: BaseException = error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        sys.exit(f"error: {cause}")
+
+
+def number_of_processes(trainer: DictConfig) -> int:
+    """How many processes a trainer of these settings needs on this machine."""
+    devices = trainer.get("devices", 1)
+    if devices in ("auto", -1, "-1"):
+        return max(1, torch.cuda.device_count()) if trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") else 1
+    return len(devices) if OmegaConf.is_list(devices) else int(devices)
+
+
+def launch(processes: int) -> bool:
+    """Run this command again under torchrun, one process for each device; True when that was done, and is done.
+
+    Lightning would start the other processes itself, but under `-m` each of them would run the whole sweep again, and a failing one
+    would leave the others waiting. torchrun, SLURM, or a parent call of this function may have started this process already.
+    """
+    if processes == 1 or "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        return False
+    config = HydraConfig.get()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", sys.argv[0]]
+    subprocess.run([*command, *config.overrides.task, f"hydra.run.dir={run_dir()}"], check=True)
+    return True
+
+
+@rank_zero_only
+def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
+    """Write config, versions and command into the folder of the run, which must be new or hold a run of the same config.
+
+    Args:
+        go_on: continue the run in the folder though its config was another one.
+
+    Raises:
+        ValueError: if the folder holds a run of another config; it names the first key that differs.
+    """
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    saved = folder / "config.yaml"
+    if saved.exists() and not go_on:
+        for key in ("data_dir", "ckpt_path"):
+            resolved.pop(key, None)  # type: ignore[union-attr]
+        difference = first_difference(OmegaConf.to_container(OmegaConf.load(saved)), resolved)
+        if difference:
+            raise ValueError(
+                f"{folder} holds a run of another config: {difference}. Give this one a name of its own (name=...), delete the "
+                "folder, or go on from its checkpoint all the same (ckpt_path=last)"
+            )
+    write_atomically(saved, OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    record = {"command": sys.argv, "python": sys.version.split()[0], "packages": versions(), "devices": devices()}
+    write_atomically(folder / "versions.json", json.dumps(record, indent=2))
+
+
+def first_difference(old: Any, new: Any, key: str = "") -> str | None:
+    """`key: old → new` of the first key whose values differ in two nested configs; None when they are equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in new.keys() | old.keys() if key else sorted(new.keys() & old.keys()):
+            found = first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
+            if found:
+                return found
+        return None
+    return None if old == new else f"{key}: {old} → {new}"
+
+
+def versions() -> dict[str, str | None]:
+    """The installed version of every package that can change a result."""
+
+    def find(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {package: find(package) for package in PACKAGES}
+
+
+def devices() -> list[str]:
+    """What the numbers were computed on."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [f"CPU, {torch.get_num_threads()} threads"]
+
+
+@rank_zero_only
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old text or the new one, never a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def wandb_logger(project: str, name: str, folder: str, group: str | None = None, offline: bool | None = None) -> Logger:
+    """Weights & Biases, offline where no key is configured; a resumed run keeps its id."""
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    if offline is None:
+        offline = wandb.Api is None or not wandb.setup().settings.api_key  # type: ignore[attr-defined]
+    identifier = Path(folder) / "wandb_id"
+    if not identifier.exists():
+        write_atomically(identifier, wandb.util.generate_id())  # type: ignore[attr-defined]
+    run_id = identifier.read_text() if identifier.exists() else None
+    return WandbLogger(name=name, save_dir=folder, offline=offline, project=project, group=group, id=run_id, resume="allow")

@@ -1,0 +1,70 @@
+import copy
+from functools import cache
+
+import pytest
+import timm
+import torch
+
+from explainers.masking import PatchGrid
+from explainers.target import TargetModel
+
+TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
+def wake(model, seed=0):
+    """Give weights of the size that training gives: a fresh timm model answers nearly the same to every image."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.dim() > 1:
+                weight.copy_(1.5 * noise / weight[0].numel() ** 0.5)
+            else:
+                weight.copy_(0.3 * noise + (0 if name.endswith("bias") else 1))
+        for name, statistic in model.named_buffers():
+            if name.endswith("running_mean"):
+                statistic.add_(0.3 * torch.randn(statistic.shape, generator=generator))
+    return model
+
+
+@cache
+def built(name, seed, num_classes, arguments):
+    return wake(timm.create_model(name, num_classes=num_classes, **dict(arguments)), seed).eval()
+
+
+def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, **arguments):
+    """A small timm model with lively random weights, in eval mode; a tiny ViT unless told otherwise."""
+    if "vit" in name or "deit" in name:
+        arguments = TINY_VIT | arguments
+    return copy.deepcopy(built(name, seed, num_classes, tuple(arguments.items())))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def make_model():
+    return timm_model
+
+
+@pytest.fixture
+def make_target():
+    return lambda *args, **kwargs: TargetModel(timm_model(*args, **kwargs)).eval()
+
+
+@pytest.fixture
+def target(make_target):
+    """A ViT of width 24 that sees 32 × 32 pixels in 4 × 4 patches and tells 5 classes apart."""
+    return make_target()
+
+
+@pytest.fixture
+def grid():
+    return PatchGrid(image_size=32, patch_size=8)
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,146 @@
+"""The papers' definitions, written out one image, one patch and one number at a time: slow, and hard to get wrong."""
+
+import math
+from fractions import Fraction
+
+import torch
+
+
+def window(patch, side, size):
+    """The pixels of a patch as (..., rows, columns); patches are numbered row by row."""
+    row, column = divmod(patch, side)
+    return ..., slice(row * size, (row + 1) * size), slice(column * size, (column + 1) * size)
+
+
+def neighbourhood(patch, side, hops):
+    """N(z), walking the grid: at most `hops` steps to any of the eight adjacent patches (TVE, Section 2)."""
+    reached = {divmod(patch, side)}
+    for _ in range(hops):
+        steps = {(row + down, column + right) for row, column in reached for down in (-1, 0, 1) for right in (-1, 0, 1)}
+        reached = {(row, column) for row, column in steps if 0 <= row < side and 0 <= column < side}
+    return {row * side + column for row, column in reached}
+
+
+def only(image, patches, side, fill=0.0):
+    """A normalised image (C, H, W) of which only `patches` are visible (TVE, Section 2: Model Perturbation)."""
+    seen = torch.zeros_like(image) + fill
+    for patch in patches:
+        where = window(patch, side, image.shape[-1] // side)
+        seen[where] = image[where]
+    return seen
+
+
+def meta_attribution(embed, image, side, hops):
+    """g and h of every patch of one normalised image, (N, 2, D) (TVE, Equation 5)."""
+    everything = set(range(side**2))
+    pairs = []
+    for patch in range(side**2):
+        near = neighbourhood(patch, side, hops)
+        g = embed(only(image, near, side)[None])[0]
+        h = embed(only(image, everything - near, side)[None])[0]
+        pairs.append(torch.stack([g, h]))
+    return torch.stack(pairs)
+
+
+def attribution(predict, image, label, side, hops):
+    """φ of every patch of one normalised image, (P, P): log f(N(z); y) − log f(Z \\ N(z); y) (TVE, Equation 4)."""
+    everything = set(range(side**2))
+    heatmap = torch.zeros(side, side)
+    for patch in range(side**2):
+        near = neighbourhood(patch, side, hops)
+        seen = predict(only(image, near, side)[None])[0, label]
+        unseen = predict(only(image, everything - near, side)[None])[0, label]
+        heatmap[divmod(patch, side)] = math.log(seen) - math.log(unseen)
+    return heatmap
+
+
+def tve_loss(predicted, wanted, patches):
+    """Equation 7 over the patches drawn: the mean over images and patches of |ĝ − g|² + |ĥ − h|².
+
+    `predicted` (B, N, 2, D), `wanted` (B, Z, 2, D), `patches` (B, Z).
+    """
+    terms = []
+    for image in range(len(patches)):
+        for drawn, patch in enumerate(patches[image].tolist()):
+            g_error = sum((predicted[image, patch, 0, d] - wanted[image, drawn, 0, d]) ** 2 for d in range(wanted.shape[-1]))
+            h_error = sum((predicted[image, patch, 1, d] - wanted[image, drawn, 1, d]) ** 2 for d in range(wanted.shape[-1]))
+            terms.append(g_error + h_error)
+    return sum(terms) / len(terms)
+
+
+def pooled(heatmap, size):
+    """Every patch replaced by the mean of the `size` × `size` patches around it that exist, (P, P)."""
+    side, reach = len(heatmap), size // 2
+    smooth = torch.zeros_like(heatmap)
+    for row in range(side):
+        for column in range(side):
+            around = [
+                heatmap[r, c].item()
+                for r in range(row - reach, row + reach + 1)
+                for c in range(column - reach, column + reach + 1)
+                if 0 <= r < side and 0 <= c < side
+            ]
+            smooth[row, column] = sum(around) / len(around)
+    return smooth
+
+
+def level_size(num_patches, levels, level):
+    """⌊s·N⌋ with s = level / (levels − 1), in fractions."""
+    return math.floor(Fraction(level, levels - 1) * num_patches)
+
+
+def top(scores, count):
+    """The `count` patches of the highest scores (a list); of equal ones the earlier."""
+    return set(sorted(range(len(scores)), key=lambda patch: (-scores[patch], patch))[:count])
+
+
+def fidelity_curves(predict, image, scores, label, side, levels, fill=0.0):
+    """Fidelity⁺ and Fidelity⁻ of one image at every sparsity, two lists (TVE, Appendix G)."""
+    everything = set(range(side**2))
+    whole = predict(image[None])[0, label].item()
+    plus, minus = [], []
+    for level in range(levels):
+        important = top(scores.flatten().tolist(), level_size(side**2, levels, level))
+        plus.append(whole - predict(only(image, everything - important, side, fill)[None])[0, label].item())
+        minus.append(whole - predict(only(image, important, side, fill)[None])[0, label].item())
+    return plus, minus
+
+
+def area(curve, num_patches):
+    """Under a curve over the sparsities |S*| / N that were really reached, by trapezoids."""
+    levels = len(curve)
+    at = [level_size(num_patches, levels, level) / num_patches for level in range(levels)]
+    return sum((at[i + 1] - at[i]) * (curve[i + 1] + curve[i]) / 2 for i in range(levels - 1))
+
+
+def resized_crop(image, top_edge, left_edge, height, width, flipped):
+    """A window of an image (C, H, W), edges in pixels, stretched to H × W by bilinear interpolation, then mirrored."""
+    channels, rows, columns = image.shape
+
+    def between(start, length, count, i):
+        """The two nearest pixels, and the weight of the second."""
+        at = min(max(start + (i + 0.5) * length / count - 0.5, 0), count - 1)
+        return int(at), min(int(at) + 1, count - 1), at - int(at)
+
+    result = torch.zeros_like(image)
+    for i in range(rows):
+        upper, lower, down = between(top_edge, height, rows, i)
+        for j in range(columns):
+            left, right, across = between(left_edge, width, columns, columns - 1 - j if flipped else j)
+            above = (1 - across) * image[:, upper, left] + across * image[:, upper, right]
+            below = (1 - across) * image[:, lower, left] + across * image[:, lower, right]
+            result[:, i, j] = (1 - down) * above + down * below
+    return result
+
+
+def sincos(side, width):
+    """The masked autoencoder's position embeddings (1 + N, width): columns in the first half, rows in the second.
+
+    Each half is sines, then cosines, at frequencies 10000^(−4k / width); the class token has zeros (He et al., 2022).
+    """
+    table = [[0.0] * width]
+    for row in range(side):
+        for column in range(side):
+            angles = [[place * 10000 ** (-4 * k / width) for k in range(width // 4)] for place in (column, row)]
+            table.append([f(angle) for half in angles for f in (math.sin, math.cos) for angle in half])
+    return torch.tensor(table)

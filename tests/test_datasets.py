@@ -1,0 +1,192 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.datasets import (
+    CorruptImage,
+    ImageFiles,
+    annotated_images,
+    box_mask,
+    cifar,
+    image_folder,
+    resize_short_side,
+    spread,
+    unlabelled_images,
+)
+
+
+def noise(width, height, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def write_folder(root, classes=("bird", "cat", "dog"), per_class=4, size=(40, 30)):
+    for c, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            noise(*size, seed=100 * c + i).save(root / name / f"{i}.png")
+    return root
+
+
+def test_a_sample_is_a_resized_and_cropped_uint8_image(tmp_path):
+    dataset = image_folder(write_folder(tmp_path), image_size=14, crop_fraction=0.875)
+    sample = dataset[5]
+    resized = np.array(noise(40, 30, seed=101).resize((21, 16), Image.Resampling.BICUBIC))
+    assert torch.equal(sample["image"], torch.from_numpy(resized[1:15, 3:17]).permute(2, 0, 1))
+    assert sample["image"].dtype == torch.uint8 and sample["image"].is_contiguous()
+    assert (sample["label"], sample["index"]) == (1, 5)
+    assert dataset.classes == ["bird", "cat", "dog"] and "truth" not in sample
+
+
+def test_samples_are_not_normalised(tmp_path):
+    (tmp_path / "red").mkdir()
+    Image.new("RGB", (20, 20), (255, 10, 0)).save(tmp_path / "red" / "0.png")
+    image = image_folder(tmp_path, image_size=8)[0]["image"]
+    assert image.flatten(1).unique(dim=1).flatten().tolist() == [255, 10, 0]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P"])
+def test_every_image_becomes_rgb(tmp_path, mode):
+    (tmp_path / "c").mkdir()
+    noise(20, 24).convert(mode).save(tmp_path / "c" / "0.tif")
+    assert image_folder(tmp_path, image_size=16)[0]["image"].shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("size", [(20, 300), (300, 20), (37, 37), (8, 9)])
+def test_the_short_side_is_exact_and_the_long_side_rounds_down(size):
+    width, height = resize_short_side(noise(*size), 73).size
+    assert min(width, height) == 73
+    assert max(width, height) == int(73 * max(size) / min(size))
+
+
+def truth_by_pixel(boxes, stored_size, image_size, short_side):
+    """Carry the centre of every pixel of the crop back to the stored image, and look whether a box holds it."""
+    width, height = stored_size
+    scale = short_side / min(width, height)
+    new_height, new_width = int(height * scale + 1e-9), int(width * scale + 1e-9)
+    top, left = (new_height - image_size) // 2, (new_width - image_size) // 2
+    truth = torch.zeros(image_size, image_size, dtype=torch.bool)
+    for row in range(image_size):
+        for column in range(image_size):
+            y, x = (top + row + 0.5) / new_height * height, (left + column + 0.5) / new_width * width
+            truth[row, column] = any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in boxes)
+    return truth
+
+
+@pytest.mark.parametrize("size", [(40, 30), (30, 47), (64, 64)])
+def test_boxes_follow_the_image_through_resize_and_crop(tmp_path, size):
+    noise(*size).save(tmp_path / "a.png")
+    boxes = [[3.3, 2.1, 17.9, 14.6], [20.2, 16.7, 29.9, 29.5]]
+    (tmp_path / "boxes.json").write_text(json.dumps([{"file": "a.png", "label": 7, "boxes_xyxy": boxes}]))
+    sample = annotated_images(tmp_path, image_size=24, annotations="boxes.json", crop_fraction=0.8)[0]
+    expected = truth_by_pixel(boxes, size, image_size=24, short_side=30)
+    assert sample["label"] == 7 and sample["truth"].dtype == torch.bool
+    assert 0 < expected.sum() < 24 * 24
+    assert torch.equal(sample["truth"], expected)
+
+
+def test_the_truth_lies_on_the_object(tmp_path):
+    """A white object on black: its pixels in the picture are those of its box."""
+    picture = np.zeros((60, 90, 3), dtype=np.uint8)
+    picture[12:36, 30:66] = 255
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    entry = {"file": "a.png", "label": 0, "boxes_xyxy": [[30, 12, 66, 36]]}
+    (tmp_path / "annotations.json").write_text(json.dumps([entry]))
+    sample = annotated_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+    assert torch.equal(sample["image"][0] > 127, sample["truth"])
+
+
+def test_no_box_is_no_truth():
+    assert not box_mask([], 5, (1.0, 1.0), (0, 0)).any()
+
+
+@pytest.mark.parametrize("limit", [3, 6, 9])
+def test_a_limit_keeps_the_classes_balanced(tmp_path, limit):
+    dataset = image_folder(write_folder(tmp_path), image_size=8, limit=limit)
+    assert dataset.labels.bincount().tolist() == [limit // 3] * 3
+    assert [dataset[i]["index"] for i in range(limit)] == list(range(limit))
+
+
+def test_a_limit_is_spread_over_the_whole_list():
+    chosen = spread(1000, 37)
+    gaps = np.diff([*chosen, 1000 + chosen[0]])
+    assert len(set(chosen)) == 37 and gaps.min() >= 1000 // 37 and gaps.max() <= 1000 // 37 + 1
+    assert spread(5, 9) == spread(5, None) == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="at least 1 image, got 0"):
+        spread(5, 0)
+
+
+def test_unlabelled_images_are_found_in_all_folders(tmp_path):
+    write_folder(tmp_path / "a"), write_folder(tmp_path / "b" / "deep", classes=("x",))
+    (tmp_path / "b" / "notes.txt").write_text("not an image")
+    dataset = unlabelled_images([str(tmp_path / "b"), str(tmp_path / "a")], image_size=8)
+    assert len(dataset) == 16 and set(dataset.labels.tolist()) == {-1} and dataset.classes == []
+    assert dataset.path(0) == tmp_path / "b" / "deep" / "x" / "0.png"
+
+
+def test_an_empty_class_folder_still_is_a_class(tmp_path):
+    write_folder(tmp_path), (tmp_path / "ant").mkdir(), (tmp_path / ".cache").mkdir()
+    dataset = image_folder(tmp_path, image_size=8)
+    assert dataset.classes == ["ant", "bird", "cat", "dog"] and dataset[0]["label"] == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])
+def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
+    write_folder(tmp_path)
+    broken = tmp_path / "cat" / "2.png"
+    broken.write_bytes(broken.read_bytes()[:900] if content is None else content)
+    with pytest.raises(CorruptImage, match=rf"{broken}: expected an image, got .* skip_corrupt=true"):
+        image_folder(tmp_path, image_size=8)[6]
+    with pytest.warns(UserWarning, match=f"left out: {broken}"):
+        assert image_folder(tmp_path, image_size=8, skip_corrupt=True)[6] is None
+
+
+def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
+    """Skipping it would hide a missing disk."""
+    dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
+    with pytest.raises(FileNotFoundError, match="gone.png"):
+        dataset[0]
+
+
+def test_wrong_folders_and_annotations_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a folder with one subfolder per class, got .*nowhere"):
+        image_folder(tmp_path / "nowhere", image_size=8)
+    with pytest.raises(FileNotFoundError, match="got 0 subfolders without images"):
+        image_folder(tmp_path, image_size=8)
+    with pytest.raises(FileNotFoundError, match="expected images below .*, got none"):
+        unlabelled_images([str(tmp_path)], image_size=8)
+    with pytest.raises(ValueError, match="expected a JSON file .*annotations.json, got .*No such file"):
+        annotated_images(tmp_path, image_size=8)
+    for content in ("{", "[]", '[{"file": "a.png"}]', '[{"file": "a.png", "label": 1, "boxes_xyxy": [[1, 2]]}]', "3"):
+        (tmp_path / "annotations.json").write_text(content)
+        with pytest.raises(ValueError, match=r"annotations.json.* correct the"):
+            annotated_images(tmp_path, image_size=8)
+    with pytest.raises(ValueError, match="crop_fraction to be above 0 and at most 1, got 1.2"):
+        ImageFiles([], [], image_size=8, crop_fraction=1.2)
+
+
+def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):
+    (tmp_path / "annotations.json").write_text('[{"file": "a.png", "label": 1, "boxes_xyxy": []}]')
+    (tmp_path / "classes.json").write_text('{"wnids": ["n01", "n02"], "names": ["tench", "goldfish"]}')
+    assert annotated_images(tmp_path, image_size=8).classes == []
+    assert annotated_images(tmp_path, image_size=8, classes="classes.json").classes == ["n01", "n02"]
+
+
+def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="got no CIFAR10; fetch it"):
+        cifar(tmp_path, image_size=64, train=True)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 3072), dtype=np.uint8)
+    (folder / "test_batch").write_bytes(pickle.dumps({"data": pixels, "labels": list(range(10))}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    dataset = cifar(tmp_path, image_size=64, train=False, limit=5)
+    expected = Image.fromarray(pixels[4].reshape(3, 32, 32).transpose(1, 2, 0)).resize(
+        (64, 64), Image.Resampling.BICUBIC
+    )
+    assert torch.equal(dataset[2]["image"], torch.from_numpy(np.array(expected)).permute(2, 0, 1))
+    assert (dataset[2]["label"], dataset[2]["index"], len(dataset), len(dataset.classes)) == (4, 2, 5, 10)

@@ -1,0 +1,298 @@
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_images import as_rank, fit, indices
+
+from datamodules import write_beton as writing
+from datamodules.datasets import CorruptImage, image_folder
+from datamodules.ffcv import FFCV
+from datamodules.images import Images
+from datamodules.write_beton import check_beton, main, write_beton
+
+pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+
+S, SHORT_SIDE, COUNT = 62, 71, 46  # 62 / 71 * 71 < 62 in floating point: FFCV would crop 61 pixels
+
+
+def failing(*_):
+    raise OSError("no space left on device")
+
+
+def smooth(seed):
+    """A picture of a few soft colours: JPEG hardly changes it, and no two are alike."""
+    colours = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    size = [(110, 90), (90, 120), (100, 100)][seed % 3]
+    return Image.fromarray(colours).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    for i in range(COUNT):
+        (root / "abc"[i % 3]).mkdir(exist_ok=True)
+        smooth(i).save(root / "abc"[i % 3] / f"{i:02}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def beton(folder):
+    path = folder.parent / "images.beton"
+    assert write_beton(folder, path, image_size=SHORT_SIDE, workers=2) == COUNT
+    return path
+
+
+@pytest.fixture(scope="module")
+def datamodule(beton):
+    return partial(FFCV, train=str(beton), val=str(beton), image_size=S, batch_size=8, num_workers=1)
+
+
+@pytest.fixture(scope="module")
+def epoch(datamodule):
+    """All batches of an evaluation, kept: FFCV has 5 buffers, so the sixth batch is written over the first."""
+    return list(datamodule().val_dataloader())
+
+
+def torch_twin(folder, **options):
+    data = partial(image_folder, folder, S)
+    return Images(data, data, batch_size=8, num_workers=0, **options)
+
+
+def test_a_batch_is_a_dict_of_contiguous_uint8_images(epoch):
+    assert {name: (tuple(value.shape), value.dtype) for name, value in epoch[0].items()} == {
+        "image": ((8, 3, S, S), torch.uint8),
+        "label": ((8,), torch.int64),
+        "index": ((8,), torch.int64),
+    }
+    assert all(batch["image"].is_contiguous() for batch in epoch)
+    assert max(batch["image"].max() for batch in epoch) > 200  # not normalised
+
+
+def test_evaluation_is_that_of_the_torch_loader(epoch, folder):
+    """Same samples in the same order. Pixels differ by JPEG only: 2 grey levels on average, on smooth images."""
+    expected = list(torch_twin(folder).val_dataloader())
+    assert len(epoch) == len(expected) == 6
+    for got, wanted in zip(epoch, expected, strict=True):
+        assert torch.equal(got["label"], wanted["label"])
+        assert torch.equal(got["index"], wanted["index"])
+        difference = (got["image"].float() - wanted["image"].float()).abs()
+        assert difference.mean((1, 2, 3)).max() < 2
+        assert difference.max() < 25
+
+
+def test_the_tolerance_would_show_a_shift_by_one_pixel(folder):
+    images = torch.cat([batch["image"] for batch in torch_twin(folder).val_dataloader()]).float()
+    assert (images[..., 1:] - images[..., :-1]).abs().mean((1, 2, 3)).min() > 2
+
+
+def test_training_batches_are_those_of_the_torch_loader(datamodule, folder):
+    ours, twin = datamodule(seed=5).train_dataloader(), torch_twin(folder, seed=5).train_dataloader()
+    for epoch in (3, 0):
+        ours.sampler.set_epoch(epoch), twin.sampler.set_epoch(epoch)
+        assert indices(ours) == indices(twin)
+    assert len(ours) == len(twin) == COUNT // 8
+
+
+def test_batches_that_are_kept_do_not_change(datamodule):
+    """Compared with what they held when they came."""
+    kept, summary = [], []
+    for batch in datamodule().val_dataloader():
+        kept.append(batch)
+        summary.append([value.double().sum().item() for value in batch.values()])
+    assert [[value.double().sum().item() for value in batch.values()] for batch in kept] == summary
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_no_image_is_counted_twice_across_ranks(datamodule, world_size):
+    shards = [as_rank(datamodule(), rank, world_size).val_dataloader() for rank in range(world_size)]
+    seen = [sum(indices(shard), []) for shard in shards]
+    assert all(shard == list(range(rank, COUNT, world_size)) for rank, shard in enumerate(seen))
+
+
+def test_two_processes_see_the_batches_of_one(datamodule):
+    single = indices(datamodule().train_dataloader())
+    ranks = [indices(as_rank(datamodule(batch_size=4), rank, 2).train_dataloader()) for rank in range(2)]
+    assert [set(batch) for batch in single] == [set(a) | set(b) for a, b in zip(*ranks, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_epoch_end", [True, False], ids=["saved at the epoch's end", "saved after validation"])
+def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, datamodule, at_epoch_end):
+    """FFCV alone counts how often it was iterated, which Lightning does once more than there are epochs."""
+    whole, _ = fit(datamodule(), 4, tmp_path / "whole", at_epoch_end=at_epoch_end)
+    first, checkpoint = fit(datamodule(), 2, tmp_path / "half", at_epoch_end=at_epoch_end)
+    second, _ = fit(datamodule(), 4, tmp_path / "half", resume=checkpoint, at_epoch_end=at_epoch_end)
+    assert len({str(batch) for _, batch in whole}) == len(whole) == 4 * (COUNT // 8)
+    assert first + second == whole
+
+
+def test_several_threads_and_no_os_cache_give_the_same_images(datamodule, epoch):
+    """More threads than there are cores too, which Numba refuses."""
+    got = list(datamodule(num_workers=1000, os_cache=False).val_dataloader())
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(got, epoch, strict=True) for name in a)
+
+
+def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
+    before, torch_threads = set(threading.enumerate()), torch.get_num_threads()
+    torch.set_num_threads(2)
+    batches = iter(datamodule().train_dataloader())
+    next(batches)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(torch_threads)
+    (ffcv_thread,) = set(threading.enumerate()) - before
+    batches.close()
+    ffcv_thread.join(timeout=10)
+    assert not ffcv_thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monkeypatch):
+    monkeypatch.setattr("ffcv.loader.epoch_iterator.EpochIterator.run_pipeline", failing)
+    with pytest.raises(RuntimeError, match="its thread died"):
+        next(iter(datamodule().train_dataloader()))
+
+
+def test_a_beton_without_index_is_read_too(tmp_path, datamodule):
+    """As other people's scripts write them, with fields that are of no interest here."""
+    from ffcv.fields import FloatField, IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    samples = [(float(i), i % 3, np.array(smooth(3 * i))) for i in range(9)]
+    fields = {"weight": FloatField(), "label": IntField(), "image": RGBImageField("raw")}
+    DatasetWriter(str(tmp_path / "a.beton"), fields, num_workers=1).from_indexed_dataset(samples)
+    (batch,) = datamodule(val=str(tmp_path / "a.beton"), eval_batch_size=9).val_dataloader()
+    assert batch["index"].tolist() == list(range(9)) and batch["label"].tolist() == [0, 1, 2] * 3
+    assert batch["image"].shape == (9, 3, S, S)
+
+
+def test_a_missing_beton_says_how_to_write_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected a .beton file .*a.beton, got none; write it: python -m"):
+        FFCV(val=str(tmp_path / "a.beton")).setup("validate")
+    with pytest.raises(ValueError, match="expected a .beton file for test, got none; set data.test"):
+        FFCV(val="a.beton").test_dataloader()
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.00001, 0.5, 0.9999, 0.99999])
+def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
+    content, cut = beton.read_bytes(), tmp_path / "cut.beton"
+    cut.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(ValueError, match=r"cut.beton is not a whole .beton .* got .*; write it again: python -m"):
+        FFCV(val=str(cut)).setup("validate")
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("version", "expected version 2"),
+        ("num_samples", "expected .* samples and a table of them"),
+        ("alloc_table_ptr", "expected 46 samples and a table of them"),
+        ("kind of a field", "expected the fields image"),
+        ("place of an image", "expected a place for every image, got 1 images without"),
+        ("end of a region", "expected all data before byte .*, got 1 regions that end after it"),
+    ],
+)
+def test_a_damaged_beton_is_an_error(tmp_path, beton, place, expected):
+    from ffcv.reader import Reader
+    from ffcv.types import FieldDescType, HeaderType
+
+    header, content = Reader(str(beton)).header, bytearray(beton.read_bytes())
+    samples = HeaderType.itemsize + 3 * FieldDescType.itemsize
+    position = {
+        "kind of a field": HeaderType.itemsize,
+        "place of an image": samples + 8 + 3,
+        "end of a region": int(header["alloc_table_ptr"]) + 16 + 5,
+    }.get(place) or HeaderType.fields[place][1] + (3 if place == "num_samples" else 1)
+    content[position] ^= 0x55
+    broken = tmp_path / "broken.beton"
+    broken.write_bytes(content)
+    assert check_beton(beton) == COUNT
+    with pytest.raises(ValueError, match=expected):
+        check_beton(broken)
+
+
+class DyingImages(writing.StoredImages):
+    """The process that comes to the tenth image dies, as when there is no memory left."""
+
+    def __getitem__(self, index):
+        return os._exit(9) if index == 10 else super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("target", "replacement", "error"),
+    [
+        ("datamodules.write_beton.StoredImages", DyingImages, RuntimeError),
+        ("ffcv.memory_allocator.MemoryAllocator.flush_page", failing, RuntimeError),
+        ("ffcv.writer.DatasetWriter.finalize", failing, OSError),
+    ],
+    ids=["a process dies", "the disk is full", "the end fails"],
+)
+def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch, target, replacement, error):
+    monkeypatch.setattr(target, replacement)
+    with pytest.raises(error):
+        write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
+    """Killed as it takes its last step; the next run is not disturbed by what stayed."""
+    script = (
+        "import os, signal; from datamodules import write_beton as w;"
+        "w.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
+        f"w.write_beton({str(folder)!r}, w.Path({str(tmp_path / 'a.beton')!r}), limit=6, workers=1)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert killed.returncode == -9
+    assert [path.name for path in tmp_path.iterdir()] == ["a.beton.partial"]
+    assert write_beton(folder, tmp_path / "a.beton", limit=4, workers=1) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["a.beton"]
+    assert check_beton(tmp_path / "a.beton") == 4
+
+
+def test_a_failed_run_leaves_the_earlier_file_alone(tmp_path, folder, monkeypatch):
+    write_beton(folder, tmp_path / "a.beton", limit=5, workers=1)
+    monkeypatch.setattr("ffcv.writer.DatasetWriter.finalize", failing)
+    with pytest.raises(OSError):
+        write_beton(folder, tmp_path / "a.beton", limit=4, workers=1)
+    assert check_beton(tmp_path / "a.beton") == 5
+
+
+def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path, datamodule):
+    (tmp_path / "images" / "c").mkdir(parents=True)
+    for i in range(5):
+        smooth(i).save(tmp_path / "images" / "c" / f"{i}.png")
+    (tmp_path / "images" / "c" / "2.png").write_bytes(b"nothing")
+    out = tmp_path / "a.beton"
+    with pytest.raises(CorruptImage, match=r"2.png: expected an image, got 7 bytes"):
+        write_beton(tmp_path / "images", out, workers=1)
+    assert not out.exists()
+    with pytest.warns(UserWarning, match="left out: .*2.png"):
+        assert write_beton(tmp_path / "images", out, image_size=SHORT_SIDE, workers=1, skip_corrupt=True) == 4
+    (batch,) = datamodule(val=str(out)).val_dataloader()
+    assert batch["index"].tolist() == [0, 1, 2, 3]
+    intact = [
+        Images(val=partial(image_folder, tmp_path / "images", S), num_workers=0).dataset("val")[i] for i in (0, 1, 3, 4)
+    ]
+    expected = torch.stack([sample["image"] for sample in intact]).float()
+    assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
+
+
+def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, capsys):
+    main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--image-size", "32", "--workers", "1"])
+    assert capsys.readouterr().out == f"{tmp_path / 'a.beton'}: 6 images, 16.8 MB\n"
+    with pytest.raises(SystemExit, match="FileNotFoundError: expected a folder with one .*, got .*gone"):
+        main([str(tmp_path / "gone"), str(tmp_path / "b.beton")])
+
+
+def test_without_ffcv_there_is_one_line_of_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ffcv", None)
+    for use in (FFCV(val="a.beton").val_dataloader, partial(write_beton, tmp_path, tmp_path / "a.beton")):
+        with pytest.raises(ImportError, match="FFCV is not installed .*: run `make ffcv`, or use .*folder"):
+            use()

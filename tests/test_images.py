@@ -1,0 +1,221 @@
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from PIL import Image
+from torch.utils.data import Dataset
+
+from datamodules.datasets import image_folder
+from datamodules.images import Images
+
+
+class Numbers(Dataset):
+    """Image i is filled with i."""
+
+    classes = ["odd", "even"]
+
+    def __init__(self, size=23):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        image = torch.full((3, 4, 4), index, dtype=torch.uint8)
+        return {"image": image, "label": index % 2, "index": index, "truth": image[0] > 3}
+
+
+class Threads(Numbers):
+    def __getitem__(self, index):
+        return {"threads": torch.get_num_threads()}
+
+
+class Recorder(LightningModule):
+    """Writes down the epoch and the indices of every training batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.current_epoch, batch["index"].tolist()))
+        return self.weight.sum()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(datamodule, epochs, folder, resume=None, at_epoch_end=True):
+    """The batches of a run that stops after `epochs`, and its last checkpoint."""
+    recorder = Recorder()
+    checkpoint = ModelCheckpoint(folder, save_top_k=-1, save_on_train_epoch_end=at_epoch_end)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        callbacks=[checkpoint],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice about few workers and existing folders
+        trainer.fit(recorder, datamodule, ckpt_path=resume)
+    return recorder.seen, checkpoint.best_model_path
+
+
+def as_rank(datamodule, rank, world_size):
+    datamodule.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+    return datamodule
+
+
+def indices(loader):
+    return [batch["index"].tolist() for batch in loader]
+
+
+def test_a_batch_is_a_dict_of_integer_tensors():
+    batch = next(iter(Images(Numbers, batch_size=5, num_workers=0).train_dataloader()))
+    assert {name: (tuple(value.shape), value.dtype) for name, value in batch.items()} == {
+        "image": ((5, 3, 4, 4), torch.uint8),
+        "label": ((5,), torch.int64),
+        "index": ((5,), torch.int64),
+        "truth": ((5, 4, 4), torch.bool),
+    }
+    assert torch.equal(batch["image"][:, 0, 0, 0].long(), batch["index"])
+    assert torch.equal(batch["label"], batch["index"] % 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_no_image_is_counted_twice_across_ranks(world_size):
+    shards = [
+        as_rank(Images(val=Numbers, eval_batch_size=4, num_workers=0), rank, world_size).val_dataloader()
+        for rank in range(world_size)
+    ]
+    seen = [sum(indices(shard), []) for shard in shards]
+    assert sorted(sum(seen, [])) == list(range(23))
+    assert all(shard == list(range(rank, 23, world_size)) for rank, shard in enumerate(seen))
+    assert [len(shard) for shard in shards] == [len(indices(shard)) for shard in shards]
+
+
+def test_lightning_leaves_the_evaluation_order_alone_even_by_default():
+    """With use_distributed_sampler left at True it puts a padding sampler around all but its own kind."""
+    loader = Images(val=Numbers, num_workers=0).val_dataloader()
+    assert isinstance(loader.sampler, torch.utils.data.DistributedSampler)
+
+
+@pytest.mark.parametrize("size", [24, 25, 31])
+def test_two_processes_see_the_batches_of_one(size):
+    def loader(batch_size, rank, world_size):
+        datamodule = Images(partial(Numbers, size), batch_size=batch_size, num_workers=0, seed=3)
+        loader = as_rank(datamodule, rank, world_size).train_dataloader()
+        loader.sampler.set_epoch(2)
+        return indices(loader)
+
+    single, ranks = loader(6, 0, 1), [loader(3, rank, 2) for rank in range(2)]
+    assert [set(batch) for batch in single] == [set(a) | set(b) for a, b in zip(*ranks, strict=True)]
+    assert len(single) == size // 6
+
+
+def test_the_order_depends_on_seed_and_epoch_only():
+    def order(seed, epoch):
+        loader = Images(Numbers, batch_size=4, num_workers=0, seed=seed).train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        return indices(loader)
+
+    torch.manual_seed(1)
+    first = order(0, 0)
+    torch.manual_seed(2)
+    assert order(0, 0) == first
+    assert order(0, 1) != first and order(1, 0) != first
+
+
+def test_loading_takes_no_draw_from_the_models_random_numbers():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    indices(Images(Numbers, num_workers=0).train_dataloader())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_data_set_smaller_than_a_batch_is_one_batch():
+    assert [sorted(batch) for batch in indices(Images(Numbers, batch_size=64, num_workers=0).train_dataloader())] == [
+        list(range(23))
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_epoch_end", [True, False], ids=["saved at the epoch's end", "saved after validation"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, num_workers, at_epoch_end):
+    """With a plain DataLoader and workers the resumed run repeats the order of epoch 0."""
+    datamodule = partial(Images, Numbers, partial(Numbers, 2), batch_size=5, num_workers=num_workers)
+    whole, _ = fit(datamodule(), 4, tmp_path / "whole", at_epoch_end=at_epoch_end)
+    first, checkpoint = fit(datamodule(), 2, tmp_path / "half", at_epoch_end=at_epoch_end)
+    second, _ = fit(datamodule(), 4, tmp_path / "half", resume=checkpoint, at_epoch_end=at_epoch_end)
+    assert len({str(batch) for _, batch in whole}) == len(whole) == 16
+    assert first + second == whole
+
+
+def test_data_sets_are_built_only_for_the_stage_that_needs_them():
+    def never():
+        raise AssertionError("built")
+
+    datamodule = Images(never, never, Numbers, num_workers=0)
+    datamodule.setup("test")
+    assert len(datamodule.test_dataloader()) == 1
+    with pytest.raises(AssertionError, match="built"):
+        datamodule.setup("fit")
+
+
+def test_a_missing_data_set_is_named():
+    datamodule = Images(train=Numbers)
+    datamodule.setup("fit")
+    with pytest.raises(ValueError, match="expected a data set for val, got none; set data.val"):
+        datamodule.val_dataloader()
+
+
+def test_classes_that_differ_between_training_and_validation_are_an_error():
+    """Labels go by the sorted folder names: a missing folder would shift them in silence."""
+
+    class Fewer(Numbers):
+        classes = ["even"]
+
+    with pytest.raises(ValueError, match=r"got 2 and 1 that differ in \['odd'\]"):
+        Images(Numbers, Fewer).setup("fit")
+
+
+def test_a_corrupt_image_is_left_out_of_its_batch(tmp_path):
+    (tmp_path / "c").mkdir()
+    for i in range(4):
+        Image.fromarray(np.full((20, 20, 3), i, dtype=np.uint8)).save(tmp_path / "c" / f"{i}.png")
+    (tmp_path / "c" / "2.png").write_bytes(b"nothing")
+    datamodule = Images(val=partial(image_folder, tmp_path, 8, skip_corrupt=True), batch_size=3, num_workers=0)
+    with pytest.warns(UserWarning, match="left out: .*2.png"):
+        assert indices(datamodule.val_dataloader()) == [[0, 1], [3]]
+    datamodule = Images(val=partial(image_folder, tmp_path, 8), batch_size=3, num_workers=0)
+    with pytest.raises(ValueError, match="2.png: expected an image"):
+        indices(datamodule.val_dataloader())
+
+
+def test_a_batch_of_corrupt_images_only_is_an_error(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0.png").write_bytes(b"nothing")
+    datamodule = Images(val=partial(image_folder, tmp_path, 8, skip_corrupt=True), num_workers=0)
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(ValueError, match="1 readable image in a batch, got 1 corrupt"),
+    ):
+        indices(datamodule.val_dataloader())
+
+
+def test_a_loader_process_has_one_thread():
+    batch = next(iter(Images(Threads, batch_size=2, num_workers=1).train_dataloader()))
+    assert batch["threads"].tolist() == [1, 1]

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from references import level_size, neighbourhood, only, top
+
+from explainers.masking import PatchGrid, level_sizes, mask_pixels, masked_forward, most_important, neighbourhoods
+
+GRID = PatchGrid(image_size=12, patch_size=4)
+
+
+@pytest.mark.parametrize("hops", [0, 1, 2, 3, 9])
+def test_a_neighbourhood_is_what_a_walk_over_the_grid_reaches(hops):
+    grid = PatchGrid(image_size=20, patch_size=4)
+    near = neighbourhoods(grid, hops)
+    assert near.shape == (25, 25)
+    for patch, row in enumerate(near):
+        assert set(row.nonzero().flatten().tolist()) == neighbourhood(patch, grid.side, hops)
+
+
+def test_a_patch_hides_its_own_rows_and_columns():
+    images, keep = torch.randn(9, 3, 12, 12), torch.eye(9, dtype=torch.bool)
+    seen = mask_pixels(images, keep, GRID)
+    for patch in range(9):
+        assert torch.equal(seen[patch], only(images[patch], [patch], GRID.side))
+
+
+def test_a_mask_and_its_complement_add_up_to_the_image():
+    images, keep = torch.randn(6, 3, 12, 12), torch.rand(6, 9) < 0.5
+    assert torch.equal(mask_pixels(images, keep, GRID) + mask_pixels(images, ~keep, GRID), images)
+
+
+def test_every_channel_has_its_own_fill():
+    images, fill = torch.randn(1, 3, 12, 12), torch.tensor([1.0, 2.0, 3.0])[:, None, None]
+    hidden = mask_pixels(images, torch.zeros(1, 9, dtype=torch.bool), GRID, fill)
+    assert torch.equal(hidden, fill.expand(1, 3, 12, 12))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (12, 16), (16, 12)])
+def test_an_image_that_the_grid_does_not_cut_is_refused_with_both_sizes(shape):
+    keep = torch.ones(1, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match=rf"12 × 12 images; got \({shape[0]}, {shape[1]}\)"):
+        mask_pixels(torch.zeros(1, 3, *shape), keep, GRID)
+
+
+def test_a_grid_that_does_not_divide_the_image_is_refused():
+    with pytest.raises(ValueError, match="225 is not a multiple of patch_size 16"):
+        PatchGrid(image_size=225)
+
+
+@pytest.mark.parametrize(("num_patches", "levels"), [(9, 10), (9, 4), (16, 21), (49, 11), (196, 21), (256, 2), (100, 101)])
+def test_levels_hold_exactly_their_share_of_the_patches(num_patches, levels):
+    sizes = level_sizes(num_patches, levels).tolist()
+    assert sizes == [level_size(num_patches, levels, level) for level in range(levels)]
+    assert (sizes[0], sizes[-1]) == (0, num_patches)
+
+
+@pytest.mark.parametrize("scores", [torch.randn(4, 16), torch.randint(0, 3, (4, 16)).float(), torch.zeros(4, 16)])
+def test_the_most_important_patches_come_first_and_of_equal_ones_the_earlier(scores):
+    important = most_important(scores, levels=8)
+    assert important.shape == (4, 8, 16)
+    for image in range(4):
+        for level in range(8):
+            expected = top(scores[image].tolist(), level_size(16, 8, level))
+            assert set(important[image, level].nonzero().flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 12, 13, 256])
+@pytest.mark.parametrize("fill", [0.0, torch.tensor([0.5, -1.0, 2.0])[:, None, None]])
+def test_a_function_sees_every_image_under_each_of_its_own_masks(chunk_size, fill):
+    images, keep = torch.randn(3, 3, 12, 12), torch.rand(3, 4, 9) < 0.5
+    weight = torch.randn(3 * 12 * 12, 7)
+    batches = []
+
+    def function(seen):
+        batches.append(len(seen))
+        return seen.flatten(1) @ weight
+
+    got = masked_forward(function, images, keep, GRID, fill, chunk_size)
+    assert got.shape == (3, 4, 7)
+    for image in range(3):
+        for mask in range(4):
+            visible = keep[image, mask].nonzero().flatten().tolist()
+            expected = only(images[image], visible, GRID.side, fill).flatten() @ weight
+            torch.testing.assert_close(got[image, mask], expected, rtol=1e-4, atol=1e-4)
+    assert sum(batches) == 12
+    assert max(batches) == min(chunk_size, 12)

@@ -1,0 +1,97 @@
+"""A target that looks at one patch only, away from the diagonal: its explanation must peak there, and not at its mirror image."""
+
+from functools import partial
+
+import pytest
+import references
+import torch
+from lightning import Trainer
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from explainers.masking import PatchGrid
+from explainers.networks import LightNetwork, PaperNetwork
+from explainers.oracle import Oracle
+from explainers.target import TargetModel
+from explainers.tve import TVE
+
+GRID = PatchGrid(image_size=24, patch_size=4)
+ROW, COLUMN = 1, 4
+PLANTED = ROW * GRID.side + COLUMN
+
+
+class OnePatch(nn.Module):
+    """What `TargetModel` asks of a timm model. It embeds the pixels of one patch; a hidden one gives no class an advantage."""
+
+    def __init__(self):
+        super().__init__()
+        self.see, self.fc = nn.Linear(3 * GRID.patch_size**2, 8, bias=False), nn.Linear(8, 4, bias=False)
+        nn.init.normal_(self.see.weight, std=0.3)
+        nn.init.normal_(self.fc.weight)
+        self.head_hidden_size = 8
+        self.feature_info = [{"num_chs": 3 * GRID.patch_size**2}]
+        self.pretrained_cfg = {"architecture": "one_patch", "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+
+    def get_classifier(self):
+        return self.fc
+
+    def reset_classifier(self, num_classes):
+        self.fc = nn.Identity()
+
+    def forward_features(self, images):
+        return self.see(images[references.window(PLANTED, GRID.side, GRID.patch_size)].flatten(1)).tanh()
+
+    def forward_head(self, features, pre_logits):
+        return features
+
+    def forward_intermediates(self, images, indices, output_fmt):
+        return self.forward_features(images), [F.pixel_unshuffle(images, GRID.patch_size)]
+
+
+@pytest.fixture
+def target():
+    return TargetModel(OnePatch()).eval()
+
+
+def random_images(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, 24, 24), dtype=torch.uint8, generator=generator)
+
+
+def around(hops):
+    near = torch.zeros(GRID.side, GRID.side, dtype=torch.bool)
+    for patch in references.neighbourhood(PLANTED, GRID.side, hops):
+        near[patch // GRID.side, patch % GRID.side] = True
+    return near
+
+
+@pytest.mark.parametrize("hops", [0, 1])
+def test_the_oracle_peaks_where_the_target_looks(target, hops):
+    images = random_images(20, seed=1)
+    heatmaps = Oracle(target, GRID, hops)(images, target(images).argmax(1))
+    assert torch.equal(heatmaps > 0, around(hops).expand(20, -1, -1))
+
+
+@pytest.mark.parametrize("hops", [0, 1])
+def test_a_trained_explainer_peaks_where_the_target_looks(target, hops):
+    network = partial(LightNetwork, blocks=[0], width=24, depth=1)
+    check_training(target, network, hops, epochs=40)
+
+
+def test_the_papers_network_learns_from_the_pixels_where_the_target_looks(target):
+    size = {"width": 24, "depth": 1, "heads": 3, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
+    check_training(target, partial(PaperNetwork, **size, head_layers=2), hops=0, epochs=40)
+
+
+def check_training(target, network, hops, epochs):
+    """Train on one half of the images, look at the other."""
+    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(random_images(64, seed=2))]
+    tve = TVE(target, GRID, network, partial(torch.optim.Adam, lr=3e-3), hops=(hops,), patches_per_image=GRID.num_patches)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    Trainer(accelerator="cpu", max_epochs=epochs, **quiet).fit(tve, DataLoader(samples, batch_size=16, shuffle=True))
+    with torch.no_grad():
+        heatmaps = tve.eval()(random_images(32, seed=3))
+    peaks = heatmaps.flatten(1).argmax(1)
+    print(around(hops).flatten()[peaks].float().mean(), (peaks == PLANTED).float().mean(), heatmaps.mean(0))
+    assert around(hops).flatten()[peaks].all()

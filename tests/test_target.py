@@ -1,0 +1,155 @@
+import copy
+import re
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from explainers.target import TargetModel, load_head, save_head
+
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+FAMILIES = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "vit_average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "vit_registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "deit": ("deit_tiny_patch16_224", {}),
+    "deit_distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "siglip": ("vit_base_patch16_siglip_224", {}),
+    "swin": ("swin_tiny_patch4_window7_224", SWIN),
+    "resnet": ("test_resnet", {}),
+    "convnext": ("test_convnext", {}),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request, make_model):
+    name, arguments = FAMILIES[request.param]
+    return make_model(name, **arguments)
+
+
+def normalised_by_hand(model, images):
+    mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+    return torch.stack([(images[:, c] / 255 - mean[c]) / std[c] for c in range(3)], 1)
+
+
+def test_head_of_backbone_is_the_models_own_answer(model, images):
+    expected = model(normalised_by_hand(model, images))
+    assert expected.std(0).min() > 0.01  # the images differ
+    target = TargetModel(model)
+    embeddings = target.embed(target.normalise(images))
+    assert embeddings.shape == (5, target.embed_dim)
+    torch.testing.assert_close(target.classify(embeddings), expected)
+    torch.testing.assert_close(target(images), expected)
+    torch.testing.assert_close(target.probabilities(target.normalise(images)), expected.softmax(-1))
+
+
+def test_one_forward_pass_gives_the_embedding_and_the_maps(model, images):
+    target = TargetModel(model)
+    calls = []
+    for module in target.backbone.modules():
+        if not list(module.children()) and list(module.parameters()):
+            module.register_forward_hook(lambda module, *_: calls.append(module))
+    normalised = target.normalise(images)
+    embeddings, maps = target.embed_with_maps(normalised, [0, 1])
+    assert len(calls) == len(set(calls)) > 5
+    torch.testing.assert_close(embeddings, target.embed(normalised))
+    assert [feature_map.shape[1] for feature_map in maps] == target.map_channels([0, 1])
+    assert all(feature_map.dim() == 4 and feature_map.shape[2] == feature_map.shape[3] for feature_map in maps)
+
+
+def test_a_feature_map_is_what_its_block_says_of_each_patch_row_by_row(make_target, images):
+    target = make_target("vit_small_patch14_reg4_dinov2")  # five tokens before the patches
+    seen = []
+    target.backbone.blocks[1].register_forward_hook(lambda *call: seen.append(call[-1]))
+    _, (feature_map,) = target.embed_with_maps(target.normalise(images), [1])
+    for row in range(4):
+        for column in range(4):
+            torch.testing.assert_close(feature_map[:, :, row, column], seen[0][:, 5 + 4 * row + column])
+
+
+def test_a_block_that_is_not_there_is_named(target):
+    with pytest.raises(ValueError, match=re.escape("has 2 blocks; blocks [0, 2] were asked for")):
+        target.map_channels([0, 2])
+
+
+@pytest.mark.parametrize(("name", "mean"), [("vit_tiny_patch16_224", 0.5), ("deit_tiny_patch16_224", 0.485)])
+def test_images_are_normalised_as_the_weights_expect(make_target, name, mean):
+    target = make_target(name)
+    black, white = target.normalise(torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 32, 32))
+    std = 0.5 if mean == 0.5 else 0.229
+    torch.testing.assert_close(black[0], torch.full((32, 32), -mean / std))
+    torch.testing.assert_close(white[0], torch.full((32, 32), (1 - mean) / std))
+
+
+def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images, tmp_path):
+    head = nn.Linear(24, 3)
+    save_head(head, tmp_path / "head.safetensors")
+    target = TargetModel(make_model(), head=tmp_path / "head.safetensors")
+    embeddings = target.embed(target.normalise(images))
+    torch.testing.assert_close(target(images), embeddings @ head.weight.T + head.bias)
+    torch.testing.assert_close(TargetModel(make_model(), head=head)(images), target(images))
+
+
+def test_a_head_of_another_width_is_refused_with_both_widths(make_model):
+    with pytest.raises(ValueError, match="width 25, the backbone gives 24"):
+        TargetModel(make_model(), head=nn.Linear(25, 3))
+    with pytest.raises(ValueError, match="width 24, the backbone gives 48"):
+        TargetModel(make_model("deit_tiny_distilled_patch16_224"), head=nn.Linear(24, 3))
+
+
+def test_a_head_that_is_not_there_is_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"no head at {tmp_path / 'none.safetensors'}")):
+        load_head(tmp_path / "none.safetensors")
+
+
+def test_a_head_survives_its_file(tmp_path):
+    head = nn.Linear(4, 2)
+    save_head(head, tmp_path / "head.safetensors")
+    loaded = load_head(tmp_path / "head.safetensors")
+    assert torch.equal(loaded.weight, head.weight)
+    assert torch.equal(loaded.bias, head.bias)
+
+
+def test_a_distilled_model_embeds_both_of_its_tokens(make_model, images):
+    target = TargetModel(make_model("deit_tiny_distilled_patch16_224"))
+    tokens = target.backbone.forward_features(target.normalise(images))
+    assert target.embed_dim == 48
+    torch.testing.assert_close(target.embed(target.normalise(images)), torch.cat([tokens[:, 0], tokens[:, 1]], 1))
+
+
+def test_equal_backbones_have_equal_hashes_whatever_their_heads(make_model):
+    one = TargetModel(make_model(num_classes=5)).weights_hash()
+    same_backbone = make_model(num_classes=5)
+    nn.init.zeros_(same_backbone.head.weight)
+    assert TargetModel(same_backbone).weights_hash() == one
+    assert TargetModel(make_model(num_classes=5), head=nn.Linear(24, 2)).weights_hash() == one
+    assert TargetModel(make_model(seed=1)).weights_hash() != one
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "test_resnet"])
+def test_one_changed_number_anywhere_changes_the_hash(make_target, name):
+    target = make_target(name)
+    before = target.weights_hash()
+    names = list(target.backbone.state_dict())
+    for changed in (names[0], names[len(names) // 2], names[-1]):
+        other = copy.deepcopy(target)
+        other.backbone.state_dict()[changed].view(-1)[-1] += 1
+        assert other.weights_hash() != before, changed
+    assert copy.deepcopy(target).weights_hash() == before
+
+
+def test_a_target_is_named_after_its_architecture(make_target):
+    assert make_target("deit_tiny_patch16_224").name == "deit_tiny_patch16_224"
+
+
+def test_a_target_without_a_head_of_its_own_takes_one_from_outside(images):
+    target = TargetModel(timm.create_model("test_resnet", num_classes=0), head=nn.Linear(96, 7)).eval()
+    assert target(images).shape == (5, 7)
+
+
+def test_a_head_file_of_another_width_is_refused(make_model, tmp_path):
+    save_file({"weight": torch.zeros(3, 7), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
+    with pytest.raises(ValueError, match="width 7, the backbone gives 24"):
+        TargetModel(make_model(), head=str(tmp_path / "head.safetensors"))
