@@ -51,8 +51,8 @@ lint: .venv/ready ## ruff and mypy
 lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
 	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  --extra test setup.cfg -o requirements.txt
-	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  --extra ffcv setup.cfg -c requirements.txt --override <(echo 'opencv-python; python_version < "3"') \
+	printf 'ffcv==1.0.2\nopencv-python-headless\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
+	  --no-annotate --python-version 3.11 - -c requirements.txt --override <(echo 'opencv-python; python_version < "3"') \
 	  -o requirements-ffcv.txt
 
 clean: ## delete runs and caches of tools; .venv and cache/ stay

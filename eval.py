@@ -17,15 +17,14 @@ def evaluate(cfg: DictConfig) -> None:
         return
     runs.start_record(cfg, folder, go_on=True)
     seed_everything(cfg.seed, workers=True)
-    grid, results, identity = instantiate(cfg.grid), {}, {}
+    results, identity = {}, {}
     for task, settings in cfg.tasks.items():
         target = instantiate(cfg.target, head=settings.head)
-        built = {"target": target, "grid": grid}
         explainers = {
-            name: instantiate(node, **{key: built[key] for key in built.keys() & node.keys()})
+            name: instantiate(node, **({"target": target} if "target" in node else {}))
             for name, node in cfg.explainers.items()
         }
-        evaluation = instantiate(cfg.evaluation, target=target, grid=grid, explainers=explainers)
+        evaluation = instantiate(cfg.evaluation, target=target, explainers=explainers)
         heatmaps = instantiate(cfg.heatmaps, name=task)
         trainer = instantiate(cfg.trainer, callbacks=[heatmaps], logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, instantiate(settings.data), verbose=False)

@@ -60,7 +60,7 @@ class Store:
         if not self.arrays:
             names = sorted(path.stem for path in self.path.glob("*.npy") if path.stem != "done")
             self.arrays = {name: np.load(self.path / f"{name}.npy", mmap_mode="r+") for name in names}
-        rows = {name: torch.from_numpy(array[index].copy()) for name, array in self.arrays.items()}
+        rows = {name: torch.from_numpy(np.array(array[index])) for name, array in self.arrays.items()}
         return {name: row.float() if row.is_floating_point() else row for name, row in rows.items()}
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:

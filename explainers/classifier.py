@@ -40,6 +40,7 @@ class Classifier(LightningModule):
         self.target.backbone.requires_grad_(tune == "all")
         self.optimizer, self.scheduler = optimizer, scheduler
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.train()  # the trainer keeps every module in the mode it finds it in
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
@@ -86,7 +87,9 @@ class Classifier(LightningModule):
         """Write `head.safetensors`, and after full fine-tuning `target.safetensors`, which timm loads as a checkpoint."""
         save_head(self.target.head, folder / "head.safetensors")
         if self.tune == "all":
-            backbone = self.target.backbone
-            name = backbone.pretrained_cfg["classifier"]
-            weights = backbone.state_dict() | {f"{name}.{key}": value for key, value in self.target.head.state_dict().items()}
+            weights, head = self.target.backbone.state_dict(), self.target.head
+            names = self.target.backbone.pretrained_cfg["classifier"]
+            names = (names,) if isinstance(names, str) else names  # a distilled DeiT's two heads: their mean is this one
+            for name, part in zip(names, head.weight.chunk(len(names), -1), strict=True):
+                weights |= {f"{name}.weight": part * len(names), f"{name}.bias": head.bias.clone()}
             save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, folder / "target.safetensors")

@@ -1,7 +1,7 @@
 """Runs explainers over a data set and measures them on the same images, classes and perturbations."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,7 @@ class Evaluation(LightningModule):
 
     Args:
         target: the model that is explained and perturbed.
-        explainers: name → builds an explainer from the target and the grid.
+        explainers: by name; they explain this target on this grid.
         levels: sparsities on the curves, 0 and 1 included.
         removal: what a removed pixel becomes.
         classes: explain the `predicted` class of each image, or its `label`.
@@ -36,7 +36,7 @@ class Evaluation(LightningModule):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        explainers: Mapping[str, Callable[[TargetModel, PatchGrid], nn.Module]],
+        explainers: Mapping[str, nn.Module],
         levels: int = 21,
         removal: Removal = "zero",
         classes: Literal["predicted", "label"] = "predicted",
@@ -45,7 +45,7 @@ class Evaluation(LightningModule):
     ) -> None:
         super().__init__()
         self.target, self.grid = target.eval(), grid
-        self.explainers = nn.ModuleDict({name: build(target, grid).eval() for name, build in explainers.items()})
+        self.explainers = nn.ModuleDict({name: explainer.eval() for name, explainer in explainers.items()})
         self.levels, self.removal, self.classes = levels, removal, classes
         self.reference, self.chunk_size = reference, chunk_size
         self.metrics = nn.ModuleDict({name: nn.ModuleDict(self._metrics()) for name in explainers})

@@ -116,7 +116,7 @@ class MaskedAutoencoder(nn.Module):
 
 
 def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
-    """Fixed sine-cosine position embeddings, zero for the class token: (1, 1 + N, width). Columns come first, as in MAE."""
+    """Fixed sine-cosine position embeddings, columns first as in MAE, 0 for the class token: (1, 1 + N, width)."""
     patches = build_sincos2d_pos_embed([grid.side, grid.side], width, interleave_sin_cos=True).roll(width // 2, -1)
     return torch.cat([torch.zeros(1, width), patches])[None]
 

@@ -38,12 +38,13 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except (InstantiationException, FileNotFoundError, ValueError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
-        sys.exit(f"error: {cause}")
+        expected = isinstance(cause, FileNotFoundError | ValueError | TypeError)  # a TypeError: a misspelt key
+        if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        sys.exit(f"error: {' '.join(str(error if isinstance(cause, TypeError) else cause).split())}")
 
 
 def number_of_processes(trainer: DictConfig) -> int:

@@ -8,6 +8,8 @@ import torch
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
+torch.set_num_threads(1)  # on a busy machine, several threads wait for one another far longer than they compute
+
 TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 
 

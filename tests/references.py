@@ -62,8 +62,12 @@ def tve_loss(predicted, wanted, patches):
     terms = []
     for image in range(len(patches)):
         for drawn, patch in enumerate(patches[image].tolist()):
-            g_error = sum((predicted[image, patch, 0, d] - wanted[image, drawn, 0, d]) ** 2 for d in range(wanted.shape[-1]))
-            h_error = sum((predicted[image, patch, 1, d] - wanted[image, drawn, 1, d]) ** 2 for d in range(wanted.shape[-1]))
+            g_error = sum(
+                (predicted[image, patch, 0, d] - wanted[image, drawn, 0, d]) ** 2 for d in range(wanted.shape[-1])
+            )
+            h_error = sum(
+                (predicted[image, patch, 1, d] - wanted[image, drawn, 1, d]) ** 2 for d in range(wanted.shape[-1])
+            )
             terms.append(g_error + h_error)
     return sum(terms) / len(terms)
 
@@ -115,7 +119,7 @@ def area(curve, num_patches):
 
 def resized_crop(image, top_edge, left_edge, height, width, flipped):
     """A window of an image (C, H, W), edges in pixels, stretched to H × W by bilinear interpolation, then mirrored."""
-    channels, rows, columns = image.shape
+    rows, columns = image.shape[1:]
 
     def between(start, length, count, i):
         """The two nearest pixels, and the weight of the second."""

@@ -9,7 +9,7 @@ INDEX = torch.arange(COUNT)
 
 
 def windows(min_scale, seed=0):
-    """(top, left, height, width) in pixels and whether mirrored, of every crop: read off an image of its own coordinates."""
+    """Of every crop top, left, height, width in pixels, and if mirrored: read off an image of its own coordinates."""
     steps = 8 * torch.arange(SIDE, dtype=torch.uint8)
     rows, columns = steps[:, None].expand(SIDE, SIDE), steps.expand(SIDE, SIDE)
     maps = torch.stack([rows, columns, torch.zeros_like(rows)]).expand(COUNT, 3, SIDE, SIDE)
@@ -45,7 +45,9 @@ def test_crops_have_the_areas_and_shapes_of_random_resized_crops(min_scale):
     aspect = width / height
     assert 3 / 4 - 0.02 < aspect.min() < 0.8
     assert 1.25 < aspect.max() < 4 / 3 + 0.02
-    assert abs((share < 0.7).double().mean() - (0.7 - min_scale) / (1 - min_scale)) < 0.08  # uniform; above 3/4 some are cut
+    assert (
+        abs((share < 0.7).double().mean() - (0.7 - min_scale) / (1 - min_scale)) < 0.08
+    )  # uniform; above 3/4 some are cut
     assert 0.4 < (aspect > 1).double().mean() < 0.6
     assert 0.4 < mirrored.double().mean() < 0.6
 

@@ -46,7 +46,9 @@ def test_a_grid_that_does_not_divide_the_image_is_refused():
         PatchGrid(image_size=225)
 
 
-@pytest.mark.parametrize(("num_patches", "levels"), [(9, 10), (9, 4), (16, 21), (49, 11), (196, 21), (256, 2), (100, 101)])
+@pytest.mark.parametrize(
+    ("num_patches", "levels"), [(9, 10), (9, 4), (16, 21), (49, 11), (196, 21), (256, 2), (100, 101)]
+)
 def test_levels_hold_exactly_their_share_of_the_patches(num_patches, levels):
     sizes = level_sizes(num_patches, levels).tolist()
     assert sizes == [level_size(num_patches, levels, level) for level in range(levels)]

@@ -46,7 +46,10 @@ def mae_checkpoint(grid, width=16, depth=2, decoder_width=8, decoder_depth=1, de
 
     tokens, pixels = grid.num_patches + 1, 3 * grid.patch_size**2
     shapes = {"cls_token": (1, 1, width), "pos_embed": (1, tokens, width)}
-    shapes |= {"patch_embed.proj.weight": (width, 3, grid.patch_size, grid.patch_size), "patch_embed.proj.bias": (width,)}
+    shapes |= {
+        "patch_embed.proj.weight": (width, 3, grid.patch_size, grid.patch_size),
+        "patch_embed.proj.bias": (width,),
+    }
     for i in range(depth):
         shapes |= block(f"blocks.{i}", width)
     shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
@@ -89,7 +92,9 @@ def test_calibration_sets_the_mean_and_the_deviations_that_loops_find(target, gr
         h = [wanted[b, z, 1, d].item() - embeddings[b, d].item() for b in range(4) for z in range(3)]
         mean = sum(g) / 12
         torch.testing.assert_close(network.mean_g[d].item(), mean, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(network.scale[0, d].item(), (sum((v - mean) ** 2 for v in g) / 12) ** 0.5, rtol=1e-4, atol=0)
+        torch.testing.assert_close(
+            network.scale[0, d].item(), (sum((v - mean) ** 2 for v in g) / 12) ** 0.5, rtol=1e-4, atol=0
+        )
         torch.testing.assert_close(network.scale[1, d].item(), (sum(v**2 for v in h) / 12) ** 0.5, rtol=1e-4, atol=0)
 
 

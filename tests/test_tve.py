@@ -71,7 +71,7 @@ def batch_of(images, first=0):
 
 def fit(tve, images, epochs, resume=None, **settings):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **quiet, **settings)
     trainer.fit(tve, DataLoader(samples, batch_size=4), ckpt_path=resume)
     return trainer
@@ -176,7 +176,10 @@ def test_of_several_neighbourhood_sizes_each_serves_its_share_of_the_patches(tar
     tve = TVE(target, grid, Small, hops=(0, 1, 2), patches_per_image=16)
     normalised = target.normalise(images)
     wanted = torch.stack(
-        [torch.stack([references.meta_attribution(target.embed, image, 4, hops) for image in normalised]) for hops in (0, 1, 2)]
+        [
+            torch.stack([references.meta_attribution(target.embed, image, 4, hops) for image in normalised])
+            for hops in (0, 1, 2)
+        ]
     )  # (3, B, N, 2, D)
     counts = torch.zeros(3)
     for epoch in range(10):
@@ -230,7 +233,9 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
 def test_a_target_sees_without_dropout_while_the_explainer_trains(make_target, grid, images):
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
     noisy = copy.deepcopy(target).train()
-    assert not torch.allclose(noisy.embed(noisy.normalise(images)), noisy.embed(noisy.normalise(images)))  # it would matter
+    assert not torch.allclose(
+        noisy.embed(noisy.normalise(images)), noisy.embed(noisy.normalise(images))
+    )  # it would matter
     calm = target.embed(target.normalise(images))
     tve = TVE(target, grid, LIGHT, ADAM).train()
     assert tve.network.training
@@ -256,7 +261,9 @@ def test_weights_to_start_from_are_not_calibrated_away(target, grid, images, tmp
 
 
 def test_training_images_are_cropped_and_validation_images_are_not(target, grid, images):
-    plain, cropping = (TVE(target, grid, partial(Given, meta=torch.zeros(5, 16, 2, 24)), min_crop=c) for c in (None, 0.3))
+    plain, cropping = (
+        TVE(target, grid, partial(Given, meta=torch.zeros(5, 16, 2, 24)), min_crop=c) for c in (None, 0.3)
+    )
     torch.testing.assert_close(cropping.training_step(batch_of(images), 0), cropping.training_step(batch_of(images), 0))
     assert not torch.allclose(cropping.training_step(batch_of(images), 0), plain.training_step(batch_of(images), 0))
     logged = []
@@ -329,7 +336,9 @@ def test_an_explainer_serves_another_head_on_the_same_backbone(target, make_targ
 
 def test_weights_of_another_width_or_grid_are_refused_with_both_numbers(target, make_target, grid, tmp_path):
     path = str(TVE(target, grid, Small).export(tmp_path))
-    with pytest.raises(ValueError, match=re.escape("embeddings of width 24; this target, vit_tiny_patch16_224, has 48")):
+    with pytest.raises(
+        ValueError, match=re.escape("embeddings of width 24; this target, vit_tiny_patch16_224, has 48")
+    ):
         TVE(make_target(embed_dim=48), grid, Small, weights=path)
     with pytest.raises(ValueError, match=re.escape("patches a side: 4; this target, vit_tiny_patch16_224, has 2")):
         TVE(target, PatchGrid(32, 16), Small, weights=path)

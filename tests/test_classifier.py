@@ -1,0 +1,131 @@
+from functools import partial
+
+import pytest
+import timm
+import torch
+from lightning import Trainer
+from torch.utils.data import DataLoader
+
+from explainers.classifier import Classifier
+from explainers.target import TargetModel
+
+SGD = partial(torch.optim.SGD, lr=0.05)
+ADAM = partial(torch.optim.Adam, lr=1e-2)
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+FAMILIES = {
+    "vit_tiny_patch16_224": TINY_VIT,
+    "deit_tiny_distilled_patch16_224": TINY_VIT,
+    "swin_tiny_patch4_window7_224": SWIN,
+    "test_resnet": {},
+    "test_convnext": {},
+}
+
+
+def samples(count):
+    """Bright images are of class 1, dark ones of class 0."""
+    images = torch.randint(
+        0, 100, (count, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(count)
+    )
+    labels = torch.arange(count) % 2
+    images += (150 * labels).byte()[:, None, None, None]
+    return [
+        {"image": image, "label": label, "index": torch.tensor(i)}
+        for i, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
+
+
+def fit(classifier, epochs=1, count=16):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **quiet)
+    trainer.fit(classifier, DataLoader(samples(count), batch_size=8), DataLoader(samples(6), batch_size=4))
+    return trainer
+
+
+def state(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def changed(module, before):
+    return {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+
+
+@pytest.mark.parametrize("training", [True, False])  # a fresh timm model is in train mode, and the trainer leaves it so
+def test_tuning_the_head_leaves_the_backbone_and_its_statistics_as_they_were(make_target, training):
+    target = make_target("test_resnet").train(training)
+    before = state(target.backbone)
+    classifier = Classifier(target, 2, SGD)
+    head = state(target.head)
+    fit(classifier)
+    assert changed(target.backbone, before) == set()
+    assert changed(target.head, head) == {"weight", "bias"}
+    assert all(weight.grad is None for weight in target.backbone.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_full_tuning_changes_the_backbone_and_its_statistics(make_target, training):
+    target = make_target("test_resnet").train(training)
+    before = state(target.backbone)
+    fit(Classifier(target, 2, SGD, tune="all"))
+    assert {"conv1.0.weight", "bn1.running_mean", "bn1.weight", "layer4.0.conv1.weight"} <= changed(
+        target.backbone, before
+    )
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target, tune):
+    classifier = Classifier(make_target("test_resnet"), 2, SGD, tune=tune).eval()
+    batch = {name: torch.stack([sample[name] for sample in samples(8)]) for name in ("image", "label")}
+    stored = classifier.attributions(batch)
+    assert stored.keys() == {"embedding", "label"}
+    torch.testing.assert_close(classifier._logits(stored), classifier(batch["image"]))
+
+
+def test_embeddings_of_a_backbone_that_changes_cannot_be_stored(make_target):
+    with pytest.raises(ValueError, match="a backbone that is tuned has no embeddings to store"):
+        Classifier(make_target(), 2, SGD, tune="all").attribution_key()
+    key = Classifier(make_target(), 2, SGD).attribution_key()
+    assert key == Classifier(make_target(), 3, SGD).attribution_key()
+    assert key != Classifier(make_target(seed=1), 2, SGD).attribution_key()
+
+
+@pytest.mark.parametrize("min_crop", [None, 0.5])
+def test_a_head_tells_apart_what_the_backbone_tells_apart(make_target, min_crop):
+    trainer = fit(Classifier(make_target(), 2, ADAM, min_crop=min_crop), epochs=15)
+    assert trainer.callback_metrics["val/accuracy"] == 1
+
+
+def test_accuracy_counts_images_and_not_classes_or_batches(make_target):
+    """Of 6 images in batches of 4 and 2, all are said to be of class 1."""
+    classifier = Classifier(make_target(), 2, SGD)
+    torch.nn.init.zeros_(classifier.target.head.weight)
+    classifier.target.head.bias.data = torch.tensor([0.0, 5.0])
+    uneven = [sample | {"label": torch.tensor(int(i < 4))} for i, sample in enumerate(samples(6))]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    found = Trainer(accelerator="cpu", **quiet).validate(classifier, DataLoader(uneven, batch_size=4), verbose=False)[0]
+    assert found["val/accuracy"] == pytest.approx(4 / 6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_exported_head_answers_the_same_on_the_same_backbone(make_target, make_model, images, tmp_path, name):
+    classifier = Classifier(make_target(name, **FAMILIES[name]), 3, SGD).eval()
+    classifier.export(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["head.safetensors"]
+    again = TargetModel(make_model(name, **FAMILIES[name]), head=tmp_path / "head.safetensors").eval()
+    torch.testing.assert_close(again(images), classifier(images))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_exported_target_loads_as_a_checkpoint_of_timm(make_target, images, tmp_path, name):
+    target = make_target(name, **FAMILIES[name])
+    classifier = Classifier(target, 3, SGD, tune="all").eval()
+    classifier.export(tmp_path)
+    path = str(tmp_path / "target.safetensors")
+    model = timm.create_model(name, num_classes=3, checkpoint_path=path, **FAMILIES[name])
+    again = TargetModel(model).eval()
+    torch.testing.assert_close(again(images), classifier(images))
+    assert again.weights_hash() == target.weights_hash()
+    with_head = TargetModel(
+        timm.create_model(name, num_classes=3, **FAMILIES[name]), head=tmp_path / "head.safetensors"
+    )
+    assert torch.equal(with_head.head.weight, target.head.weight)

@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from datamodules.digits import SPLITS, TASKS, Digits
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in ("image", "truth", "index"))
+
+
+def test_a_canvas_depends_on_its_split_index_and_seed_only():
+    few, many, again = Digits(size=3), Digits(size=6), Digits(size=3, task="loop")
+    assert all(same(few[i], many[i]) for i in range(3))
+    assert all(same(few[i], again[i]) for i in range(3))
+    assert few.fingerprint() == Digits(size=3).fingerprint()
+    others = [Digits("val", size=3), Digits("test", size=3), Digits(size=3, seed=1), Digits(size=3, seed=2)]
+    canvases = [few[i] for i in range(3)] + [other[i] for other in others for i in range(3)]
+    assert len({canvas["image"].numpy().tobytes() for canvas in canvases}) == len(canvases)
+    assert len({data.fingerprint() for data in (few, many, again, *others)}) == 7
+
+
+def test_a_sample_is_an_image_a_label_an_index_and_the_place_of_the_digit():
+    data = Digits("val", size=5, image_size=32)
+    assert len(data) == 5
+    assert {name: (value.dtype, value.shape) for name, value in data[4].items()} == {
+        "image": (torch.uint8, (3, 32, 32)),
+        "label": (torch.int64, ()),
+        "index": (torch.int64, ()),
+        "truth": (torch.bool, (32, 32)),
+    }
+    assert [data[i]["index"].item() for i in range(5)] == list(range(5))
+
+
+def test_no_handwritten_digit_is_in_two_splits():
+    handwritten = {split: {stroke.tobytes() for stroke in Digits(split, size=0).strokes} for split in SPLITS}
+    assert {split: len(strokes) for split, strokes in handwritten.items()} == {"train": 1200, "val": 300, "test": 297}
+    assert not handwritten["train"] & handwritten["test"]
+    assert not handwritten["train"] & handwritten["val"]
+    assert not handwritten["val"] & handwritten["test"]
+
+
+def test_only_the_box_of_the_digit_differs_from_the_background():
+    """Without scraps of other digits, the background is spots of one colour each."""
+    data = Digits(size=50, scraps=0)
+    boxes = set()
+    for sample in (data[i] for i in range(50)):
+        rows, columns = sample["truth"].any(1).nonzero().flatten(), sample["truth"].any(0).nonzero().flatten()
+        assert len(rows) == len(columns) == 24
+        assert sample["truth"].sum() == 24 * 24
+        boxes.add((rows[0].item(), columns[0].item()))
+        spots = sample["image"].unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).float()  # (3, 8, 8, 64)
+        touched = sample["truth"].unfold(0, 8, 8).unfold(1, 8, 8).flatten(2).any(-1)
+        plain = (spots.amax(-1) == spots.amin(-1)).all(0)
+        assert plain[~touched].all()
+        inside = sample["image"][:, rows[0] : rows[0] + 24, columns[0] : columns[0] + 24].float()
+        assert inside.std((1, 2)).min() > 10
+    assert len(boxes) > 40
+    assert len({row for row, _ in boxes}) > 15
+    assert len({column for _, column in boxes}) > 15
+
+
+def test_scraps_of_other_digits_lie_outside_the_box_too():
+    data = Digits(size=20)
+    spots = torch.stack([data[i]["image"] for i in range(20)]).unfold(2, 8, 8).unfold(3, 8, 8).flatten(4).float()
+    uneven = (spots.amax(-1) != spots.amin(-1)).any(1)  # (20, 8, 8)
+    touched = torch.stack([data[i]["truth"] for i in range(20)]).unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).any(-1)
+    assert (uneven & ~touched).flatten(1).any(1).all()
+
+
+def test_the_label_of_every_task_follows_from_the_digit():
+    digit, odd, five_or_more, loop = (Digits(size=60, task=task) for task in ("digit", "odd", "five_or_more", "loop"))
+    digits = [digit[i]["label"].item() for i in range(60)]
+    assert set(digits) == set(range(10))
+    assert [odd[i]["label"].item() for i in range(60)] == [int(d in (1, 3, 5, 7, 9)) for d in digits]
+    assert [five_or_more[i]["label"].item() for i in range(60)] == [int(d in (5, 6, 7, 8, 9)) for d in digits]
+    assert [loop[i]["label"].item() for i in range(60)] == [int(d in (0, 6, 8, 9)) for d in digits]
+
+
+def test_the_digit_in_the_box_is_the_one_of_the_label():
+    """Whatever its colour, the mean image that is most like what is in the box is mostly that of the label."""
+    data = Digits("test", size=200, scraps=0)
+    means = torch.stack(
+        [torch.from_numpy(data.strokes)[torch.tensor(data.labels) == d].mean(0).flatten() for d in range(10)]
+    )
+    means = torch.nn.functional.normalize(means - means.mean(1, keepdim=True))
+    right = 0
+    for sample in (data[i] for i in range(200)):
+        inside = sample["image"].float()[:, sample["truth"]]  # (3, 24 · 24)
+        inside = torch.nn.functional.normalize(inside - inside.mean(1, keepdim=True))
+        right += int((inside @ means.T).abs().sum(0).argmax() == sample["label"])
+    assert right > 120
+
+
+def test_classes_have_names():
+    for task, (names, label_of) in TASKS.items():
+        assert Digits(task=task, size=0).classes == names
+        assert set(label_of) == set(range(len(names)))
+
+
+def test_an_unknown_task_or_split_is_named_with_those_that_there_are():
+    with pytest.raises(ValueError, match=r"digit, odd, five_or_more, loop; got 'colour'"):
+        Digits(task="colour")
+    with pytest.raises(ValueError, match=r"train, val, test; got 'trial'"):
+        Digits("trial")

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+import references
+import torch
+from lightning import Trainer
+from scipy.stats import spearmanr
+from torch.utils.data import DataLoader
+
+from datamodules.digits import Digits
+from explainers.chance import Chance
+from explainers.evaluation import Evaluation
+from explainers.oracle import Oracle
+
+LEVELS = 6  # of 16 patches: not a divisor
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return Digits("test", size=7, image_size=32)
+
+
+@pytest.fixture
+def target(make_target):
+    return make_target(num_classes=10)
+
+
+def both(target, grid):
+    return {"chance": Chance(grid), "oracle": Oracle(target, grid, hops=0)}
+
+
+def evaluate(target, grid, samples, names=("chance", "oracle"), batch_size=3, **settings):
+    explainers = {name: explainer for name, explainer in both(target, grid).items() if name in names}
+    evaluation = Evaluation(target, grid, explainers, levels=LEVELS, **settings)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.test(evaluation, DataLoader(samples, batch_size=batch_size), verbose=False)
+    return evaluation.results, trainer.callback_metrics
+
+
+def by_hand(target, grid, samples, explain, classes, fill=0.0):
+    """Mean areas, their standard errors, the hit rate and all heatmaps, one image after the other."""
+    areas, hit, heatmaps = [], 0, []
+    for sample in samples:
+        image = target.normalise(sample["image"][None])[0]
+        label = target(sample["image"][None])[0].argmax().item() if classes == "predicted" else sample["label"].item()
+        heatmap = explain(sample["image"], image, label)
+        curves = references.fidelity_curves(target.probabilities, image, heatmap, label, 4, LEVELS, fill)
+        areas.append([references.area(curve, 16) for curve in curves])
+        row, column = divmod(heatmap.argmax().item(), 4)
+        hit += sample["truth"][8 * row + 4, 8 * column + 4].item()
+        heatmaps.append(heatmap)
+    return np.mean(areas, 0), np.std(areas, 0, ddof=1) / len(areas) ** 0.5, hit / len(areas), heatmaps
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("classes", ["predicted", "label"])
+@pytest.mark.parametrize("removal", ["zero", "black"])
+def test_results_are_those_computed_by_hand(target, grid, digits, classes, removal):
+    results, logged = evaluate(target, grid, digits, classes=classes, removal=removal)
+    assert results.keys() == {"chance", "oracle"}
+    chance = Chance(grid)
+    slow = {
+        "chance": lambda pixels, image, label: chance(pixels[None], None)[0],
+        "oracle": lambda pixels, image, label: references.attribution(target.probabilities, image, label, 4, hops=0),
+    }
+    fill = -1.0 if removal == "black" else 0.0  # this target's mean and standard deviation are 0.5
+    heatmaps = {}
+    for name, explain in slow.items():
+        areas, errors, hit_rate, heatmaps[name] = by_hand(target, grid, digits, explain, classes, fill)
+        found = results[name]
+        assert [found["fidelity_plus"], found["fidelity_minus"]] == pytest.approx(areas.tolist(), abs=1e-5)
+        assert [found["fidelity_plus_error"], found["fidelity_minus_error"]] == pytest.approx(errors.tolist(), abs=1e-5)
+        assert found["pointing_game"] == pytest.approx(hit_rate)
+        assert found["images"] == 7
+        assert len(found["fidelity_plus_curve"]) == len(found["sparsity"]) == LEVELS
+        assert logged[f"{name}/fidelity_plus"].item() == pytest.approx(areas[0], abs=1e-5)
+    agreement = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(*heatmaps.values(), strict=True)]
+    assert results["chance"]["rank_correlation"] == pytest.approx(np.mean(agreement), abs=1e-5)
+    right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
+    assert logged["accuracy"].item() == pytest.approx(np.mean(right))
+
+
+def test_the_reference_is_not_compared_with_itself(target, grid, digits):
+    results, _ = evaluate(target, grid, digits)
+    assert "rank_correlation" in results["chance"]
+    assert "rank_correlation" not in results["oracle"]
+    other_way_round, _ = evaluate(target, grid, digits, reference="chance")
+    assert "rank_correlation" in other_way_round["oracle"]
+    assert "rank_correlation" not in other_way_round["chance"]
+
+
+def test_without_the_reference_there_is_no_rank_correlation(target, grid, digits):
+    results, _ = evaluate(target, grid, digits, names=["chance"])
+    assert "rank_correlation" not in results["chance"]
+
+
+def test_without_objects_there_is_no_pointing_game(target, grid, digits):
+    bare = [{name: value for name, value in sample.items() if name != "truth"} for sample in digits]
+    results, _ = evaluate(target, grid, bare)
+    assert "pointing_game" not in results["chance"]
+    assert "fidelity_plus" in results["chance"]
+
+
+def test_the_first_batch_is_not_timed(target, grid, digits):
+    timed, _ = evaluate(target, grid, digits)
+    untimed, _ = evaluate(target, grid, digits, batch_size=7)
+    assert timed["chance"]["images_per_second"] > 0
+    assert "images_per_second" not in untimed["chance"]
+
+
+def test_results_do_not_depend_on_the_batches(target, grid, digits):
+    small, large = (evaluate(target, grid, digits, batch_size=size)[0]["oracle"] for size in (2, 7))
+    for name in ("fidelity_plus", "fidelity_minus", "fidelity_plus_error", "pointing_game"):
+        assert small[name] == pytest.approx(large[name], abs=1e-5)
+
+
+def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
+    results = {
+        (classes, removal): evaluate(target, grid, digits, classes=classes, removal=removal)[0]["oracle"][
+            "fidelity_plus"
+        ]
+        for classes in ("predicted", "label")
+        for removal in ("zero", "black")
+    }
+    assert len({round(value, 4) for value in results.values()}) == 4
+    identity = Evaluation(target, grid, both(target, grid), classes="label", removal="black", levels=5).identity()
+    assert identity["backbone_sha256"] == target.weights_hash()
+    assert (identity["classes"], identity["removal"], identity["levels"]) == ("label", "black", 5)
+
+
+def test_a_step_gives_the_heatmaps_to_whoever_draws_them(target, grid, digits):
+    batch = {name: torch.stack([sample[name] for sample in digits]) for name in digits[0]}
+    with torch.no_grad():
+        found = Evaluation(target, grid, both(target, grid), levels=3, classes="label").test_step(batch, 0)
+    assert {name: heatmap.shape for name, heatmap in found["heatmaps"].items()} == dict.fromkeys(
+        both(target, grid), (7, 4, 4)
+    )
+    assert torch.equal(found["classes"], batch["label"])
