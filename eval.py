@@ -13,10 +13,13 @@ from explainers import report, runs
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json` and `.csv`, `table.md`, `curves.png` and heatmaps of every task to the folder of the run."""
     folder = runs.run_dir()
+    seed_everything(cfg.seed, workers=True)
+    data = {task: instantiate(settings.data) for task, settings in cfg.tasks.items()}
+    for images in data.values():
+        images.setup("test")  # missing images of the last task show before the first one is measured
     if runs.launch(runs.number_of_processes(cfg.trainer)):
         return
     runs.start_record(cfg, folder, go_on=True)
-    seed_everything(cfg.seed, workers=True)
     results, identity = {}, {}
     for task, settings in cfg.tasks.items():
         target = instantiate(cfg.target, head=settings.head)
@@ -27,7 +30,7 @@ def evaluate(cfg: DictConfig) -> None:
         evaluation = instantiate(cfg.evaluation, target=target, explainers=explainers)
         heatmaps = instantiate(cfg.heatmaps, name=task)
         trainer = instantiate(cfg.trainer, callbacks=[heatmaps], logger=runs.build_all(cfg.logger))
-        trainer.test(evaluation, instantiate(settings.data), verbose=False)
+        trainer.test(evaluation, data[task], verbose=False)
         results[task], identity[task] = evaluation.results, evaluation.identity()
         runs.write_atomically(folder / "results.json", json.dumps({"results": results, "identity": identity}, indent=2))
     if trainer.is_global_zero:

@@ -13,20 +13,22 @@ from explainers import runs
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate and export one module; returns the metric `objective` for sweeps."""
     folder = runs.run_dir()
-    if runs.launch(runs.number_of_processes(cfg.trainer)):
-        return json.loads((folder / "metrics.json").read_text()).get(cfg.objective)
-    last = folder / "checkpoints" / "last.ckpt"
-    runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
+    last, found = folder / "checkpoints" / "last.ckpt", folder / "metrics.json"
     seed_everything(cfg.seed, workers=True)
     data = instantiate(cfg.data)
+    data.setup("fit")  # missing images show before weights are fetched and other processes started
+    runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
+    if runs.launch(runs.number_of_processes(cfg.trainer)):
+        return json.loads(found.read_text()).get(cfg.objective)
     module = instantiate(cfg.explainer)
     trainer = instantiate(cfg.trainer, callbacks=runs.build_all(cfg.callbacks), logger=runs.build_all(cfg.logger))
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
-    resume = last if cfg.ckpt_path in (None, "last") else cfg.ckpt_path
-    trainer.fit(module, data, ckpt_path=resume if cfg.ckpt_path not in (None, "last") or last.exists() else None)
-    metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    runs.write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
+    resume = last if cfg.ckpt_path == "last" or (cfg.ckpt_path is None and last.exists()) else cfg.ckpt_path
+    trainer.fit(module, data, ckpt_path=resume)
+    metrics = json.loads(found.read_text()) if found.exists() else {}  # a run that was complete measures nothing new
+    metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
+    runs.write_atomically(found, json.dumps(metrics, indent=2))
     if trainer.is_global_zero and not trainer.fast_dev_run:
         module.export(folder)
     return metrics.get(cfg.objective)

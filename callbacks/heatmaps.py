@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def draw_heatmaps(images: Tensor, heatmaps: Mapping[str, Tensor], truth: Tensor | None = None, titles: list[str] | None = None) -> Figure:
+def draw_heatmaps(
+    images: Tensor, heatmaps: Mapping[str, Tensor], truth: Tensor | None = None, titles: list[str] | None = None
+) -> Figure:
     """A row for each image: the image, the object's outline where it is known, and every explainer's heatmap over it.
 
     Red speaks for the class and blue against it; each heatmap has a scale of its own, symmetric around its median.
@@ -27,14 +29,14 @@ def draw_heatmaps(images: Tensor, heatmaps: Mapping[str, Tensor], truth: Tensor 
     axes = figure.subplots(len(images), len(columns), squeeze=False)
     for row, image in enumerate(images.cpu()):
         for axis, name in zip(axes[row], columns, strict=True):
-            grey = image.float().mean(0) / 255
-            axis.imshow(image.permute(1, 2, 0) if name == "image" else grey, cmap="gray", vmin=0, vmax=1)
+            grey = image.float().mean(0).numpy() / 255
+            axis.imshow(image.permute(1, 2, 0).numpy() if name == "image" else grey, cmap="gray", vmin=0, vmax=1)
             axis.set_xticks([])
             axis.set_yticks([])
             if row == 0:
                 axis.set_title(name, fontsize=9)
             if truth is not None and name == "image":
-                axis.contour(truth[row].cpu().float(), levels=[0.5], colors="lime", linewidths=1)
+                axis.contour(truth[row].cpu().float().numpy(), levels=[0.5], colors="lime", linewidths=1)
         for axis, heatmap in zip(axes[row, 1:], heatmaps.values(), strict=True):
             _overlay(axis, heatmap[row].detach().float().cpu(), image.shape[-1])
         if titles is not None:
@@ -46,14 +48,14 @@ def _overlay(axis: Any, heatmap: Tensor, size: int) -> None:
     centred = heatmap - heatmap.median()
     limit = float(centred.abs().quantile(0.99)) or 1.0
     smooth = F.interpolate(centred[None, None], (size, size), mode="nearest")[0, 0]
-    axis.imshow(smooth, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6)
+    axis.imshow(smooth.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6)
 
 
 class Heatmaps(Callback):
     """Draws the first images of the validation set after every validation, and of the test set after a test.
 
-    In a test the module gives the heatmaps of its explainers; in training the module itself is the explainer. Written to `folder` as PNG
-    and, where there is one, to the W&B logger. Batches without pixels are passed over.
+    In a test the module gives the heatmaps of its explainers; in training the module itself is the explainer. Written to
+    `folder` as PNG and, where there is one, to the W&B logger. Batches without pixels are passed over.
 
     Args:
         name: of the file and the panel.
@@ -64,7 +66,13 @@ class Heatmaps(Callback):
         self.folder, self.name, self.images = Path(folder), name, images
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if batch_idx == 0 and trainer.is_global_zero and not trainer.sanity_checking and "image" in batch:
             images = batch["image"][: self.images]
@@ -73,7 +81,13 @@ class Heatmaps(Callback):
             self._save(trainer, images, {type(pl_module).__name__: heatmaps}, batch.get("truth"), None)
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if batch_idx == 0 and trainer.is_global_zero:
             chosen = {name: heatmaps[: self.images] for name, heatmaps in outputs["heatmaps"].items()}
@@ -82,7 +96,12 @@ class Heatmaps(Callback):
             self._save(trainer, batch["image"][: self.images], chosen, batch.get("truth"), titles)
 
     def _save(
-        self, trainer: Trainer, images: Tensor, heatmaps: dict[str, Tensor], truth: Tensor | None, titles: list[str] | None
+        self,
+        trainer: Trainer,
+        images: Tensor,
+        heatmaps: dict[str, Tensor],
+        truth: Tensor | None,
+        titles: list[str] | None,
     ) -> None:
         figure = draw_heatmaps(images, heatmaps, truth, titles)
         self.folder.mkdir(parents=True, exist_ok=True)

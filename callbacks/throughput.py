@@ -10,8 +10,8 @@ from lightning import Callback, LightningModule, Trainer
 class Throughput(Callback):
     """Logs training images per second of all processes together, and the peak GPU memory of one, in GiB, once an epoch.
 
-    The clock starts after `warmup` steps of each epoch, with the device synchronised: compilation, caches and the filling of loaders do
-    not count, validation neither.
+    The clock starts after `warmup` steps of each epoch, with the device synchronised: compilation, caches and the filling
+    of loaders do not count, validation neither.
     """
 
     def __init__(self, warmup: int = 2) -> None:
@@ -23,7 +23,9 @@ class Throughput(Callback):
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx + 1 == self.warmup:
             self.start = _now(pl_module)
         if batch_idx >= self.warmup:

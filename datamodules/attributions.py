@@ -28,8 +28,8 @@ class StoredRows(Dataset[Rows]):
 class Attributions(Images):
     """`Images` whose batches hold, instead of pixels, what `attributions` of the module in training makes of them.
 
-    The first run computes them, with a progress bar, and goes on where a killed one stopped; every later run with the same backbone,
-    images, patches and precision only reads. The images must stay as they are, so there are no random crops.
+    The first run computes them, with a progress bar, and goes on where a killed one stopped; every later run with the
+    same backbone, images, patches and precision only reads. The images must stay as they are, so there are no random crops.
 
     Args:
         folder: where the attributions are kept.
@@ -52,15 +52,19 @@ class Attributions(Images):
         super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed)
         self.folder, self.compute_batch_size = folder, compute_batch_size
 
-    def samples(self, split: str) -> StoredRows:
+    def samples(self, split: str) -> Dataset:
         """The rows of all images of a split, the missing ones computed by the module in training."""
         assert self.trainer is not None
         module: Any = self.trainer.lightning_module
         dataset, (rank, world_size) = self.dataset(split), rank_and_world_size(self)
+        if self.trainer.fast_dev_run:
+            return dataset  # the module computes the few that it needs
         key = module.attribution_key() | {"images": dataset.fingerprint(), "precision": str(self.trainer.precision)}
         store = Store(self.folder, key, len(dataset))
         missing = [index for index in store.missing() if index % world_size == rank]
-        loader = DataLoader(Subset(dataset, missing), self.compute_batch_size, num_workers=self.num_workers, collate_fn=collate)
+        loader = DataLoader(
+            Subset(dataset, missing), self.compute_batch_size, num_workers=self.num_workers, collate_fn=collate
+        )
         for batch in tqdm(loader, f"attributions ({split})", disable=not missing or rank > 0, unit="batch"):
             store.write(batch["index"], self._compute(module, batch))
         self.trainer.strategy.barrier("attributions")

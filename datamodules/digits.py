@@ -1,7 +1,7 @@
 """Handwritten digits on clutter: the embedded default, with several tasks on one input and the evidence known.
 
-Each canvas holds one of scikit-learn's digits in a random colour, size and place, among scraps of other digits. A canvas depends on
-(`split`, its index, `seed`) alone.
+Each canvas holds one of scikit-learn's digits in a random colour and place, among scraps of other digits. A canvas
+depends on (`split`, its index, `seed`) alone.
 """
 
 import numpy as np
@@ -86,7 +86,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         return spots.repeat(self.image_size // 8, 1).repeat(self.image_size // 8, 2)
 
     def _place(self, canvas: np.ndarray, strokes: np.ndarray, random: np.random.Generator) -> tuple[slice, slice]:
-        """Paint strokes (1, side, side) in a random colour on `canvas`, in place, at a random place; the box around them."""
+        """Paint strokes (1, side, side) in a random colour somewhere on `canvas`, in place; the box around them."""
         side = strokes.shape[-1]
         row, column = random.integers(0, self.image_size - side + 1, size=2)
         colour = 0.5 + random.choice([-1, 1], size=(3, 1, 1)) * random.uniform(0.3, 0.5, (3, 1, 1)).astype(np.float32)

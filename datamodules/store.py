@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -65,13 +66,12 @@ class Store:
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
         path = self.path / f"{name}.npy"
-        if not path.exists():  # several processes may be here at once: each makes one of its own, and the first one stays
+        if (
+            not path.exists()
+        ):  # several processes may be here at once: each makes one of its own, and the first one stays
             made = path.with_suffix(f".{os.getpid()}.unfinished")
             np.lib.format.open_memmap(made, "w+", dtype, shape).flush()
-            try:
+            with suppress(FileExistsError):
                 os.link(made, path)
-            except FileExistsError:
-                pass
             made.unlink()
         return np.load(path, mmap_mode="r+")
-

@@ -5,8 +5,8 @@ Letters used for tensor shapes in every file of this project:
     B images   C channels   H, W pixels   P patches per side   N = P·P patches   Z sampled patches per image
     D embedding width   K classes   M masks per image   L levels of sparsity
 
-`images` are uint8, (B, C, H, W): every model normalises them for itself. `keep` is boolean, (B, M, N), and True means that
-the patch stays visible. Patches are numbered row by row.
+`images` are uint8, (B, C, H, W): every model normalises them for itself. `keep` is boolean, (B, M, N), and True means
+that the patch stays visible. Patches are numbered row by row.
 """
 
 from typing import Protocol

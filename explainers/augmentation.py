@@ -21,7 +21,10 @@ def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: flo
     scale, ratio, row, column, flip = uniform(index[:, None] * 5 + torch.arange(5, device=index.device), seed).unbind(1)
     area = min_scale + (1 - min_scale) * scale
     aspect = ((2 * ratio - 1) * math.log(4 / 3)).exp()
-    width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)  # (B,), of the image's side
+    width, height = (
+        (area * aspect).sqrt().clamp(max=1),
+        (area / aspect).sqrt().clamp(max=1),
+    )  # (B,), of the image's side
     zero = torch.zeros_like(width)
     theta = torch.stack(
         [

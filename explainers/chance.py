@@ -14,6 +14,10 @@ class Chance(nn.Module):
         self.grid, self.seed = grid, seed
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed  # of the image, so that its batch does not matter
-        scores = [torch.rand(self.grid.num_patches, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds]
+        seeds = (
+            images.flatten(1).sum(1, dtype=torch.long) + self.seed
+        )  # of the image, so that its batch does not matter
+        scores = [
+            torch.rand(self.grid.num_patches, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds
+        ]
         return torch.stack(scores).to(images.device).unflatten(-1, (self.grid.side, -1))

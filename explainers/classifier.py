@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from safetensors.torch import save_file
@@ -84,12 +83,17 @@ class Classifier(LightningModule):
         return configure(tuned, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
 
     def export(self, folder: Path) -> None:
-        """Write `head.safetensors`, and after full fine-tuning `target.safetensors`, which timm loads as a checkpoint."""
+        """Write `head.safetensors`, and after full tuning `target.safetensors`, which timm loads as a checkpoint."""
         save_head(self.target.head, folder / "head.safetensors")
         if self.tune == "all":
             weights, head = self.target.backbone.state_dict(), self.target.head
             names = self.target.backbone.pretrained_cfg["classifier"]
-            names = (names,) if isinstance(names, str) else names  # a distilled DeiT's two heads: their mean is this one
+            names = (
+                (names,) if isinstance(names, str) else names
+            )  # a distilled DeiT has two, and this one is their mean
             for name, part in zip(names, head.weight.chunk(len(names), -1), strict=True):
                 weights |= {f"{name}.weight": part * len(names), f"{name}.bias": head.bias.clone()}
-            save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, folder / "target.safetensors")
+            save_file(
+                {key: value.detach().cpu().contiguous() for key, value in weights.items()},
+                folder / "target.safetensors",
+            )

@@ -1,6 +1,7 @@
 """Runs explainers over a data set and measures them on the same images, classes and perturbations."""
 
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,9 +20,9 @@ from explainers.target import TargetModel
 class Evaluation(LightningModule):
     """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`.
 
-    Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the rank
-    correlation with the explainer called `reference` where there is one, and explained images per second of one process, after a
-    first batch that does not count.
+    Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the
+    rank correlation with the explainer called `reference` where there is one, and explained images per second of one
+    process, after a first batch that does not count.
 
     Args:
         target: the model that is explained and perturbed.
@@ -61,6 +62,10 @@ class Evaluation(LightningModule):
             "timed_images": SumMetric(),
         }
 
+    def _of(self, explainer: str) -> Any:
+        """The metrics of one explainer, by name."""
+        return self.metrics[explainer]
+
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         images, normalised = batch["image"], self.target.normalise(batch["image"])
         predicted = self.target.classify(self.target.embed(normalised)).argmax(-1)
@@ -68,7 +73,7 @@ class Evaluation(LightningModule):
         classes = predicted if self.classes == "predicted" else batch["label"]
         heatmaps = {}
         for name, explainer in self.explainers.items():
-            metrics = self.metrics[name]
+            metrics = self._of(name)
             start = self._now()
             heatmaps[name] = explainer(images, classes)
             if batch_idx > 0:
@@ -78,13 +83,20 @@ class Evaluation(LightningModule):
             if "truth" in batch:
                 metrics["pointing_game"].update(heatmaps[name], batch["truth"])
         for name in heatmaps.keys() - {self.reference} if self.reference in heatmaps else ():
-            self.metrics[name]["rank_correlation"].update(heatmaps[name], heatmaps[self.reference])
+            self._of(name)["rank_correlation"].update(heatmaps[name], heatmaps[self.reference])
         return {"heatmaps": heatmaps, "classes": classes}
 
     def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         fill = self.target.normalise(torch.zeros_like(self.target.mean)) if self.removal == "black" else 0.0
         return perturbation_sweep(
-            self.target.probabilities, normalised, heatmaps.flatten(1), classes, self.grid, self.levels, fill, self.chunk_size
+            self.target.probabilities,
+            normalised,
+            heatmaps.flatten(1),
+            classes,
+            self.grid,
+            self.levels,
+            fill,
+            self.chunk_size,
         )
 
     def _now(self) -> float:
@@ -93,13 +105,17 @@ class Evaluation(LightningModule):
         return time.perf_counter()
 
     def on_test_epoch_end(self) -> None:
-        for name, metrics in self.metrics.items():
+        warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")  # they are NaN, and left out
+        for name in self.explainers:
+            metrics = self._of(name)
             found = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
             found["pointing_game"] = metrics["pointing_game"].compute().item()
             found["rank_correlation"] = metrics["rank_correlation"].compute().item()
             found["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
             self.results[name] = {key: value for key, value in found.items() if value == value}  # NaN: was not measured
-        self.log_dict({f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)})
+        self.log_dict(
+            {f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)}
+        )
         self.log("accuracy", self.accuracy.compute())
 
     def identity(self) -> dict[str, Any]:

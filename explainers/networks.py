@@ -1,11 +1,13 @@
 """Networks that predict the meta-attribution (g, h) of every patch at once.
 
-Each is called with normalised-for-itself inputs as `network(images, embeddings, maps)` and returns (B, N, 2, D). `blocks` names the
-feature maps of the target that it reads; a network with no blocks looks at the images alone, and needs no target.
+Each is called as `network(images, embeddings, maps)` and returns (B, N, 2, D). `blocks` names the feature maps of the
+target that it reads; a network with no blocks looks at the images alone, and needs no forward pass of the target.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -18,18 +20,22 @@ from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
 log = logging.getLogger(__name__)
+NORM: Any = partial(nn.LayerNorm, eps=1e-6)  # as in the official masked autoencoder
 
 
 class LightNetwork(nn.Module):
-    """A few transformer blocks over the target's own patch features: one target forward serves prediction and explanation.
+    """A few transformer blocks on the target's patch features: one target forward serves prediction and explanation.
 
-    Predicts g and h as corrections to their trivial guesses, the mean g and the embedding of the whole image, in units of
-    their standard deviation (`calibrate`). Feature maps of another resolution are resampled to the grid.
+    Predicts g and h as corrections to their trivial guesses, the mean g and the embedding of the whole image, in units
+    of their standard deviation (`calibrate`). Feature maps of another resolution are resampled to the grid.
 
     Args:
         blocks: whose outputs it reads: transformer blocks, or the stages of Swin and ResNet.
         width, depth, heads: of its transformer.
     """
+
+    mean_g: Tensor
+    scale: Tensor
 
     def __init__(
         self, target: TargetModel, grid: PatchGrid, blocks: list[int], width: int = 192, depth: int = 2, heads: int = 3
@@ -37,7 +43,8 @@ class LightNetwork(nn.Module):
         super().__init__()
         self.blocks, self.side = tuple(blocks), grid.side
         self.read_maps = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, width)) for channels in target.map_channels(blocks)
+            nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, width))
+            for channels in target.map_channels(blocks)
         )
         self.read_embedding = nn.Sequential(nn.LayerNorm(target.embed_dim), nn.Linear(target.embed_dim, width))
         self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
@@ -64,8 +71,8 @@ class LightNetwork(nn.Module):
         """Set the trivial guesses and the units of the corrections from a first batch, (B, Z, 2, D) and (B, D)."""
         g, h = wanted.float().unbind(2)
         self.mean_g.copy_(g.mean((0, 1)))
-        self.scale[0] = (g - self.mean_g).square().mean((0, 1)).sqrt()
-        self.scale[1] = (h - embeddings[:, None]).square().mean((0, 1)).sqrt()
+        spread = torch.stack([g - self.mean_g, h - embeddings[:, None]]).square().mean((1, 2)).sqrt()  # (2, D)
+        self.scale.copy_(torch.where(spread > 0, spread, 1))  # a scale of 0 could never learn
 
 
 class MaskedAutoencoder(nn.Module):
@@ -85,14 +92,16 @@ class MaskedAutoencoder(nn.Module):
         decoder_heads: int = 16,
     ) -> None:
         super().__init__()
-        self.encoder = VisionTransformer(grid.image_size, grid.patch_size, num_classes=0, embed_dim=width, depth=depth, num_heads=heads)
-        self.encoder.pos_embed.data.copy_(sincos_positions(grid, width))
+        self.encoder = VisionTransformer(
+            grid.image_size, grid.patch_size, num_classes=0, embed_dim=width, depth=depth, num_heads=heads
+        )
+        self.encoder.pos_embed = nn.Parameter(sincos_positions(grid, width))
         self.decoder_embed = nn.Linear(width, decoder_width)
         self.decoder_pos_embed = nn.Parameter(sincos_positions(grid, decoder_width), requires_grad=False)
         self.decoder_blocks = nn.Sequential(
-            *(Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=nn.LayerNorm) for _ in range(decoder_depth))
+            *(Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=NORM) for _ in range(decoder_depth))
         )
-        self.decoder_norm = nn.LayerNorm(decoder_width)
+        self.decoder_norm = NORM(decoder_width)
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, C, H, W) → patch tokens (B, N, decoder_width); the class token is dropped."""
@@ -100,19 +109,38 @@ class MaskedAutoencoder(nn.Module):
         return self.decoder_norm(self.decoder_blocks(tokens))[:, 1:]
 
     def load(self, weights: str) -> None:
-        """Load a local MAE checkpoint (official names, torch), or the timm model of this name: timm has the encoder only."""
+        """Load a local MAE checkpoint (official names, torch), or the timm model of this name: the encoder only.
+
+        Raises:
+            ValueError: for weights of another size, or of something else.
+        """
         if Path(weights).is_file():
             saved = torch.load(weights, map_location="cpu", weights_only=True)
             saved = saved.get("model", saved)
         else:
             saved = timm.create_model(weights, pretrained=True, num_classes=0).state_dict()
         skipped = ("mask_token", "decoder_pred.weight", "decoder_pred.bias")  # they only serve reconstruction
-        own = {name if name.startswith("decoder_") else f"encoder.{name}": value for name, value in saved.items() if name not in skipped}
-        missing, unexpected = self.load_state_dict(own, strict=False)
-        if unexpected:
-            raise ValueError(f"{weights} is not a masked autoencoder of this size: it has {unexpected[0]}, which this one has not")
+        own = {
+            name if name.startswith("decoder_") else f"encoder.{name}": value
+            for name, value in saved.items()
+            if name not in skipped
+        }
+        shapes = {name: value.shape for name, value in self.state_dict().items()}
+        for name, value in own.items():
+            if shapes.get(name) != value.shape:
+                raise ValueError(
+                    f"{weights} is not a masked autoencoder of this size: its {name} is {list(value.shape)}, "
+                    f"this one's is {list(shapes[name]) if name in shapes else 'missing'}"
+                )
+        missing, _ = self.load_state_dict(own, strict=False)
         if missing:
-            log.warning("%s does not initialise %d tensors, %s to %s: they start random", weights, len(missing), missing[0], missing[-1])
+            log.warning(
+                "%s does not initialise %d tensors, %s to %s: they start random",
+                weights,
+                len(missing),
+                missing[0],
+                missing[-1],
+            )
 
 
 def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
@@ -122,7 +150,7 @@ def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
 
 
 class FFN(nn.Module):
-    """One layer of the explainer's head: LayerNorm, linear, GELU, linear, GELU, and a skip connection (TVE, Figure 10 b).
+    """One layer of the explainer's head: LayerNorm, linear, GELU, linear, GELU, skip connection (TVE, Figure 10 b).
 
     Args:
         tokens: mix this many tokens in the second linear layer, as the released code does; 0 keeps to channels.
@@ -149,10 +177,12 @@ class PaperNetwork(nn.Module):
 
     Args:
         mae: initial weights of both autoencoders: a local checkpoint or a timm name; `None` starts from random ones.
-        token_mixing: the released code's head: its FFN layers mix tokens, its first and last have neither GELU nor skip.
+        token_mixing: the released code's head: its layers mix tokens, its first and last have neither GELU nor skip.
     """
 
     blocks: tuple[int, ...] = ()
+    mean: Tensor
+    std: Tensor
 
     def __init__(
         self,
@@ -169,7 +199,9 @@ class PaperNetwork(nn.Module):
         token_mixing: bool = False,
     ) -> None:
         super().__init__()
-        towers = [MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads) for _ in range(2)]
+        towers = [
+            MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads) for _ in range(2)
+        ]
         for tower in towers if mae else []:
             tower.load(mae)  # type: ignore[arg-type]
         tokens = grid.num_patches if token_mixing else 0

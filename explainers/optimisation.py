@@ -12,7 +12,10 @@ SchedulerBuilder = Callable[[Optimizer, int], LRScheduler]
 
 
 def configure(
-    parameters: Iterable[nn.Parameter], optimizer: OptimizerBuilder, scheduler: SchedulerBuilder | None, total_steps: float
+    parameters: Iterable[nn.Parameter],
+    optimizer: OptimizerBuilder,
+    scheduler: SchedulerBuilder | None,
+    total_steps: float,
 ) -> OptimizerLRScheduler:
     """Lightning's description of the optimiser of `parameters` and its schedule, stepped after every step."""
     built = optimizer(parameters)

@@ -15,6 +15,8 @@ class Oracle(nn.Module):
         chunk_size: masked images in memory at a time.
     """
 
+    near: Tensor
+
     def __init__(self, target: TargetModel, grid: PatchGrid, hops: int = 2, chunk_size: int = 256) -> None:
         super().__init__()
         self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size

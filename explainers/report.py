@@ -25,7 +25,8 @@ def rows(results: Results) -> list[dict[str, str]]:
     flat = [(task, name, found) for task, explainers in results.items() for name, found in explainers.items()]
     columns = [column for column in COLUMNS if any(column in found for _, _, found in flat)]
     return [
-        {"Task": task, "Explainer": name} | {COLUMNS[column]: _cell(found, column) for column in columns} for task, name, found in flat
+        {"Task": task, "Explainer": name} | {COLUMNS[column]: _cell(found, column) for column in columns}
+        for task, name, found in flat
     ]
 
 

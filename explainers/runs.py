@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,18 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-PACKAGES = ("torch", "torchvision", "lightning", "timm", "torchmetrics", "hydra-core", "omegaconf", "wandb", "ffcv", "numpy")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "timm",
+    "torchmetrics",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "ffcv",
+    "numpy",
+)
 
 
 def run_dir() -> Path:
@@ -37,11 +49,12 @@ def errors_in_one_line() -> Iterator[None]:
     """End with the message of an error in the user's input; HYDRA_FULL_ERROR=1 shows where it came from."""
     try:
         yield
-    except (InstantiationException, FileNotFoundError, ValueError) as error:
+    except (InstantiationException, FileNotFoundError, ImportError, TypeError, ValueError) as error:
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
-        expected = isinstance(cause, FileNotFoundError | ValueError | TypeError)  # a TypeError: a misspelt key
+        misspelt = isinstance(cause, TypeError) and (cause is not error or "unexpected keyword" in str(cause))
+        expected = misspelt or isinstance(cause, FileNotFoundError | ImportError | ValueError)
         if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         sys.exit(f"error: {' '.join(str(error if isinstance(cause, TypeError) else cause).split())}")
@@ -58,20 +71,37 @@ def number_of_processes(trainer: DictConfig) -> int:
 def launch(processes: int) -> bool:
     """Run this command again under torchrun, one process for each device; True when that was done, and is done.
 
-    Lightning would start the other processes itself, but under `-m` each of them would run the whole sweep again, and a failing one
-    would leave the others waiting. torchrun, SLURM, or a parent call of this function may have started this process already.
+    Lightning would start the other processes itself, but under `-m` each of them would run the whole sweep again, and a
+    failing one would leave the others waiting. torchrun, SLURM, or a parent call of this function may have started this
+    process already.
     """
     if processes == 1 or "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
         return False
     config = HydraConfig.get()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", sys.argv[0]]
-    subprocess.run([*command, *config.overrides.task, f"hydra.run.dir={run_dir()}"], check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        sys.argv[0],
+    ]
+    torchrun = subprocess.Popen([*command, *config.overrides.task, f"hydra.run.dir='{run_dir()}'"])
+    earlier = signal.signal(signal.SIGTERM, lambda *_: torchrun.terminate())  # or its processes would outlive this one
+    try:
+        code = torchrun.wait()
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    if code and config.mode == RunMode.MULTIRUN:  # the other jobs of the sweep go on
+        raise RuntimeError(f"a process of the run in {run_dir()} failed; its error stands above")
+    if code:
+        sys.exit(code)
     return True
 
 
 @rank_zero_only
 def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
-    """Write config, versions and command into the folder of the run, which must be new or hold a run of the same config.
+    """Write config, versions and command into the folder of the run: a new one, or one that trained the same config.
 
     Args:
         go_on: continue the run in the folder though its config was another one.
@@ -79,16 +109,15 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
     Raises:
         ValueError: if the folder holds a run of another config; it names the first key that differs.
     """
-    resolved = OmegaConf.to_container(cfg, resolve=True)
+    resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     saved = folder / "config.yaml"
-    if saved.exists() and not go_on:
-        for key in ("data_dir", "ckpt_path"):
-            resolved.pop(key, None)  # type: ignore[union-attr]
-        difference = first_difference(OmegaConf.to_container(OmegaConf.load(saved)), resolved)
+    if saved.exists() and (folder / "checkpoints").exists() and not go_on:
+        earlier: Any = OmegaConf.to_container(OmegaConf.load(saved))
+        difference = first_difference(earlier, resolved | {key: earlier.get(key) for key in ("data_dir", "ckpt_path")})
         if difference:
             raise ValueError(
-                f"{folder} holds a run of another config: {difference}. Give this one a name of its own (name=...), delete the "
-                "folder, or go on from its checkpoint all the same (ckpt_path=last)"
+                f"{folder} holds a run of another config: {difference}. Give this one a name of its own (name=...), "
+                "delete the folder, or go on from its checkpoint all the same (ckpt_path=last)"
             )
     write_atomically(saved, OmegaConf.to_yaml(OmegaConf.create(resolved)))
     record = {"command": sys.argv, "python": sys.version.split()[0], "packages": versions(), "devices": devices()}
@@ -98,7 +127,7 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     """`key: old → new` of the first key whose values differ in two nested configs; None when they are equal."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in new.keys() | old.keys() if key else sorted(new.keys() & old.keys()):
+        for name in sorted(new.keys() | old.keys()):
             found = first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
             if found:
                 return found
@@ -120,7 +149,9 @@ def versions() -> dict[str, str | None]:
 
 def devices() -> list[str]:
     """What the numbers were computed on."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [f"CPU, {torch.get_num_threads()} threads"]
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [
+        f"CPU, {torch.get_num_threads()} threads"
+    ]
 
 
 @rank_zero_only
@@ -133,14 +164,17 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def wandb_logger(project: str, name: str, folder: str, group: str | None = None, offline: bool | None = None) -> Logger:
-    """Weights & Biases, offline where no key is configured; a resumed run keeps its id."""
+    """Weights & Biases, offline where no key is configured and WANDB_MODE says nothing; a resumed run keeps its id."""
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
     if offline is None:
-        offline = wandb.Api is None or not wandb.setup().settings.api_key  # type: ignore[attr-defined]
+        offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False)
+    wandb.finish()  # of an earlier job of the same sweep, which this one would go on with
     identifier = Path(folder) / "wandb_id"
     if not identifier.exists():
         write_atomically(identifier, wandb.util.generate_id())  # type: ignore[attr-defined]
     run_id = identifier.read_text() if identifier.exists() else None
-    return WandbLogger(name=name, save_dir=folder, offline=offline, project=project, group=group, id=run_id, resume="allow")
+    return WandbLogger(
+        name=name, save_dir=folder, offline=offline, project=project, group=group, id=run_id, resume="allow"
+    )

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import timm.data
 import torch
@@ -46,17 +47,21 @@ class TargetModel(nn.Module):
         head: a head for another task on the same backbone, or the file that holds one; `None` keeps the model's own.
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module | str | Path | None = None) -> None:
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
         own = model.get_classifier()
         self.distilled = isinstance(model, VisionTransformerDistilled)
-        self.embed_dim = model.head_hidden_size * (2 if self.distilled else 1)
+        self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
         if head is None:
             head = DistilledHead(*own) if self.distilled else own
         elif not isinstance(head, nn.Module):
             head = load_head(head)
         model.reset_classifier(0)
-        self.backbone, self.head = model, head
+        self.backbone: Any = model  # timm has no type for what its models share
+        self.head: Any = head
         self._check_head()
         config = timm.data.resolve_model_data_config(model)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)

@@ -68,7 +68,7 @@ class TVE(LightningModule):
     Fine-tuning (Section 6.3) is this module with another `target` and pre-trained `weights`.
 
     Args:
-        target: the model to explain; its `backbone` is G and its `head` is H. Never trained, never saved with the explainer.
+        target: the model to explain; its `backbone` is G and its `head` is H. Never trained, nor saved with it.
         grid: the patches that are explained.
         network: builds E from the target and the grid.
         optimizer: builds the optimiser from the parameters to train.
@@ -83,6 +83,8 @@ class TVE(LightningModule):
         chunk_size: masked images in memory at a time.
         seed: of the patches that are drawn.
     """
+
+    near: Tensor
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class TVE(LightningModule):
     ) -> None:
         super().__init__()
         self.target, self.grid = target.requires_grad_(False).eval(), grid
-        self.network = network(target, grid)
+        self.network: Any = network(target, grid)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.patches_per_image, self.reduction, self.min_crop = patches_per_image, reduction, min_crop
         self.score, self.h_weight, self.pooling = score, h_weight, pooling
@@ -120,9 +122,11 @@ class TVE(LightningModule):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
-        embeddings, maps = self._look(images) if self.network.blocks or classes is None else (None, [])
-        if classes is None:
-            classes = self.target.classify(embeddings).argmax(-1)
+        embeddings: Tensor | None = None  # a network that looks at the images alone does without the target
+        maps: list[Tensor] = []
+        if self.network.blocks or classes is None:
+            embeddings, maps = self._look(images)
+            classes = self.target.classify(embeddings).argmax(-1) if classes is None else classes
         return self._transfer(self.network(images, embeddings, maps))[torch.arange(len(images)), classes]
 
     def all_classes(self, images: Tensor) -> Tensor:
@@ -136,15 +140,20 @@ class TVE(LightningModule):
             `patch` (B, Z), the patches drawn; `meta` (B, Z, 2, D), their meta-attributions; and what the network reads:
             `embedding` (B, D), and `map_0`, `map_1`, ... (B, C, P', P').
         """
-        images, index, seed = batch["image"], batch["index"], self.seed * 100_003 + epoch
-        patches = random_patches(index, self.grid.num_patches, self.patches_per_image, seed)
-        hop = (uniform(index[:, None] * self.grid.num_patches + patches, seed + 1) * len(self.near)).long()
+        images, index = batch["image"], batch["index"]
+        patches = random_patches(index, self.grid.num_patches, self.patches_per_image, self._stream("patches", epoch))
+        counter = index[:, None] * self.grid.num_patches + patches
+        hop = (uniform(counter, self._stream("hops", epoch)) * len(self.near)).long()  # (B, Z)
         with torch.no_grad():
             normalised = self.target.normalise(images)
             near = self.near[hop, patches]  # (B, Z, N)
             meta = meta_attribution(self.target.embed, normalised, near, self.grid, self.chunk_size)
             embeddings, maps = self._look(images)
         return {"patch": patches, "meta": meta, "embedding": embeddings} | {f"map_{i}": m for i, m in enumerate(maps)}
+
+    def _stream(self, purpose: Literal["patches", "hops", "crops"], epoch: int) -> int:
+        """A seed for every purpose and epoch: the same draws twice would be correlated."""
+        return 3 * (self.seed * 100_003 + epoch) + ("patches", "hops", "crops").index(purpose)
 
     def attribution_key(self) -> dict[str, str]:
         """Everything but the images that `attributions` of epoch 0 depend on."""
@@ -153,7 +162,7 @@ class TVE(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         if self.min_crop is not None:
-            seed = self.seed * 100_003 + self.current_epoch
+            seed = self._stream("crops", self.current_epoch)
             batch = batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
         seen = batch if "meta" in batch else self.attributions(batch, self.current_epoch)
         if self.global_step == 0 and batch_idx == 0 and self.fresh and isinstance(self.network, LightNetwork):
@@ -228,7 +237,9 @@ class TVE(LightningModule):
                     f"this target, {own['backbone']}, has {own[key]}"
                 )
         if saved["backbone_sha256"] != own["backbone_sha256"]:
-            log.warning("%s was trained on other weights of the backbone than this target's: TVE-PT (Section 6.3)", path)
+            log.warning(
+                "%s was trained on other weights of the backbone than this target's: TVE-PT (Section 6.3)", path
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The frozen target stays out of the checkpoint; what it was is recorded."""

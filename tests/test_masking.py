@@ -55,13 +55,15 @@ def test_levels_hold_exactly_their_share_of_the_patches(num_patches, levels):
     assert (sizes[0], sizes[-1]) == (0, num_patches)
 
 
-@pytest.mark.parametrize("scores", [torch.randn(4, 16), torch.randint(0, 3, (4, 16)).float(), torch.zeros(4, 16)])
-def test_the_most_important_patches_come_first_and_of_equal_ones_the_earlier(scores):
+@pytest.mark.parametrize("num_patches", [16, 1024])
+@pytest.mark.parametrize("different", [10**6, 3, 1])
+def test_the_most_important_patches_come_first_and_of_equal_ones_the_earlier(num_patches, different):
+    scores = torch.randint(0, different, (4, num_patches)).float()
     important = most_important(scores, levels=8)
-    assert important.shape == (4, 8, 16)
+    assert important.shape == (4, 8, num_patches)
     for image in range(4):
         for level in range(8):
-            expected = top(scores[image].tolist(), level_size(16, 8, level))
+            expected = top(scores[image].tolist(), level_size(num_patches, 8, level))
             assert set(important[image, level].nonzero().flatten().tolist()) == expected
 
 

@@ -25,7 +25,7 @@ def _pearson(first: Tensor, second: Tensor) -> Tensor:
 class RankCorrelation(MeanMetric):
     """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images."""
 
-    higher_is_better = True
+    higher_is_better = True  # type: ignore[assignment]
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         super().update(spearman(heatmaps.flatten(1), reference.flatten(1)))

@@ -47,8 +47,9 @@ class Fidelity(Metric):
     Fidelity⁺(s) = f(x)_y − f(x without S*)_y    higher is better: what mattered is gone
     Fidelity⁻(s) = f(x)_y − f(only S* of x)_y    lower is better: what mattered is kept
 
-    `compute` gives `images`, their number; the levels of `sparsity`; both areas (trapezoids over the true fractions |S*| / N) as `fidelity_plus` and
-    `fidelity_minus`; their standard errors over images, `..._error`; and the curves, `..._curve`, (levels,).
+    `compute` gives `images`, their number; the levels of `sparsity`; both areas (trapezoids over the true fractions
+    |S*| / N) as `fidelity_plus` and `fidelity_minus`; their standard errors over images, `..._error`; and the curves,
+    `..._curve`, (levels,).
     """
 
     higher_is_better = None  # one of each

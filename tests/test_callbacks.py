@@ -1,0 +1,105 @@
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from callbacks.heatmaps import Heatmaps, draw_heatmaps
+from callbacks.throughput import Throughput
+
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Slow(LightningModule):
+    """Explains every image with the same heatmap, and moves a clock in training."""
+
+    def __init__(self, clock=None, seconds=0.0, first=0.0):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.clock, self.seconds, self.first, self.calls = clock or [0.0], seconds, first, 0
+
+    def forward(self, images, classes=None):
+        self.calls += 1
+        return torch.arange(4.0).view(1, 2, 2).expand(len(images), 2, 2)
+
+    def training_step(self, batch, batch_idx):
+        self.clock[0] += self.first if batch_idx == 0 else self.seconds
+        return self.weight.sum()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def samples(count):
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=random)
+    return [{"image": image, "label": 0, "index": index} for index, image in enumerate(images)]
+
+
+def pixels(figure):
+    figure.canvas.draw()
+    return torch.tensor(memoryview(figure.canvas.buffer_rgba()).tolist())
+
+
+def drawn(heatmap):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = draw_heatmaps(torch.full((1, 3, 8, 8), 128, dtype=torch.uint8), {"it": heatmap[None]})
+    FigureCanvasAgg(figure)
+    axis = figure.axes[1]
+    picture = pixels(figure).float()
+    box = axis.get_window_extent()
+    top, left = picture.shape[0] - box.y1, box.x0
+    return lambda row, column: picture[int(top + row * box.height), int(left + column * box.width), :3]
+
+
+def test_a_planted_patch_is_red_where_it_is_and_nowhere_else():
+    heatmap = torch.zeros(4, 4)
+    heatmap[0, 3] = 1
+    colour = drawn(heatmap)
+    red, _, blue = colour(0.125, 0.875)
+    assert red > blue + 30
+    for row, column in [(0.875, 0.125), (0.875, 0.875), (0.125, 0.125)]:
+        red, _, blue = colour(row, column)
+        assert abs(red - blue) < 20
+
+
+def test_what_speaks_against_the_class_is_blue():
+    heatmap = torch.zeros(4, 4)
+    heatmap[2, 1] = -1
+    red, _, blue = drawn(heatmap)(0.625, 0.375)
+    assert blue > red + 30
+
+
+def test_training_leaves_a_picture_of_the_validation_images(tmp_path):
+    module = Slow()
+    loader = DataLoader(samples(6), batch_size=3)
+    Trainer(max_epochs=2, callbacks=[Heatmaps(str(tmp_path / "pictures"), images=2)], **QUIET).fit(
+        module, loader, loader
+    )
+    assert (tmp_path / "pictures" / "heatmaps.png").read_bytes().startswith(b"\x89PNG")
+    assert module.calls == 2  # once for each validation, and not for the sanity check
+
+
+def test_batches_without_pixels_are_passed_over(tmp_path):
+    loader = DataLoader([{"index": index} for index in range(4)], batch_size=2)
+    Trainer(max_epochs=1, callbacks=[Heatmaps(str(tmp_path / "pictures"))], **QUIET).fit(Slow(), loader, loader)
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_speed_counts_neither_the_warm_up_nor_the_images_in_it(monkeypatch):
+    """Ten batches of 4 images take 50 ms each, after a first one of 2 s."""
+    clock = [0.0]
+    monkeypatch.setattr("callbacks.throughput.time.perf_counter", lambda: clock[0])
+    module = Slow(clock, seconds=0.05, first=2.0)
+    trainer = Trainer(max_epochs=1, callbacks=[Throughput(warmup=1)], **QUIET)
+    trainer.fit(module, DataLoader(samples(44), batch_size=4))
+    assert trainer.callback_metrics["throughput/images_per_second"].item() == pytest.approx(80)

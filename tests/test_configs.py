@@ -1,0 +1,184 @@
+"""Every file in configs: it composes, and what it describes can be built."""
+
+import json
+import math
+
+import pytest
+from commands import (
+    PAPER_NETWORK,
+    QUIET,
+    ROOT,
+    SMALL_DIGITS,
+    SMALL_PAPER_NETWORK,
+    composed,
+    draw_images,
+    evaluate,
+    train,
+)
+from hydra.errors import ConfigCompositionException
+from lightning import seed_everything
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
+EVALUATIONS = [name for name in EXPERIMENTS if "eval" in name.split("_")]
+TRAININGS = [name for name in EXPERIMENTS if name not in EVALUATIONS]
+IMAGE_FOLDERS = ("train", "val", "imagenet_samples", "imagenette/train", "imagenette/val")
+GROUPS = sorted(
+    (path.parent.name, path.stem)
+    for path in (ROOT / "configs").glob("*/*.yaml")
+    if path.parent.name not in ("experiment", "metrics")
+)
+
+
+def program(experiment):
+    return "eval" if experiment in EVALUATIONS else "train"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for name in IMAGE_FOLDERS:
+        draw_images(root / name)
+    return root
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_resolves_and_is_named_after_its_file(experiment, tmp_path):
+    cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert cfg.name == experiment
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_head_of_an_experiment_tells_its_command(experiment):
+    head = (ROOT / f"configs/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
+    assert f"experiment={experiment}" in head and f"python {program(experiment)}.py" in head
+
+
+@pytest.mark.parametrize("experiment", TRAININGS)
+def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp_path, data_dir):
+    overrides = [f"experiment={experiment}", "debug=fast", "target=tiny", f"cache_dir={tmp_path / 'cache'}", *QUIET]
+    cfg = composed(f"experiment={experiment}", folder=tmp_path)
+    if "ffcv" in cfg.data._target_:
+        overrides += ["data=digits"]
+    if "Digits" in str(cfg.data) or "data=digits" in overrides:
+        overrides += SMALL_DIGITS
+    else:
+        overrides += [f"data_dir={data_dir}", "data.batch_size=4", "data.num_workers=0"]
+    if "PaperNetwork" in str(cfg.explainer):
+        overrides += SMALL_PAPER_NETWORK
+    loss = train(*overrides, folder=tmp_path / "run")
+    assert math.isfinite(loss)
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["train/loss"] > 0
+
+
+@pytest.mark.slow
+def test_the_papers_network_takes_a_step_in_its_own_size_with_nothing_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    loss = train("experiment=tve_vitb", "debug=fast", "target=tiny", "data=digits", folder=tmp_path)
+    assert math.isfinite(loss)
+
+
+@pytest.mark.parametrize(("group", "option"), GROUPS)
+def test_every_option_of_every_group_composes(group, option, tmp_path):
+    cfg = composed(f"{group}={option}", folder=tmp_path)
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    part = resolved[group] if group in resolved else resolved
+    if group not in ("debug", "callbacks", "logger"):
+        assert "_target_" in part
+
+
+def test_every_option_of_the_metrics_composes(tmp_path):
+    for path in (ROOT / "configs/metrics").glob("*.yaml"):
+        cfg = composed("experiment=quickstart_eval", f"metrics={path.stem}", folder=tmp_path, config="eval")
+        assert "_target_" in OmegaConf.to_container(cfg.evaluation, resolve=True)
+
+
+@pytest.mark.parametrize(
+    "key", ["explainer.patches_per_imag", "trainer.max_epoch", "target.model.pretrain", "dat.seed"]
+)
+def test_a_misspelt_key_on_the_command_line_fails_and_is_named(key, tmp_path):
+    with pytest.raises(ConfigCompositionException, match=key.split(".")[-1] if key.startswith("exp") else key):
+        composed(f"{key}=1", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "node", ["explainer", "explainer.network", "data", "data.train", "trainer", "target", "callbacks.best"]
+)
+def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
+    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
+    with pytest.raises(SystemExit, match="(?s)^error: .*misspelt"):
+        train(*tiny, f"+{node}.misspelt=1", folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_debug_overfit_lowers_the_loss_of_its_two_batches(tmp_path):
+    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
+    folder = tmp_path / "run"
+    train(*tiny, "debug=overfit", "trainer.max_epochs=12", "trainer.log_every_n_steps=1", folder=folder)
+    losses = column(folder / "csv/version_0/metrics.csv", "train/loss")
+    assert len(losses) == 24
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
+
+
+def test_debug_profile_tells_where_the_time_goes(tmp_path, caplog, capsys):
+    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
+    with caplog.at_level("INFO"):
+        train(*tiny, "debug=profile", folder=tmp_path)
+    assert "run_training_batch" in caplog.text + capsys.readouterr().out
+
+
+def column(path, name):
+    """The numbers in a column of a CSV file, empty cells left out."""
+    header, *lines = path.read_text().splitlines()
+    cells = [line.split(",")[header.split(",").index(name)] for line in lines]
+    return [float(cell) for cell in cells if cell]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """quickstart_eval, of a network and heads that were never trained."""
+    root = tmp_path_factory.mktemp("evaluation")
+    seed_everything(0)
+    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", *SMALL_DIGITS, *QUIET, "logger=csv")
+    train(*tiny, "explainer.network.width=24", "trainer.max_steps=1", folder=root / "tve")
+    tasks = ("odd", "five_or_more", "loop")
+    for task in tasks:
+        save_file(
+            {"weight": __import__("torch").randn(2, 48), "bias": __import__("torch").zeros(2)},
+            root / f"{task}.safetensors",
+        )
+    evaluate(
+        "experiment=quickstart_eval",
+        "target=tiny",
+        *QUIET,
+        "evaluation.levels=3",
+        "explainers.tve.network.width=24",
+        "explainers.tve_untrained.network.width=24",
+        f"explainers.tve.weights={root / 'tve/explainer.safetensors'}",
+        *(f"tasks.{task}.head={root / task}.safetensors" for task in tasks),
+        *(f"tasks.{task}.data.test.size=5" for task in tasks),
+        *(f"tasks.{task}.data.batch_size=3" for task in tasks),
+        folder=root / "run",
+    )
+    return root / "run"
+
+
+@pytest.mark.slow
+def test_an_evaluation_leaves_numbers_a_table_curves_and_heatmaps(evaluated):
+    pictures = ["curves.png", "odd.png", "five_or_more.png", "loop.png"]
+    assert all((evaluated / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert len((evaluated / "results.csv").read_text().splitlines()) == 1 + 3 * 4
+    assert len((evaluated / "table.md").read_text().splitlines()) == 2 + 3 * 4
+
+
+@pytest.mark.slow
+def test_the_numbers_of_an_evaluation_say_what_they_hold_for(evaluated):
+    written = json.loads((evaluated / "results.json").read_text())
+    for task in ("odd", "five_or_more", "loop"):
+        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve"}
+        assert all(found["images"] == 5 for found in written["results"][task].values())
+        identity = written["identity"][task]
+        assert (identity["removal"], identity["classes"], identity["levels"]) == ("zero", "predicted", 3)
+        assert len(identity["backbone_sha256"]) == 64
