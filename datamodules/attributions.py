@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from tqdm import tqdm
 
+from datamodules.datasets import Sample
 from datamodules.images import Images, collate, rank_and_world_size
 from datamodules.store import Rows, Store
 
@@ -23,6 +24,11 @@ class StoredRows(Dataset[Rows]):
 
     def __getitem__(self, index: int) -> Rows:
         return {"index": torch.tensor(self.rows[index])} | self.store.read(self.rows[index])
+
+
+def collate_readable(samples: list[Sample | None]) -> dict[str, Tensor] | None:
+    """A batch, or None where all are corrupt: the missing rows of a store that is as full as it gets."""
+    return collate(samples) if any(sample is not None for sample in samples) else None
 
 
 class Attributions(Images):
@@ -63,10 +69,11 @@ class Attributions(Images):
         store = Store(self.folder, key, len(dataset))
         missing = [index for index in store.missing() if index % world_size == rank]
         loader = DataLoader(
-            Subset(dataset, missing), self.compute_batch_size, num_workers=self.num_workers, collate_fn=collate
+            Subset(dataset, missing), self.compute_batch_size, num_workers=self.num_workers, collate_fn=collate_readable
         )
         for batch in tqdm(loader, f"attributions ({split})", disable=not missing or rank > 0, unit="batch"):
-            store.write(batch["index"], self._compute(module, batch))
+            if batch is not None:
+                store.write(batch["index"], self._compute(module, batch))
         self.trainer.strategy.barrier("attributions")
         return StoredRows(store)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -173,8 +174,7 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
     wandb.finish()  # of an earlier job of the same sweep, which this one would go on with
     identifier = Path(folder) / "wandb_id"
     if not identifier.exists():
-        write_atomically(identifier, wandb.util.generate_id())  # type: ignore[attr-defined]
+        write_atomically(identifier, secrets.token_hex(4))
     run_id = identifier.read_text() if identifier.exists() else None
-    return WandbLogger(
-        name=name, save_dir=folder, offline=offline, project=project, group=group, id=run_id, resume="allow"
-    )
+    mode: Any = "offline" if offline else None  # `offline` of Lightning would set WANDB_MODE, for the later runs too
+    return WandbLogger(name=name, save_dir=folder, mode=mode, project=project, group=group, id=run_id, resume="allow")

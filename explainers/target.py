@@ -106,8 +106,9 @@ class TargetModel(nn.Module):
         return [info[block]["num_chs"] for block in blocks]
 
     def classify(self, embeddings: Tensor) -> Tensor:
-        """H: embeddings (..., D) → logits (..., K)."""
-        return self.head(embeddings)
+        """H: embeddings (..., D) → logits (..., K), in full precision: attributions are small differences of them."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.head(embeddings.float())
 
     def probabilities(self, normalised: Tensor) -> Tensor:
         """f: normalised images (B, C, H, W) → class probabilities (B, K)."""

@@ -153,3 +153,13 @@ def test_a_head_file_of_another_width_is_refused(make_model, tmp_path):
     save_file({"weight": torch.zeros(3, 7), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
     with pytest.raises(ValueError, match="width 7, the backbone gives 24"):
         TargetModel(make_model(), head=str(tmp_path / "head.safetensors"))
+
+
+def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(target):
+    """Two embeddings that differ by less than bfloat16 can tell apart in a logit are told apart."""
+    embeddings = torch.full((2, target.embed_dim), 3.0)
+    embeddings[1] *= 1 + 1e-4
+    expected = target.head(embeddings)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(target.classify(embeddings), expected)
+        assert target.classify(embeddings).dtype == torch.float32

@@ -1,0 +1,264 @@
+"""What a training run leaves behind, and what is left of it after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from commands import QUIET, ROOT, SMALL_DIGITS, draw_images, start, stop, train
+from safetensors.torch import load_file
+
+from datamodules.store import Store
+from explainers.tve import TVE
+
+TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv", *QUIET)
+DIGITS = ("data=digits", *SMALL_DIGITS)
+CACHED = ("data=digits_attributions", "explainer.min_crop=null", "data.compute_batch_size=4", *SMALL_DIGITS)
+
+
+def csv_rows(path):
+    header, *lines = path.read_text().splitlines()
+    return [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def checkpoint(folder, name):
+    return torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two epochs."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=2", "trainer.log_every_n_steps=1", folder=folder)
+    return folder
+
+
+def test_a_run_leaves_its_config_versions_metrics_history_checkpoints_and_explainer(finished):
+    config = (finished / "config.yaml").read_text()
+    assert "explainers.tve.TVE" in config and "${" not in config  # resolved
+    assert json.loads((finished / "versions.json").read_text())["packages"]["torch"] == torch.__version__.split("+")[0]
+    metrics = json.loads((finished / "metrics.json").read_text())
+    assert metrics["val/loss"] > 0 and metrics["train/loss"] > 0
+    assert len([row for row in csv_rows(finished / "csv/version_0/metrics.csv") if row["val/loss"]]) == 2
+    exported, last = load_file(finished / "explainer.safetensors"), checkpoint(finished, "last")["state_dict"]
+    assert same(last, {f"network.{name}": value for name, value in exported.items()})  # nothing of the target
+
+
+def test_the_objective_of_a_sweep_is_that_of_the_last_epoch(tmp_path):
+    loss = train(*TVE_RUN, *DIGITS, folder=tmp_path)
+    assert loss == json.loads((tmp_path / "metrics.json").read_text())["val/loss"]
+
+
+def test_last_is_the_last_epoch_and_best_the_best(tmp_path):
+    """Without learning no epoch is better than the first."""
+    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=3", "explainer.optimizer.lr=0", folder=tmp_path)
+    assert [checkpoint(tmp_path, name)["epoch"] for name in ("best", "last")] == [0, 2]
+
+
+def test_a_finished_run_can_be_run_again_and_changes_nothing(finished):
+    names = ("metrics.json", "config.yaml")
+    before, exported = [(finished / name).read_bytes() for name in names], load_file(finished / "explainer.safetensors")
+    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=2", "trainer.log_every_n_steps=1", folder=finished)
+    assert [(finished / name).read_bytes() for name in names] == before
+    assert same(load_file(finished / "explainer.safetensors"), exported)
+
+
+def test_another_config_in_the_same_folder_is_refused_and_the_key_is_named(finished):
+    with pytest.raises(SystemExit, match=r"explainer\.hops: \[1\] → \[2\].*name="):
+        train(*TVE_RUN, *DIGITS, "trainer.max_epochs=2", "explainer.hops=[2]", folder=finished)
+    assert "- 1\n" in (finished / "config.yaml").read_text()
+
+
+def test_moved_data_are_no_other_config(finished):
+    again = ("trainer.max_epochs=2", "trainer.log_every_n_steps=1", "data_dir=/somewhere/else")
+    train(*TVE_RUN, *DIGITS, *again, folder=finished)
+
+
+def test_a_start_that_failed_is_no_run(tmp_path):
+    with pytest.raises(SystemExit, match="misspelt"):
+        train(*TVE_RUN, *DIGITS, "+explainer.misspelt=1", folder=tmp_path)
+    train(*TVE_RUN, *DIGITS, folder=tmp_path)
+
+
+def test_last_goes_on_with_another_config_and_the_history_stays(tmp_path):
+    each = ("trainer.log_every_n_steps=1",)
+    train(*TVE_RUN, *DIGITS, *each, "trainer.max_epochs=1", folder=tmp_path)
+    history = (tmp_path / "csv/version_0/metrics.csv").read_text()
+    train(*TVE_RUN, *DIGITS, *each, "trainer.max_epochs=3", "ckpt_path=last", folder=tmp_path)
+    assert (tmp_path / "csv/version_0/metrics.csv").read_text() == history
+    assert {row["epoch"] for row in csv_rows(tmp_path / "csv/version_1/metrics.csv") if row["val/loss"]} == {"1", "2"}
+    assert "max_epochs: 3" in (tmp_path / "config.yaml").read_text()
+
+
+def test_training_starts_from_a_trained_explainer(finished, tmp_path):
+    """With no learning, what is exported is what was read."""
+    weights = finished / "explainer.safetensors"
+    train(*TVE_RUN, *DIGITS, f"explainer.weights={weights}", "explainer.optimizer.lr=0", folder=tmp_path)
+    assert same(load_file(weights), load_file(tmp_path / "explainer.safetensors"))
+
+
+def ffcv_data(folder):
+    pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
+    from datamodules.write_beton import write_beton
+
+    beton = folder / "images.beton"
+    write_beton(draw_images(folder / "images", count=40, side=80), beton, image_size=73)
+    splits = [f"data.{split}={beton}" for split in ("train", "val", "test")]
+    return ("data=imagenet", *splits, "data.num_workers=1", "data.batch_size=8")
+
+
+def torch_data(folder):
+    draw_images(folder / "train", count=40), draw_images(folder / "val", count=8)
+    return ("data=folder", f"data_dir={folder}", "data.num_workers=1", "data.batch_size=8")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+@pytest.mark.parametrize("make_data", [torch_data, ffcv_data])
+def test_a_killed_run_ends_as_one_that_was_not(make_data, tmp_path):
+    """Bit for bit: SIGKILL in the middle of an epoch, then the same command again."""
+    epochs = ("trainer.max_epochs=5", "explainer.patches_per_image=8", "trainer.log_every_n_steps=1")
+    command, killed, whole = (*TVE_RUN, *make_data(tmp_path), *epochs), tmp_path / "killed", tmp_path / "whole"
+    process = start("train.py", *command, folder=killed)
+    try:
+        history = killed / "csv/version_0/metrics.csv"
+        deadline = time.monotonic() + 120
+        while not (killed / "checkpoints/last.ckpt").exists() and process.poll() is None:
+            assert time.monotonic() < deadline, "no checkpoint in time"
+            time.sleep(0.01)
+        saved = history.read_text() if history.exists() else ""
+        while history.exists() and history.read_text() == saved and process.poll() is None:
+            assert time.monotonic() < deadline, "no step in time"
+            time.sleep(0.01)
+    finally:
+        stop(process)
+    assert process.returncode == -signal.SIGKILL, process.stderr.read()
+    reached = checkpoint(killed, "last")["epoch"]
+    assert reached < 4 and not (killed / "explainer.safetensors").exists()
+
+    train(*command, folder=killed)
+    train(*command, folder=whole)
+    assert same(*(load_file(folder / "explainer.safetensors") for folder in (killed, whole)))
+    epochs_after = {int(row["epoch"]) for row in csv_rows(killed / "csv/version_1/metrics.csv") if row["train/loss"]}
+    assert epochs_after == set(range(reached + 1, 5))  # it did go on
+
+
+def killed_while(sabotage, *command, folder):
+    """Train in a fork of this process, in which `sabotage` ends it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            sabotage()
+            train(*command, folder=folder)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def at_call(number, function, end):
+    """`function`, which at its call of this number does `end`."""
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return (end if len(calls) == number else function)(*args, **kwargs)
+
+    return counted
+
+
+def tear(store, index, rows):
+    """Write rubbish, and die before the rows are marked as done."""
+    for array in store.arrays.values():
+        array[index.numpy()] = 7
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_killed_cache_is_filled_up_and_then_only_read(torn, tmp_path, monkeypatch):
+    def sabotage():
+        if torn:
+            Store.write = at_call(3, Store.write, tear)
+        else:
+            TVE.attributions = at_call(3, TVE.attributions, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+    command = (*TVE_RUN, *CACHED)
+    killed_while(sabotage, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
+    computed = []
+    attributions = TVE.attributions
+    monkeypatch.setattr(
+        TVE, "attributions", lambda self, batch: computed.extend(batch["index"].tolist()) or attributions(self, batch)
+    )
+    train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
+    assert sorted(computed) == sorted([*range(8, 16), *range(8)])  # of 16 training images 8 were done, of 8 others none
+    computed.clear()
+    train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "second")
+    assert not computed
+    train(*command, f"cache_dir={tmp_path / 'whole'}", folder=tmp_path / "third")
+    assert len(computed) == 16 + 8
+    stores = [sorted((tmp_path / name).rglob("*.npy")) for name in ("killed", "whole")]
+    assert [path.relative_to(tmp_path / "killed") for path in stores[0]] == [
+        path.relative_to(tmp_path / "whole") for path in stores[1]
+    ]
+    assert len(stores[0]) > 8
+    assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))
+
+
+def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
+    """When it alone is missing, too."""
+    draw_images(tmp_path / "train", count=9), draw_images(tmp_path / "val", count=4)
+    (tmp_path / "train/cat/0.jpg").write_bytes(b"no image")
+    roots = (f"data.train.roots=[{tmp_path / 'train'}]", f"data.val.roots=[{tmp_path / 'val'}]")
+    options = ("+data.train.skip_corrupt=true", "data.num_workers=0", "data.batch_size=8", f"cache_dir={tmp_path}")
+    for name in ("first", "second"):
+        command = (*TVE_RUN, "data=attributions", "explainer.min_crop=null", *roots, *options)
+        with pytest.warns(UserWarning, match=r"left out: .*cat/0\.jpg"):
+            train(*command, folder=tmp_path / name)
+    assert same(*(load_file(tmp_path / name / "explainer.safetensors") for name in ("first", "second")))
+
+
+@pytest.fixture
+def without_wandb_account(tmp_path, monkeypatch):
+    for name in [*(name for name in os.environ if name.startswith("WANDB_")), "WANDB_MODE"]:
+        monkeypatch.setenv(name, "")  # or what Lightning sets would outlive the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+
+
+@pytest.mark.slow
+def test_without_a_key_wandb_is_offline_and_a_resumed_run_keeps_its_id(tmp_path, without_wandb_account):
+    command = (*TVE_RUN, *DIGITS, "logger=wandb", "trainer.log_every_n_steps=1")
+    train(*command, "trainer.max_epochs=1", folder=tmp_path / "run")
+    train(*command, "trainer.max_epochs=2", "ckpt_path=last", folder=tmp_path / "run")
+    train(*command, "trainer.max_epochs=1", folder=tmp_path / "another")  # as the next job of a sweep, in one process
+    ids = [(tmp_path / name / "wandb_id").read_text() for name in ("run", "another")]
+    folders = [list((tmp_path / name / "wandb").glob("offline-run-*")) for name in ("run", "another")]
+    assert [len(found) for found in folders] == [2, 1] and ids[0] != ids[1]
+    assert "WANDB_MODE" not in os.environ  # it would hold for the later runs of this process
+    for found, name in zip(folders, ids, strict=True):
+        assert all((folder / f"run-{name}.wandb").stat().st_size > 0 for folder in found)
+
+
+@pytest.mark.slow
+def test_who_is_logged_in_to_wandb_is_online(tmp_path, without_wandb_account):
+    """`wandb login` writes the key to .netrc. Nothing is sent before something is logged."""
+    netrc = tmp_path / "home/.netrc"
+    netrc.write_text(f"machine api.wandb.ai\n  login user\n  password {'0123456789' * 4}\n")
+    netrc.chmod(0o600)
+    code = "from explainers.runs import wandb_logger; print(wandb_logger('p', 'n', '.')._wandb_init.get('mode'), "
+    code += "wandb_logger('p', 'n', '.')._offline)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "WANDB_BASE_URL": "https://api.wandb.ai"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["None", "False"], done.stderr
