@@ -1,6 +1,8 @@
-"""What a user types, run in this process: composed as Hydra does, without the seconds that a new process takes to start."""
+"""What a user types, run in this process: composed as Hydra does, without the seconds that a new process takes."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,10 +77,8 @@ def run(program, *overrides, folder, timeout=150, **environment):
 
 def stop(process):
     """SIGKILL for a process and all that it started."""
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=30)
 
 
