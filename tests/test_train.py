@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
-from commands import QUIET, ROOT, SMALL_DIGITS, draw_images, start, stop, train
+from commands import QUIET, SMALL_DIGITS, composed, draw_images, start, stop, train
+from hydra.utils import instantiate
 from safetensors.torch import load_file
 
 from datamodules.store import Store
@@ -141,7 +140,7 @@ def test_a_killed_run_ends_as_one_that_was_not(make_data, tmp_path):
             assert time.monotonic() < deadline, "no step in time"
             time.sleep(0.01)
     finally:
-        stop(process)
+        stop(process, killed)
     assert process.returncode == -signal.SIGKILL, process.stderr.read()
     reached = checkpoint(killed, "last")["epoch"]
     assert reached < 4 and not (killed / "explainer.safetensors").exists()
@@ -250,15 +249,22 @@ def test_without_a_key_wandb_is_offline_and_a_resumed_run_keeps_its_id(tmp_path,
         assert all((folder / f"run-{name}.wandb").stat().st_size > 0 for folder in found)
 
 
-@pytest.mark.slow
-def test_who_is_logged_in_to_wandb_is_online(tmp_path, without_wandb_account):
-    """`wandb login` writes the key to .netrc. Nothing is sent before something is logged."""
-    netrc = tmp_path / "home/.netrc"
-    netrc.write_text(f"machine api.wandb.ai\n  login user\n  password {'0123456789' * 4}\n")
-    netrc.chmod(0o600)
-    code = "from explainers.runs import wandb_logger; print(wandb_logger('p', 'n', '.')._wandb_init['mode'])"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "WANDB_BASE_URL": "https://api.wandb.ai"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.split() == ["None"], done.stderr  # and not "offline"
+@pytest.mark.parametrize(
+    ("logged_in", "offline", "variable", "mode"),
+    [
+        (True, "null", "", None),
+        (False, "null", "", "offline"),
+        (True, "true", "", "offline"),
+        (False, "null", "disabled", None),  # wandb reads WANDB_MODE itself
+    ],
+)
+def test_wandb_is_online_for_those_who_are_logged_in(
+    logged_in, offline, variable, mode, tmp_path, monkeypatch, without_wandb_account
+):
+    if variable:
+        monkeypatch.setenv("WANDB_MODE", variable)
+    asked = []
+    monkeypatch.setattr("wandb.login", lambda **options: asked.append(options) or logged_in)
+    cfg = composed(*TVE_RUN, "logger=wandb", f"logger.wandb.offline={offline}", folder=tmp_path)
+    assert instantiate(cfg.logger.wandb)._wandb_init["mode"] == mode
+    assert all(options == {"prompt": False, "verify": False} for options in asked)  # waits for no key and no network

@@ -1,0 +1,36 @@
+"""torchvision's CIFAR-10 and CIFAR-100 as samples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.utils.data import Dataset
+from torchvision.datasets import CIFAR10, CIFAR100
+from torchvision.transforms.functional import pil_to_tensor
+
+from datamodules.datasets import Sample, resize_short_side, spread
+
+
+class Upsampled(Dataset[Sample]):
+    """The samples `chosen` of a torchvision data set of small square images, scaled to (S, S), bicubic."""
+
+    def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
+        self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Sample:
+        image, label = self.stored[self.chosen[index]]
+        image = pil_to_tensor(resize_short_side(image, self.image_size)).contiguous()
+        return {"image": image, "label": label, "index": index}
+
+
+def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10", limit: int | None = None) -> Upsampled:
+    """torchvision's CIFAR10 or CIFAR100, which must be there: nothing is downloaded."""
+    try:
+        stored = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}[name](str(root), train=train, download=False)
+    except (KeyError, RuntimeError) as error:
+        raise FileNotFoundError(
+            f"expected a whole CIFAR10 or CIFAR100 in {root}, got no {name}; fetch it with torchvision, download=True"
+        ) from error
+    return Upsampled(stored, spread(len(stored), limit), image_size)

@@ -1,0 +1,177 @@
+"""What goes wrong in the user's hands ends in one line that says what to do."""
+
+import os
+import re
+import sys
+
+import pytest
+import timm
+import torch
+from commands import QUIET, SMALL_DIGITS, composed, draw_images, evaluate, run, train
+from hydra.errors import MissingConfigException
+from safetensors.torch import save_file
+
+from explainers import runs
+
+SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
+TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", *QUIET)
+DIGITS = ("data=digits", *SMALL_DIGITS)
+EVALUATION = ("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", *QUIET)
+
+
+def error(function, *overrides, folder):
+    """The line that ends a command."""
+    with pytest.raises(SystemExit) as ending:
+        function(*overrides, folder=folder)
+    message = ending.value.code
+    assert message.startswith("error: ") and "\n" not in message
+    return message
+
+
+@pytest.fixture
+def no_download(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("built the target before it saw the data"))
+
+
+@pytest.fixture
+def ffcv():
+    pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
+
+
+def test_without_imagenet_the_file_and_the_command_that_writes_it_are_named(tmp_path, no_download, ffcv):
+    """Before weights are fetched, and before four processes are started."""
+    message = error(train, "experiment=tve_vitb", f"data_dir={tmp_path}", folder=tmp_path / "run")
+    assert str(tmp_path / "imagenet/train.beton") in message
+    assert "python -m datamodules.write_beton" in message
+
+
+@pytest.mark.parametrize("data", ["imagenet_folder", "imagenette", "cats_vs_dogs", "cifar10", "folder"])
+def test_a_missing_folder_is_named(data, tmp_path, no_download):
+    message = error(train, *TVE_RUN, f"data={data}", f"data_dir={tmp_path}", folder=tmp_path / "run")
+    assert str(tmp_path) in message and "folder" in message
+
+
+def test_missing_images_of_the_last_task_show_before_the_first_is_measured(tmp_path, no_download):
+    missing = ("+data@tasks.mine.data=folder", "+tasks.mine.head=null", f"data_dir={tmp_path / 'nothing'}")
+    message = error(evaluate, *EVALUATION, *missing, "tasks.odd.data.test.size=4", folder=tmp_path / "run")
+    assert str(tmp_path / "nothing/val") in message
+
+
+def test_an_unknown_experiment_lists_those_that_there_are(tmp_path):
+    with pytest.raises(MissingConfigException, match="(?s)experiment/tve_vitg.*tve_vitb"):
+        composed("experiment=tve_vitg", folder=tmp_path)
+
+
+def test_without_ffcv_the_way_to_get_it_and_to_do_without_is_told(tmp_path, monkeypatch, no_download):
+    monkeypatch.setitem(sys.modules, "ffcv", None)
+    message = error(train, *TVE_RUN, "data=imagenet", folder=tmp_path)
+    assert "make ffcv" in message and "data=imagenet_folder" in message
+
+
+def test_a_corrupt_beton_is_named(tmp_path, no_download, ffcv):
+    (tmp_path / "images.beton").write_bytes(bytes(1000))
+    paths = [f"data.{split}={tmp_path / 'images.beton'}" for split in ("train", "val")]
+    message = error(train, *TVE_RUN, "data=imagenet", *paths, folder=tmp_path / "run")
+    assert "images.beton is not a whole .beton" in message and "write it again" in message
+
+
+def test_a_corrupt_image_is_named_and_skipped_only_if_asked(tmp_path):
+    """num_workers=1: the message comes out of another process."""
+    draw_images(tmp_path / "train", count=9), draw_images(tmp_path / "val", count=4)
+    (tmp_path / "train/dog/1.jpg").write_bytes(b"no image")
+    command = (*TVE_RUN, "data=folder", f"data_dir={tmp_path}", "data.batch_size=9")
+    for workers in (0, 1):
+        message = error(train, *command, f"data.num_workers={workers}", folder=tmp_path / f"run_{workers}")
+        assert message.startswith(f"error: {tmp_path}/train/dog/1.jpg: expected an image")
+        assert "skip_corrupt=true" in message and "Traceback" not in message
+    with pytest.warns(UserWarning, match=r"left out: .*train/dog/1\.jpg"):
+        train(*command, "data.num_workers=0", "+data.train.skip_corrupt=true", folder=tmp_path / "skipped")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    train(*TVE_RUN, *DIGITS, folder=folder)
+    return folder
+
+
+WIDER = ("target.model.embed_dim=96", "target.model.num_heads=3")
+
+
+def test_the_checkpoint_of_another_backbone_is_refused_with_both_widths(trained, tmp_path):
+    path = trained / "checkpoints/last.ckpt"
+    message = error(train, *TVE_RUN, *DIGITS, *WIDER, f"ckpt_path={path}", folder=tmp_path)
+    assert "width 48" in message and "has 96" in message
+
+
+def test_the_explainer_of_another_backbone_is_refused_with_both_widths(trained, tmp_path):
+    path = trained / "explainer.safetensors"
+    message = error(train, *TVE_RUN, *DIGITS, *WIDER, f"explainer.weights={path}", folder=tmp_path)
+    assert str(path) in message and "width 48" in message and "has 96" in message
+
+
+def test_the_explainer_of_another_grid_is_refused_with_both_grids(trained, tmp_path):
+    path = trained / "explainer.safetensors"
+    message = error(train, *TVE_RUN, *DIGITS, "grid.patch_size=16", f"explainer.weights={path}", folder=tmp_path)
+    assert "patches a side: 8" in message and "has 4" in message
+
+
+def test_the_head_of_another_backbone_is_refused_with_both_widths(tmp_path):
+    save_file({"weight": torch.zeros(2, 24), "bias": torch.zeros(2)}, tmp_path / "head.safetensors")
+    message = error(evaluate, *EVALUATION, f"tasks.odd.head={tmp_path / 'head.safetensors'}", folder=tmp_path / "run")
+    assert "width 24" in message and "48" in message
+
+
+def test_a_grid_that_does_not_divide_the_image_is_refused(tmp_path):
+    message = error(train, *TVE_RUN, *DIGITS, "grid.patch_size=7", folder=tmp_path)
+    assert "image_size 64 is not a multiple of patch_size 7" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "override", "told"),
+    [
+        (evaluate, "tasks.odd.head={}", "experiment=linear_head"),
+        (train, "explainer.weights={}", "train.py"),
+        (train, "ckpt_path={}", "[Cc]heckpoint"),
+    ],
+)
+def test_a_missing_file_is_named_with_what_to_do(function, override, told, tmp_path):
+    path = tmp_path / "nowhere.safetensors"
+    common = EVALUATION if function is evaluate else (*TVE_RUN, *DIGITS)
+    message = error(function, *common, override.format(path), folder=tmp_path / "run")
+    assert str(path) in message and re.search(told, message)
+
+
+def test_to_go_on_needs_something_to_go_on_from(tmp_path):
+    message = error(train, *TVE_RUN, *DIGITS, "ckpt_path=last", folder=tmp_path)
+    assert str(tmp_path / "checkpoints/last.ckpt") in message
+
+
+def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
+    composed(*TVE_RUN, folder=tmp_path)
+    for mistake in (RuntimeError("shapes"), TypeError("unsupported operand"), KeyError("embedding")):
+        with pytest.raises(type(mistake)), runs.errors_in_one_line():
+            raise mistake
+
+
+def test_the_traceback_can_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(FileNotFoundError):
+        train(*TVE_RUN, "data=folder", f"data_dir={tmp_path}", folder=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_command_itself_prints_that_line_and_no_traceback(tmp_path, ffcv):
+    """Of the four processes that the experiment would take, none was started."""
+    code, out, errors = run("train.py", "experiment=tve_vitb", f"data_dir={tmp_path}", folder=tmp_path / "run")
+    assert code == 1 and "Traceback" not in out + errors
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "imagenet/train.beton" in line
+    assert os.listdir(tmp_path / "run") in (["train.log"], [])
+
+
+@pytest.mark.slow
+def test_a_misspelt_name_on_the_command_line_prints_no_traceback(tmp_path):
+    code, out, errors = run("train.py", "experiment=tve_vitg", folder=tmp_path)
+    assert code == 1 and "Traceback" not in out + errors
+    assert "tve_vitb" in out + errors
