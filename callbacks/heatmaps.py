@@ -54,11 +54,11 @@ def _overlay(axis: Any, heatmap: Tensor, size: int) -> None:
 class Heatmaps(Callback):
     """Draws the first images of the validation set after every validation, and of the test set after a test.
 
-    In a test the module gives the heatmaps of its explainers; in training the module itself is the explainer. Written to
-    `folder` as PNG and, where there is one, to the W&B logger. Batches without pixels are passed over.
+    In a test the module gives the heatmaps of its explainers; in training the module is the explainer itself. Written
+    to `folder` as PNG and, where there is one, to the W&B logger. Batches without pixels are passed over.
 
     Args:
-        name: of the file and the panel.
+        folder, name: of the file; the panel in W&B has its name too.
         images: how many.
     """
 
