@@ -30,8 +30,8 @@ TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "e
 def composed(*overrides, folder, config="train"):
     """The config of `python train.py *overrides`, run in `folder`."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        own = [f"hydra.runtime.output_dir={folder}", f"hydra.run.dir={folder}", "hydra.mode=RUN"]
-        cfg = compose(config, [*overrides, *own], return_hydra_config=True)
+        own = ["hydra.mode=RUN", f"hydra.runtime.output_dir={folder}", f"hydra.run.dir={folder}"]
+        cfg = compose(config, [*own, *overrides], return_hydra_config=True)
     HydraConfig.instance().set_config(cfg)
     cfg = cfg.copy()
     with open_dict(cfg):

@@ -34,11 +34,11 @@ class Losses(Callback):
 
 
 class Bomb(Callback):
-    """Fails in the last process only, while the others go on."""
+    """Fails in the second epoch, in the last process only, while the others go on."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_rank == trainer.world_size - 1:
-            raise RuntimeError("the bomb went off")
+        if trainer.current_epoch == 1 and trainer.global_rank == trainer.world_size - 1:
+            raise RuntimeError(f"the bomb went off in process {trainer.global_rank} of {trainer.world_size}")
 
 
 def losses(folder):
@@ -122,11 +122,31 @@ def test_a_sweep_with_two_processes_makes_one_folder_of_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_which_one_process_fails_ends(tmp_path):
-    bomb = "+callbacks.bomb._target_=test_processes.Bomb"
-    code, _, errors = run("train.py", *TVE_RUN, *SIZES, *TWO, bomb, folder=tmp_path, timeout=120)
-    assert code not in (0, None) and "the bomb went off" in errors
+def test_torchrun_trains_too_and_a_run_of_which_one_process_fails_ends(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    bomb = ("trainer.max_epochs=2", "data.batch_size=8", "+callbacks.bomb._target_=test_processes.Bomb")
+    code, _, errors = run(torchrun, *TVE_RUN, *SIZES, *TWO, *bomb, folder=tmp_path, timeout=120)
+    assert code not in (0, None) and "the bomb went off in process 1 of 2" in errors
+    assert (tmp_path / "checkpoints/last.ckpt").exists()  # of the first epoch
     assert not (tmp_path / "explainer.safetensors").exists()
+
+
+class Failed:
+    """What Popen gives for a torchrun of which a process failed."""
+
+    def wait(self):
+        return 3
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("RUN", SystemExit), ("MULTIRUN", RuntimeError)])
+def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, ending, tmp_path, monkeypatch):
+    for name in ("LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_: Failed())
+    composed(*TVE_RUN, f"hydra.mode={mode}", folder=tmp_path)
+    with pytest.raises(ending) as raised:
+        runs.launch(2)
+    assert mode == "MULTIRUN" or raised.value.code == 3
 
 
 @pytest.mark.slow
@@ -147,14 +167,6 @@ def test_ending_the_command_ends_its_processes(tmp_path):
         assert not running(tmp_path)
     finally:
         stop(process, tmp_path)
-
-
-@pytest.mark.slow
-def test_torchrun_starts_it_too(tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
-    code, _, errors = run(torchrun, *TVE_RUN, *SIZES, *TWO, "data.batch_size=8", folder=tmp_path)
-    assert code == 0, errors
-    assert json.loads((tmp_path / "metrics.json").read_text())["val/loss"] > 0
 
 
 SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "1"}
