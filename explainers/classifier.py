@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from explainers.augmentation import random_resized_crop
@@ -39,6 +40,7 @@ class Classifier(LightningModule):
         self.target.backbone.requires_grad_(tune == "all")
         self.optimizer, self.scheduler = optimizer, scheduler
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_loss = MeanMetric()
         self.train()  # the trainer keeps every module in the mode it finds it in
 
     def train(self, mode: bool = True) -> "Classifier":
@@ -75,7 +77,8 @@ class Classifier(LightningModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         logits, labels = self._logits(batch), batch["label"]
         self.accuracy.update(logits, labels)
-        self.log("val/loss", F.cross_entropy(logits, labels), batch_size=len(labels), sync_dist=True)
+        self.val_loss.update(F.cross_entropy(logits, labels), len(labels))
+        self.log("val/loss", self.val_loss)
         self.log("val/accuracy", self.accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -13,11 +13,13 @@ SchedulerBuilder = Callable[[Optimizer, int], LRScheduler]
 
 def configure(
     parameters: Iterable[nn.Parameter],
-    optimizer: OptimizerBuilder,
+    optimizer: OptimizerBuilder | None,
     scheduler: SchedulerBuilder | None,
     total_steps: float,
 ) -> OptimizerLRScheduler:
     """Lightning's description of the optimiser of `parameters` and its schedule, stepped after every step."""
+    if optimizer is None:
+        raise ValueError("training needs an optimizer, and none was given")
     built = optimizer(parameters)
     if scheduler is None:
         return built

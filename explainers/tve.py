@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import MeanMetric
 
 from explainers.augmentation import random_resized_crop
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
@@ -80,8 +81,7 @@ class TVE(LightningModule):
         min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
         score, h_weight: see `transfer`.
         pooling: average the heatmap over this many patches a side, as a released figure does (5).
-        chunk_size: masked images in memory at a time.
-        seed: of the patches that are drawn.
+        chunk_size: masked images in memory at a time. seed: of the patches that are drawn.
     """
 
     near: Tensor
@@ -111,6 +111,7 @@ class TVE(LightningModule):
         self.patches_per_image, self.reduction, self.min_crop = patches_per_image, reduction, min_crop
         self.score, self.h_weight, self.pooling = score, h_weight, pooling
         self.hops, self.chunk_size, self.seed, self.fresh = tuple(hops), chunk_size, seed, weights is None
+        self.val_loss = MeanMetric()
         self.register_buffer("near", torch.stack([neighbourhoods(grid, hop) for hop in hops]), persistent=False)
         if weights is not None:
             self.load(weights)
@@ -174,7 +175,8 @@ class TVE(LightningModule):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         seen = batch if "meta" in batch else self.attributions(batch)
-        self.log("val/loss", self._loss(batch, seen), batch_size=len(batch["index"]), sync_dist=True, prog_bar=True)
+        self.val_loss.update(self._loss(batch, seen), len(batch["index"]))  # right for processes of unequal shares too
+        self.log("val/loss", self.val_loss, prog_bar=True)
 
     def _loss(self, batch: dict[str, Tensor], seen: dict[str, Tensor]) -> Tensor:
         """Equation 7, over the patches that were drawn."""
@@ -198,8 +200,6 @@ class TVE(LightningModule):
         return heatmaps
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        if self.optimizer is None:
-            raise ValueError("to train TVE, give it an optimizer")
         steps = self.trainer.estimated_stepping_batches
         return configure(self.network.parameters(), self.optimizer, self.scheduler, steps)
 
@@ -216,8 +216,8 @@ class TVE(LightningModule):
     def export(self, folder: Path) -> Path:
         """Write the trained network, and what it belongs to, as `explainer.safetensors`."""
         weights = {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
-        save_file(weights, folder / "explainer.safetensors", metadata=self.identity())
-        return folder / "explainer.safetensors"
+        save_file(weights, path := folder / "explainer.safetensors", metadata=self.identity())
+        return path
 
     def load(self, path: str) -> None:
         """Load what `export` wrote. Another width or grid is refused; other weights of the backbone are said."""

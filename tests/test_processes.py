@@ -71,9 +71,6 @@ def test_two_processes_train_as_one_with_the_same_global_batch(one_and_two):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="Lightning divides by the mean of 4 and 3 images as an integer, 3: take a MeanMetric"
-)
 def test_two_processes_validate_as_one_though_seven_images_cannot_be_halved(one_and_two):
     one, two = (json.loads((folder / "metrics.json").read_text())["val/loss"] for folder in one_and_two)
     assert two == pytest.approx(one, rel=1e-4)

@@ -275,7 +275,7 @@ def test_training_images_are_cropped_and_validation_images_are_not(target, grid,
 
 
 def test_training_needs_an_optimizer(target, grid):
-    with pytest.raises(ValueError, match="give it an optimizer"):
+    with pytest.raises(ValueError, match="training needs an optimizer"):
         TVE(target, grid, Small).configure_optimizers()
 
 
