@@ -274,9 +274,9 @@ def test_training_images_are_cropped_and_validation_images_are_not(target, grid,
     assert logged[0] == logged[1]
 
 
-def test_training_needs_an_optimizer(target, grid):
+def test_training_needs_an_optimizer(target, grid, images):
     with pytest.raises(ValueError, match="training needs an optimizer"):
-        TVE(target, grid, Small).configure_optimizers()
+        fit(TVE(target, grid, Small), images, epochs=1)
 
 
 def test_only_the_network_is_trained(target, grid, images):
