@@ -1,26 +1,29 @@
 """Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
 
-import json
-
 import hydra
 from hydra.utils import instantiate
 from lightning import seed_everything
-from omegaconf import DictConfig
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
 
 from explainers import report, runs
+from explainers.results import ResultsFile
 
 
 def evaluate(cfg: DictConfig) -> None:
-    """Write `results.json` and `.csv`, `table.md`, `curves.png` and heatmaps of every task to the folder of the run."""
+    """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     folder = runs.run_dir()
-    data = {task: instantiate(settings.data) for task, settings in cfg.tasks.items()}
+    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    file = ResultsFile(folder / "results.json", resolved, cfg.fresh)
+    tasks = {task: settings for task, settings in cfg.tasks.items() if task not in file.kept}
+    data = {task: instantiate(settings.data) for task, settings in tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task show before the first one is measured
     if runs.launch(runs.number_of_processes(cfg.trainer)):
         return
     runs.start_record(cfg, folder, go_on=True)
-    results, identity = {}, {}
-    for task, settings in cfg.tasks.items():
+    file.tell()
+    for task, settings in tasks.items():
         seed_everything(cfg.seed, workers=True)  # of every task by itself, whichever came before
         target = instantiate(cfg.target, head=settings.head)
         explainers = {
@@ -31,13 +34,19 @@ def evaluate(cfg: DictConfig) -> None:
         heatmaps = instantiate(cfg.heatmaps, name=task)
         trainer = instantiate(cfg.trainer, callbacks=[heatmaps], logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)
-        results[task], identity[task] = evaluation.results, evaluation.identity()
-        runs.write_atomically(folder / "results.json", json.dumps({"results": results, "identity": identity}, indent=2))
-    if trainer.is_global_zero:
-        runs.write_atomically(folder / "results.csv", report.comma_separated(results))
-        runs.write_atomically(folder / "table.md", report.markdown(results))
-        report.draw_curves(results, folder / "curves.png")
-        print(report.markdown(results), f"Everything is in {folder}", sep="\n")
+        file.add(task, evaluation.results, evaluation.identity())
+    publish(cfg)
+
+
+@rank_zero_only
+def publish(cfg: DictConfig) -> None:
+    """Tables and figures, of what stands in files alone."""
+    folder, tables = runs.run_dir(), report.tables(instantiate(cfg.results), instantiate(cfg.get("reference")))
+    for name, text in tables.items():
+        runs.write_atomically(folder / name, text)
+    for name, figure in (cfg.get("figures") or {}).items():
+        instantiate(figure).savefig(folder / f"{name}.png", dpi=120)
+    print(tables.get("table.md", ""), f"Everything is in {folder}", sep="\n")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")

@@ -1,6 +1,6 @@
 """Images with what the explainer's loss needs of the target: computed once, kept on disk, read ever after."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,20 @@ from datamodules.store import Rows, Store
 
 
 class StoredRows(Dataset[Rows]):
-    """The rows of a store as samples; those left out, of corrupt images, are not among them."""
+    """The rows of all stores as samples; those left out, of corrupt images, are not among them."""
 
-    def __init__(self, store: Store) -> None:
-        self.store, self.rows = store, store.present()
+    def __init__(self, stores: Sequence[Store], labels: Tensor | None) -> None:
+        self.stores, self.rows, self.labels = stores, stores[0].present(), labels
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Rows:
-        return {"index": torch.tensor(self.rows[index])} | self.store.read(self.rows[index])
+        row = self.rows[index]
+        sample = {"index": torch.tensor(row)} | ({} if self.labels is None else {"label": self.labels[row]})
+        for store in self.stores:
+            sample |= store.read(row)
+        return sample
 
 
 def collate_readable(samples: list[Sample | None]) -> dict[str, Tensor] | None:
@@ -32,13 +36,14 @@ def collate_readable(samples: list[Sample | None]) -> dict[str, Tensor] | None:
 
 
 class Attributions(Images):
-    """`Images` whose batches hold, instead of pixels, what `attributions` of the module in training makes of them.
+    """`Images` whose batches hold, instead of pixels, what the `sources` of the module in training make of them.
 
-    The first run computes them, with a progress bar, and goes on where a killed one stopped; every later run with the
-    same backbone, images, patches and precision only reads. There are no random crops: images stay as they are.
+    The first run computes them, with a progress bar, and goes on where a killed one stopped; every later run whose
+    sources, images and precision are the same only reads. Each source is kept by itself, so that runs share what they
+    have in common. There are no random crops: images stay as they are.
 
     Args:
-        folder: where the attributions are kept.
+        folder: where the rows are kept.
         compute_batch_size: images at a time while computing.
         train, val, test, batch_size, eval_batch_size, num_workers, seed: as of `Images`.
     """
@@ -59,26 +64,35 @@ class Attributions(Images):
         self.folder, self.compute_batch_size = folder, compute_batch_size
 
     def samples(self, split: str) -> Dataset:
-        """The rows of all images of a split, the missing ones computed by the module in training."""
+        """The rows of all images of a split, the missing ones computed."""
         trainer: Any = self.trainer
-        module, dataset, (rank, world_size) = trainer.lightning_module, self.dataset(split), rank_and_world_size(self)
         if trainer.fast_dev_run:
-            return dataset  # the module computes the few that it needs
-        key = module.attribution_key() | {"images": dataset.fingerprint(), "precision": str(trainer.precision)}
+            return self.dataset(split)  # the module computes the few that it needs
+        stores = [self._filled(source, split) for source in trainer.lightning_module.sources]
+        return StoredRows(stores, getattr(self.dataset(split), "labels", None))
+
+    def _filled(self, source: Any, split: str) -> Store:
+        """The store of a source, full: every process computes its share of what is missing."""
+        trainer: Any = self.trainer
+        dataset, (rank, world_size) = self.dataset(split), rank_and_world_size(self)
+        key = source.key() | {"images": dataset.fingerprint(), "precision": str(trainer.precision)}
         store = Store(self.folder, key, len(dataset))
         missing = [index for index in store.missing() if index % world_size == rank]
         loader = DataLoader(
             Subset(dataset, missing), self.compute_batch_size, num_workers=self.num_workers, collate_fn=collate_readable
         )
-        for batch in tqdm(loader, f"attributions ({split})", disable=not missing or rank > 0, unit="batch"):
+        what = f"{source.provides} ({split})"
+        for batch in tqdm(loader, what, disable=not missing or rank > 0, unit="batch"):
             if batch is not None:
-                store.write(batch["index"], self._compute(module, batch))
-        trainer.strategy.barrier("attributions")
-        return StoredRows(store)
+                store.write(batch["index"], self._compute(source, batch))
+        trainer.strategy.barrier(what)
+        return store
 
-    def _compute(self, module: Any, batch: dict[str, Tensor]) -> Rows:
+    def _compute(self, source: Any, batch: dict[str, Tensor]) -> Rows:
+        trainer: Any = self.trainer
+        module = trainer.lightning_module
         training = module.training
-        with torch.no_grad(), self.trainer.precision_plugin.forward_context():  # type: ignore[union-attr]
-            rows = module.eval().attributions(module.transfer_batch_to_device(batch, module.device, 0))
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
+            rows = source(module.eval().transfer_batch_to_device(batch, module.device, 0))
         module.train(training)
         return rows

@@ -1,8 +1,10 @@
 """torchvision's CIFAR-10 and CIFAR-100 as samples."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.transforms.functional import pil_to_tensor
@@ -15,6 +17,13 @@ class Upsampled(Dataset[Sample]):
 
     def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
         self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
+        self.labels = torch.tensor([stored.targets[i] for i in chosen])  # int64, (N,)
+
+    def fingerprint(self) -> str:
+        """Equal for equal images: a hash of the stored pixels, of which are chosen, and of their size."""
+        digest = hashlib.sha256(self.stored.data.tobytes())
+        digest.update(repr((list(self.chosen), self.image_size)).encode())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.chosen)

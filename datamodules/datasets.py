@@ -26,11 +26,23 @@ class CorruptImage(ValueError):
     """A file that should hold an image and cannot be decoded."""
 
 
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Three channels of 8 bits: grey is repeated, transparency is left out, and of 16 bits the high byte stays."""
+    if image.mode.startswith(("I", "F")):  # more than 8 bits, which Pillow would cut off at 255
+        pixels = np.asarray(image)
+        if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
+            raise ValueError(
+                f"expected 8 or 16 bits a channel, got mode {image.mode}, {pixels.min()} to {pixels.max()}"
+            )
+        image = Image.fromarray((pixels >> 8).astype(np.uint8))
+    return image.convert("RGB")
+
+
 def read_image(path: Path) -> Image.Image:
-    """Decode a file to RGB, at its own size."""
+    """Decode a file to RGB, at its own size; whatever its mode, see `as_rgb`."""
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return as_rgb(image)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk, the permissions or too many open files: nothing is known about the image
@@ -136,11 +148,12 @@ class ImageFiles(Dataset[Sample | None]):
 
 
 def list_images(root: Path) -> list[Path]:
-    """All images below a folder, sorted by name, folder by folder."""
+    """All images below a folder, sorted by name, folder by folder; not hidden ones (macOS leaves ._image1.png)."""
     found: list[Path] = []
     for folder, subfolders, files in os.walk(root, followlinks=True):
         subfolders.sort()
-        found += [Path(folder, name) for name in sorted(files) if name.lower().endswith(EXTENSIONS)]
+        names = sorted(name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
+        found += [Path(folder, name) for name in names]
     return found
 
 
@@ -157,17 +170,18 @@ def image_folder(
     crop_fraction: float = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
+    split: str = "",
 ) -> ImageFiles:
-    """Labelled images, one subfolder per class: the layout of ImageNet (train/<wnid>/<file>).
+    """Labelled images, <root>/<split>/<class>/<file>: the layout of ImageNet.
 
     Every subfolder is a class, an empty one too: the labels of a part of the images agree with those of the whole.
     """
-    folder = existing_folder(root, "with one subfolder per class")
+    folder = existing_folder(Path(root) / split, "with one subfolder per class")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     files = [(path, label) for label, name in enumerate(classes) for path in list_images(folder / name)]
     if not files:
         raise FileNotFoundError(
-            f"expected {root} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
+            f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
         )
     paths, labels = zip(*files, strict=True)
     return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)

@@ -52,8 +52,9 @@ class Digits(Dataset[dict[str, Tensor]]):
         ink = torch.from_numpy(digits.images[SPLITS[split]]).float()[:, None] / 16  # (n, 1, 8, 8)
         side = image_size * 3 // 8
         self.strokes = F.interpolate(ink, (side, side), mode="bilinear").numpy()  # (n, 1, side, side)
-        self.labels = [label_of[digit] for digit in digits.target[SPLITS[split]]]
+        self.stroke_labels = [label_of[digit] for digit in digits.target[SPLITS[split]]]
         self.canvases = [self._draw(index) for index in range(size)]
+        self.labels = torch.tensor([int(canvas["label"]) for canvas in self.canvases])  # int64, (size,)
 
     def fingerprint(self) -> str:
         """Equal for equal samples."""
@@ -78,7 +79,8 @@ class Digits(Dataset[dict[str, Tensor]]):
         truth = torch.zeros(canvas.shape[1:], dtype=torch.bool)
         truth[box] = True
         image = torch.from_numpy((canvas.clip(0, 1) * 255).round().astype(np.uint8))
-        return {"image": image, "label": torch.tensor(self.labels[which]), "index": torch.tensor(index), "truth": truth}
+        label = torch.tensor(self.stroke_labels[which])
+        return {"image": image, "label": label, "index": torch.tensor(index), "truth": truth}
 
     def _background(self, random: np.random.Generator) -> np.ndarray:
         """Mid-grey with coloured spots, (3, S, S)."""

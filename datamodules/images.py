@@ -110,6 +110,11 @@ class Images(LightningDataModule):
             self.datasets[split] = build()
         return self.datasets[split]
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes of the training images, in the order of their labels; empty where they have none."""
+        return list(getattr(self.dataset("train"), "classes", ()))
+
     def samples(self, split: str) -> Any:
         """What the loader of a split loads: its data set, or something made of it."""
         return self.dataset(split)

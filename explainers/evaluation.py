@@ -18,7 +18,7 @@ from explainers.target import TargetModel
 
 
 class Evaluation(LightningModule):
-    """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`.
+    """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`, and `identity`.
 
     Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the
     rank correlation with the explainer called `reference` where there is one, and explained images per second of one
@@ -50,8 +50,9 @@ class Evaluation(LightningModule):
         self.levels, self.removal, self.classes = levels, removal, classes
         self.reference, self.chunk_size = reference, chunk_size
         self.metrics = nn.ModuleDict({name: nn.ModuleDict(self._metrics()) for name in explainers})
-        self.accuracy = MeanMetric()
+        self.accuracy, self.images = MeanMetric(), SumMetric()
         self.results: dict[str, dict[str, Any]] = {}
+        self.measured: dict[str, float] = {}
 
     def _metrics(self) -> dict[str, Metric]:
         return {
@@ -70,6 +71,7 @@ class Evaluation(LightningModule):
         images, normalised = batch["image"], self.target.normalise(batch["image"])
         predicted = self.target.classify(self.target.embed(normalised)).argmax(-1)
         self.accuracy.update((predicted == batch["label"]).float())
+        self.images.update(len(images))
         classes = predicted if self.classes == "predicted" else batch["label"]
         heatmaps = {}
         for name, explainer in self.explainers.items():
@@ -116,15 +118,20 @@ class Evaluation(LightningModule):
         self.log_dict(
             {f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)}
         )
-        self.log("accuracy", self.accuracy.compute())
+        accuracy = self.accuracy.compute()
+        self.log("accuracy", accuracy)
+        self.measured = {"accuracy": accuracy.item(), "images": int(self.images.compute())}
 
     def identity(self) -> dict[str, Any]:
-        """What the results hold for: they compare with others only where all of this is the same."""
+        """What the results hold for: they compare with others only where all of this is the same.
+
+        After the test with the target's `accuracy` and the number of `images`.
+        """
         return {
-            "backbone": self.target.name,
-            "backbone_sha256": self.target.weights_hash(),
+            **self.target.identity(),
             "patches_per_side": self.grid.side,
             "removal": self.removal,
             "levels": self.levels,
             "classes": self.classes,
+            **self.measured,
         }

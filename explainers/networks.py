@@ -1,68 +1,117 @@
-"""Networks that predict the meta-attribution (g, h) of every patch at once.
+"""Networks that predict the meta-attribution (g, h) of every patch at once, from what the target itself has seen.
 
-Each is called as `network(images, embeddings, maps)` and returns (B, N, 2, D). `blocks` names the feature maps of the
-target that it reads; a network with no blocks looks at the images alone, and needs no forward pass of the target.
+Each is called as `network(images, embeddings, maps, patches)` and returns (B, N, 2, D); in training, only what concerns
+the patches (B, Z) that were drawn, (B, Z, 2, D). `blocks` names the feature maps of the target that it reads; a
+network with no blocks looks at the images alone, and needs no forward pass of the target.
 """
 
-import logging
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import timm
 import torch
-from timm.layers import build_sincos2d_pos_embed
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
-log = logging.getLogger(__name__)
-NORM: Any = partial(nn.LayerNorm, eps=1e-6)  # as in the official masked autoencoder
+
+def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
+    """Of tokens (B, N, ...) those of the patches (B, Z), in their order: (B, Z, ...); or all of them."""
+    return tokens if patches is None else tokens[torch.arange(len(tokens), device=tokens.device)[:, None], patches]
 
 
-class LightNetwork(nn.Module):
-    """A few transformer blocks on the target's patch features: one target forward serves prediction and explanation.
+class Trunk(nn.Module):
+    """What the target saw around every patch, as tokens (B, N, width): features of several blocks, averaged over N(z).
 
-    Predicts g and h as corrections to their trivial guesses, the mean g and the embedding of the whole image, in units
-    of their standard deviation (`calibrate`). Feature maps of another resolution are resampled to the grid.
+    The average is what makes few training images suffice: g is what the backbone sees of N(z) and of nothing else.
+    An MLP mixes the channels. Patches are mixed by the average alone, so that a training step costs no more than the
+    patches that it draws. Feature maps of another resolution are resampled to the grid.
 
     Args:
         blocks: whose outputs it reads: transformer blocks, or the stages of Swin and ResNet.
-        width, depth, heads: of its transformer.
+        hops: the size of N(z); of several sizes, the largest.
+        width, depth, dropout: of the tokens and the residual layers.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        blocks: Sequence[int],
+        hops: Sequence[int],
+        width: int,
+        depth: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.side, self.hops = grid.side, max(hops)
+        channels = [*target.map_channels(blocks), target.embed_dim]
+        self.read = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, width)) for c in channels)
+        self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), Mlp(width, 2 * width, drop=dropout)) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
+        *read_maps, read_embedding = self.read
+        tokens = at_patches(self.position.expand(len(embeddings), -1, -1), patches)  # (B, N or Z, width)
+        tokens = tokens + read_embedding(embeddings)[:, None]
+        for read, feature_map in zip(read_maps, maps, strict=True):
+            tokens = tokens + read(at_patches(self._around(feature_map).flatten(2).mT, patches))
+        tokens = self.dropout(tokens)
+        for layer in self.layers:
+            tokens = tokens + layer(tokens)
+        return self.norm(tokens)
+
+    def _around(self, feature_map: Tensor) -> Tensor:
+        """A feature map (B, C, P', P') on the grid, averaged over N(z): (B, C, P, P)."""
+        if feature_map.shape[-1] != self.side:
+            size = (self.side, self.side)
+            feature_map = F.interpolate(feature_map.float(), size, mode="bilinear", antialias=True)
+        return F.avg_pool2d(feature_map, 2 * self.hops + 1, 1, self.hops, count_include_pad=False)
+
+
+class LightNetwork(nn.Module):
+    """A `Trunk` on the target's patch features: one target forward serves prediction and explanation.
+
+    Predicts g and h as corrections to their trivial guesses, the mean g and the embedding of the whole image, in units
+    of their standard deviation (`calibrate`).
+
+    Args:
+        blocks, hops, width, depth, dropout: see `Trunk`.
     """
 
     mean_g: Tensor
     scale: Tensor
 
     def __init__(
-        self, target: TargetModel, grid: PatchGrid, blocks: list[int], width: int = 192, depth: int = 2, heads: int = 3
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        blocks: Sequence[int],
+        hops: Sequence[int] = (2,),
+        width: int = 256,
+        depth: int = 2,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.blocks, self.side = tuple(blocks), grid.side
-        self.read_maps = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, width))
-            for channels in target.map_channels(blocks)
-        )
-        self.read_embedding = nn.Sequential(nn.LayerNorm(target.embed_dim), nn.Linear(target.embed_dim, width))
-        self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
-        self.transformer = nn.Sequential(*(Block(width, heads) for _ in range(depth)), nn.LayerNorm(width))
+        self.blocks = tuple(blocks)
+        self.trunk = Trunk(target, grid, blocks, hops, width, depth, dropout)
         self.write = nn.Linear(width, 2 * target.embed_dim)
         nn.init.trunc_normal_(self.write.weight, std=0.02)
         nn.init.zeros_(self.write.bias)
         self.register_buffer("mean_g", torch.zeros(target.embed_dim))
         self.register_buffer("scale", torch.ones(2, target.embed_dim))
 
-    def forward(self, images: Tensor, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
-        tokens = self.position + self.read_embedding(embeddings)[:, None]  # (B, N, width)
-        for read, feature_map in zip(self.read_maps, maps, strict=True):
-            if feature_map.shape[-1] != self.side:
-                size = (self.side, self.side)
-                feature_map = F.interpolate(feature_map.float(), size, mode="bilinear", antialias=True)
-            tokens = tokens + read(feature_map.flatten(2).transpose(1, 2))
-        correction = self.write(self.transformer(tokens)).unflatten(-1, (2, -1)) * self.scale  # (B, N, 2, D)
+    def forward(
+        self, images: Tensor | None, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None
+    ) -> Tensor:
+        correction = (
+            self.write(self.trunk(embeddings, maps, patches)).unflatten(-1, (2, -1)) * self.scale
+        )  # (B, N, 2, D)
         guess = torch.stack([self.mean_g.expand_as(embeddings), embeddings], 1)  # (B, 2, D)
         return guess[:, None] + correction
 
@@ -73,151 +122,3 @@ class LightNetwork(nn.Module):
         self.mean_g.copy_(g.mean((0, 1)))
         spread = torch.stack([g - self.mean_g, h - embeddings[:, None]]).square().mean((1, 2)).sqrt()  # (2, D)
         self.scale.copy_(torch.where(spread > 0, spread, 1))  # a scale of 0 could never learn
-
-
-class MaskedAutoencoder(nn.Module):
-    """A masked autoencoder's encoder and decoder (He et al., 2022) with nothing masked, up to the decoder's tokens.
-
-    Attributes are named as in the official checkpoints, so that their weights load by name.
-    """
-
-    def __init__(
-        self,
-        grid: PatchGrid,
-        width: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        decoder_width: int = 512,
-        decoder_depth: int = 8,
-        decoder_heads: int = 16,
-    ) -> None:
-        super().__init__()
-        self.encoder = VisionTransformer(
-            grid.image_size, grid.patch_size, num_classes=0, embed_dim=width, depth=depth, num_heads=heads
-        )
-        self.encoder.pos_embed = nn.Parameter(sincos_positions(grid, width))
-        self.decoder_embed = nn.Linear(width, decoder_width)
-        self.decoder_pos_embed = nn.Parameter(sincos_positions(grid, decoder_width), requires_grad=False)
-        self.decoder_blocks = nn.Sequential(
-            *(Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=NORM) for _ in range(decoder_depth))
-        )
-        self.decoder_norm = NORM(decoder_width)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) → patch tokens (B, N, decoder_width); the class token is dropped."""
-        tokens = self.decoder_embed(self.encoder.forward_features(images)) + self.decoder_pos_embed
-        return self.decoder_norm(self.decoder_blocks(tokens))[:, 1:]
-
-    def load(self, weights: str) -> None:
-        """Load a local MAE checkpoint (official names, torch), or the timm model of this name: the encoder only.
-
-        Raises:
-            ValueError: for weights of another size, or of something else.
-        """
-        if Path(weights).is_file():
-            saved = torch.load(weights, map_location="cpu", weights_only=True)
-            saved = saved.get("model", saved)
-        else:
-            saved = timm.create_model(weights, pretrained=True, num_classes=0).state_dict()
-        skipped = ("mask_token", "decoder_pred.weight", "decoder_pred.bias")  # they only serve reconstruction
-        own = {
-            name if name.startswith("decoder_") else f"encoder.{name}": value
-            for name, value in saved.items()
-            if name not in skipped
-        }
-        shapes = {name: value.shape for name, value in self.state_dict().items()}
-        for name, value in own.items():
-            if shapes.get(name) != value.shape:
-                raise ValueError(
-                    f"{weights} is not a masked autoencoder of this size: its {name} is {list(value.shape)}, "
-                    f"this one's is {list(shapes[name]) if name in shapes else 'missing'}"
-                )
-        missing, _ = self.load_state_dict(own, strict=False)
-        if missing:
-            log.warning(
-                "%s does not initialise %d tensors, %s to %s: they start random",
-                weights,
-                len(missing),
-                missing[0],
-                missing[-1],
-            )
-
-
-def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
-    """Fixed sine-cosine position embeddings, columns first as in MAE, 0 for the class token: (1, 1 + N, width)."""
-    patches = build_sincos2d_pos_embed([grid.side, grid.side], width, interleave_sin_cos=True).roll(width // 2, -1)
-    return torch.cat([torch.zeros(1, width), patches])[None]
-
-
-class FFN(nn.Module):
-    """One layer of the explainer's head: LayerNorm, linear, GELU, linear, GELU, skip connection (TVE, Figure 10 b).
-
-    Args:
-        tokens: mix this many tokens in the second linear layer, as the released code does; 0 keeps to channels.
-    """
-
-    def __init__(self, width_in: int, width: int, tokens: int = 0, activation: bool = True, skip: bool = True) -> None:
-        super().__init__()
-        self.norm, self.first = nn.LayerNorm(width_in), nn.Linear(width_in, width)
-        self.second = nn.Linear(tokens or width, tokens or width)
-        self.activation = nn.GELU() if activation else nn.Identity()
-        self.tokens, self.skip = tokens, skip
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, N, width_in) → (B, N, width)."""
-        hidden = self.activation(self.first(self.norm(features)))
-        hidden = self.second(hidden.mT).mT if self.tokens else self.second(hidden)
-        return self.activation(hidden) + features if self.skip else self.activation(hidden)
-
-
-class PaperNetwork(nn.Module):
-    """The paper's explainer: for each of g and h a masked autoencoder and `head_layers` FFN layers (TVE, Appendix H).
-
-    The first layer has no skip connection, for its shapes differ, and the last no GELU.
-
-    Args:
-        mae: initial weights of both autoencoders: a local checkpoint or a timm name; `None` starts from random ones.
-        token_mixing: the released code's head: its layers mix tokens, its first and last have neither GELU nor skip.
-    """
-
-    blocks: tuple[int, ...] = ()
-    mean: Tensor
-    std: Tensor
-
-    def __init__(
-        self,
-        target: TargetModel,
-        grid: PatchGrid,
-        mae: str | None = None,
-        width: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        decoder_width: int = 512,
-        decoder_depth: int = 8,
-        decoder_heads: int = 16,
-        head_layers: int = 17,
-        token_mixing: bool = False,
-    ) -> None:
-        super().__init__()
-        towers = [
-            MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads) for _ in range(2)
-        ]
-        for tower in towers if mae else []:
-            tower.load(mae)  # type: ignore[arg-type]
-        tokens = grid.num_patches if token_mixing else 0
-        self.towers = nn.ModuleList(
-            nn.Sequential(tower, *ffn_layers(decoder_width, target.embed_dim, head_layers, tokens)) for tower in towers
-        )
-        self.register_buffer("mean", torch.tensor(timm.data.IMAGENET_DEFAULT_MEAN)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(timm.data.IMAGENET_DEFAULT_STD)[:, None, None], persistent=False)
-
-    def forward(self, images: Tensor, embeddings: Tensor | None = None, maps: list[Tensor] | None = None) -> Tensor:
-        normalised = (images.float() / 255 - self.mean) / self.std
-        return torch.stack([tower(normalised) for tower in self.towers], 2)
-
-
-def ffn_layers(width_in: int, width: int, layers: int, tokens: int = 0) -> list[FFN]:
-    """The explainer's head. Its first layer has no skip connection; its last no GELU, nor, as released, a skip."""
-    first = FFN(width_in, width, tokens, activation=not tokens, skip=False)
-    last = FFN(width, width, tokens, activation=False, skip=not tokens)
-    return [first, *(FFN(width, width, tokens) for _ in range(layers - 2)), last]

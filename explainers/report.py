@@ -1,33 +1,78 @@
-"""Results as people read them: a table, and fidelity-sparsity curves."""
+"""Results as tables: Markdown, LaTeX and CSV, with the values of a paper beside them where they are asked for."""
 
 import csv
 import io
-from collections.abc import Mapping
-from pathlib import Path
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
-
-Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Task → explainer → what `Evaluation` measured."""
+from explainers.results import Results
 
 COLUMNS = {
     "fidelity_plus": "Fidelity⁺ ↑",
     "fidelity_minus": "Fidelity⁻ ↓",
     "pointing_game": "Hit rate ↑",
     "rank_correlation": "ρ with the oracle ↑",
+    "pearson_16": "r, 16 subsets ↑",
+    "pearson_32": "r, 32 subsets ↑",
+    "spearman_16": "ρ, 16 subsets ↑",
+    "spearman_32": "ρ, 32 subsets ↑",
+    "within_images_16": "ρ within images, 16 ↑",
+    "within_images_32": "ρ within images, 32 ↑",
     "images_per_second": "Images/s ↑",
 }
+FIDELITIES = ("fidelity_plus", "fidelity_minus")
+LATEX = str.maketrans(
+    {name: f"\\{name}" for name in "_%&#$"}
+    | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "⁺": "$^{+}$", "⁻": "$^{-}$", "ρ": r"$\rho$", "–": "--"}
+)
 
 
-def rows(results: Results) -> list[dict[str, str]]:
+@dataclass(frozen=True)
+class Reference:
+    """Fidelities that others printed, of one target model.
+
+    Args:
+        source: who printed them.
+        target: whose values to show, one of the keys of `values`.
+        values: target → task → explainer → [Fidelity⁺, Fidelity⁻].
+    """
+
+    source: str
+    target: str
+    values: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+
+    def __post_init__(self) -> None:
+        if self.target not in self.values:
+            raise ValueError(
+                f"expected a target that the {self.source} has values of, got {self.target}: "
+                f"set reference.target to one of {', '.join(self.values)}"
+            )
+
+    def title(self, column: str) -> str:
+        """The head of a column."""
+        return f"{COLUMNS[column]} {self.source}, {self.target}"
+
+    def value(self, task: str, explainer: str, column: str) -> float | None:
+        """None where nothing was printed."""
+        printed = self.values[self.target].get(task, {}).get(explainer)
+        return printed[FIDELITIES.index(column)] if printed else None
+
+
+def rows(results: Results, reference: Reference | None = None) -> list[dict[str, str]]:
     """One row of text for each task and explainer; fidelities with their standard errors."""
     flat = [(task, name, found) for task, explainers in results.items() for name, found in explainers.items()]
     columns = [column for column in COLUMNS if any(column in found for _, _, found in flat)]
-    return [
-        {"Task": task, "Explainer": name} | {COLUMNS[column]: _cell(found, column) for column in columns}
-        for task, name, found in flat
-    ]
+    table = []
+    for task, name, found in flat:
+        row = {"Task": task, "Explainer": name}
+        for column in columns:
+            row[COLUMNS[column]] = _cell(found, column)
+            if reference and column in FIDELITIES:
+                row[reference.title(column)] = _printed(reference.value(task, name, column))
+        table.append(row)
+    return table
 
 
 def _cell(found: Mapping[str, Any], column: str) -> str:
@@ -38,9 +83,22 @@ def _cell(found: Mapping[str, Any], column: str) -> str:
     return f"{found[column]:.1f}" if column == "images_per_second" else f"{found[column]:.3f}"
 
 
-def markdown(results: Results) -> str:
+def _printed(value: float | None) -> str:
+    """With the two digits that papers give, or the three."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if round(value, 2) == value else f"{value:.3f}"
+
+
+def tables(results: Results, reference: Reference | None = None) -> dict[str, str]:
+    """File name → text of every table; none where there are no results."""
+    writers = {"results.csv": comma_separated, "table.tex": latex, "table.md": markdown}
+    return {name: write(results, reference) for name, write in writers.items()} if results else {}
+
+
+def markdown(results: Results, reference: Reference | None = None) -> str:
     """The table in Markdown, its columns aligned so that it reads well on a terminal too."""
-    table = rows(results)
+    table = rows(results, reference)
     widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
     lines = [
         " | ".join(name.ljust(width) for name, width in widths.items()),
@@ -50,32 +108,36 @@ def markdown(results: Results) -> str:
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
-def comma_separated(results: Results) -> str:
+def latex(results: Results, reference: Reference | None = None) -> str:
+    """The table for LaTeX with booktabs: a rule between the tasks, each task named once."""
+    table = rows(results, reference)
+    lines = [f"\\begin{{tabular}}{{ll{'r' * (len(table[0]) - 2)}}}", "\\toprule", _line(table[0].keys())]
+    task = None
+    for row in table:
+        if row["Task"] != task:
+            lines.append("\\midrule")
+        lines.append(_line(["" if row["Task"] == task else row["Task"], *list(row.values())[1:]]))
+        task = row["Task"]
+    return "\n".join(["% \\usepackage{booktabs}", *lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return " & ".join(re.sub(r"^-(?=\d)", "$-$", cell.translate(LATEX)) for cell in cells) + " \\\\"
+
+
+def comma_separated(results: Results, reference: Reference | None = None) -> str:
     """Every single number that was measured, unrounded."""
-    flat = [
-        {"task": task, "explainer": name} | {key: value for key, value in found.items() if not isinstance(value, list)}
-        for task, explainers in results.items()
-        for name, found in explainers.items()
-    ]
+    flat = []
+    for task, explainers in results.items():
+        for name, found in explainers.items():
+            row: dict[str, Any] = {"task": task, "explainer": name}
+            row |= {key: value for key, value in found.items() if not isinstance(value, list)}
+            if reference:
+                printed = {key: reference.value(task, name, key) for key in FIDELITIES}
+                row |= {f"{key} ({reference.source}, {reference.target})": value for key, value in printed.items()}
+            flat.append(row)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()
-
-
-def draw_curves(results: Results, path: Path) -> None:
-    """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): a column for each task, a line for each explainer."""
-    figure = Figure(figsize=(0.8 + 3.2 * len(results), 5.6), layout="constrained")
-    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
-    for column, (task, explainers) in enumerate(results.items()):
-        for row, curve in enumerate(("fidelity_plus_curve", "fidelity_minus_curve")):
-            for name, found in explainers.items():
-                axes[row, column].plot(found["sparsity"], found[curve], label=name)
-            axes[row, column].grid(alpha=0.3)
-        axes[0, column].set_title(task)
-        axes[1, column].set_xlabel("sparsity |S*| / N")
-    axes[0, 0].set_ylabel("Fidelity⁺  (higher is better)")
-    axes[1, 0].set_ylabel("Fidelity⁻  (lower is better)")
-    axes[0, 0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)

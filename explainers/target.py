@@ -45,32 +45,45 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classifier becomes `head` and the rest `backbone`.
         head: a head for another task on the same backbone, or the file that holds one; `None` keeps the model's own.
+        compile: let torch compile the backbone: half a minute at the start, and faster after it.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None, compile: bool = False) -> None:
         super().__init__()
         own = model.get_classifier()
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
+        given = head if isinstance(head, str | Path) else "the head"
         if head is None:
             head = DistilledHead(*own) if self.distilled else own
         elif not isinstance(head, nn.Module):
             head = load_head(head)
         model.reset_classifier(0)
+        if compile:
+            model.forward_features = torch.compile(model.forward_features)
         self.backbone: Any = model  # timm has no type for what its models share
         self.head: Any = head
-        self._check_head()
+        self._check_head(given)
         config = timm.data.resolve_model_data_config(model)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
 
-    def _check_head(self) -> None:
+    def _check_head(self, given: str | Path) -> None:
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
-            raise ValueError(f"the head reads embeddings of width {width}, the backbone gives {self.embed_dim}")
+            raise ValueError(
+                f"expected a head for embeddings of width {self.embed_dim}, which {self.name} gives; {given} reads width"
+                f" {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        head = self.head.head if isinstance(self.head, DistilledHead) else self.head
+        return int(head.out_features)
 
     @property
     def name(self) -> str:
@@ -84,6 +97,10 @@ class TargetModel(nn.Module):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
+
+    def identity(self) -> dict[str, str]:
+        """Which backbone this is: what was computed with it holds for no other."""
+        return {"backbone": self.name, "backbone_sha256": self.weights_hash()}
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → what the backbone was trained on."""
@@ -122,3 +139,23 @@ class TargetModel(nn.Module):
         if self.distilled:  # timm would average the two tokens, and the heads differ
             return features[:, :2].flatten(1)
         return self.backbone.forward_head(features, pre_logits=True)
+
+
+class Features:
+    """A source (see `explainers`): what a network reads of the frozen target, in one forward pass.
+
+    Rows: `embedding` (B, D), and `map_0`, `map_1`, ... (B, C, P', P') of the blocks.
+    """
+
+    provides = "embedding"
+
+    def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
+        self.target, self.blocks = target, tuple(blocks)
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        with torch.no_grad():
+            embeddings, maps = self.target.embed_with_maps(self.target.normalise(batch["image"]), self.blocks)
+        return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
+
+    def key(self) -> dict[str, str]:
+        return self.target.identity() | {"source": "features", "blocks": str(self.blocks)}

@@ -148,3 +148,51 @@ def sincos(side, width):
             angles = [[place * 10000 ** (-4 * k / width) for k in range(width // 4)] for place in (column, row)]
             table.append([f(angle) for half in angles for f in (math.sin, math.cos) for angle in half])
     return torch.tensor(table)
+
+
+def shapley_sizes(num_patches):
+    """The probability of every size 0 ... N of a coalition under the Shapley kernel: ∝ 1 / (k (N − k)), inside."""
+    weights = [Fraction(1, k * (num_patches - k)) for k in range(1, num_patches)]
+    return [0.0, *(float(weight / sum(weights)) for weight in weights), 0.0]
+
+
+def coalition_values(predict, image, side):
+    """v(S) of every coalition S of patches of one normalised image: a dictionary from frozensets to (K,)."""
+    coalitions = [frozenset()]
+    for patch in range(side**2):
+        coalitions += [coalition | {patch} for coalition in coalitions]
+    return {coalition: predict(only(image, coalition, side)[None])[0] for coalition in coalitions}
+
+
+def exact_shapley(values, num_patches):
+    """The Shapley values (N, K) of a game {coalition: v}: the mean over orders of what a patch adds when it comes."""
+    phi = []
+    for patch in range(num_patches):
+        added = 0
+        for coalition, value in values.items():
+            if patch not in coalition:
+                size = len(coalition)
+                orders = math.factorial(size) * math.factorial(num_patches - size - 1)
+                added = added + orders / math.factorial(num_patches) * (values[coalition | {patch}] - value)
+        phi.append(added)
+    return torch.stack(phi)
+
+
+def error_bound(predicted, exact):
+    """ε, its bound and |φ̂ − φ| of one patch, from the probabilities [H(ĝ), H(ĥ)] and [H(g), H(h)] (TVE, Theorem 1)."""
+    epsilon = max(abs(guess / true - 1) for guess, true in zip(predicted, exact, strict=True))
+    bound = 2 * epsilon / (1 - epsilon) if epsilon < 1 else math.inf
+    phi_predicted, phi = (math.log(g) - math.log(h) for g, h in (predicted, exact))
+    return epsilon, bound, abs(phi_predicted - phi)
+
+
+def gain(predict, image, label, near, subset, side):
+    """log f(N(z) ∪ B) − log f(B) of one normalised image, for sets `near` and `subset` (TVE, Equation 2)."""
+    with_near, without = (predict(only(image, patches, side)[None])[0, label] for patches in (near | subset, subset))
+    return math.log(with_near) - math.log(without)
+
+
+def two_points(predict, image, label, near, side):
+    """The mean of what N(z) adds to everything else, and to nothing (TVE, Equation 3)."""
+    rest = set(range(side**2)) - near
+    return sum(gain(predict, image, label, near, subset, side) for subset in (rest, set())) / 2

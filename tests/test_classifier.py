@@ -6,6 +6,7 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
+from datamodules.images import Images
 from explainers.classifier import Classifier
 from explainers.target import TargetModel
 
@@ -72,21 +73,75 @@ def test_full_tuning_changes_the_backbone_and_its_statistics(make_target, traini
     )
 
 
-@pytest.mark.parametrize("tune", ["head", "all"])
-def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target, tune):
-    classifier = Classifier(make_target("test_resnet"), 2, SGD, tune=tune).eval()
+def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target):
+    classifier = Classifier(make_target("test_resnet"), 2, SGD).eval()
     batch = {name: torch.stack([sample[name] for sample in samples(8)]) for name in ("image", "label")}
-    stored = classifier.attributions(batch)
-    assert stored.keys() == {"embedding", "label"}
+    (source,) = classifier.sources
+    stored = source(batch)
+    assert stored.keys() == {source.provides} and not stored["embedding"].requires_grad
     torch.testing.assert_close(classifier._logits(stored), classifier(batch["image"]))
+    torch.testing.assert_close(classifier._logits(batch), classifier(batch["image"]))
 
 
-def test_embeddings_of_a_backbone_that_changes_cannot_be_stored(make_target):
-    with pytest.raises(ValueError, match="a backbone that is tuned has no embeddings to store"):
-        Classifier(make_target(), 2, SGD, tune="all").attribution_key()
-    key = Classifier(make_target(), 2, SGD).attribution_key()
-    assert key == Classifier(make_target(), 3, SGD).attribution_key()
-    assert key != Classifier(make_target(seed=1), 2, SGD).attribution_key()
+@pytest.mark.parametrize("changing", [{"tune": "all"}, {"min_crop": 0.5}], ids=str)
+def test_embeddings_that_change_cannot_be_stored(make_target, changing):
+    with pytest.raises(
+        ValueError, match="tune=head and .*min_crop=null to store embeddings, got .*datamodule of images"
+    ):
+        _ = Classifier(make_target(), 2, SGD, **changing).sources
+
+
+def test_stored_embeddings_belong_to_a_backbone_whatever_its_head(make_target):
+    keys = [Classifier(make_target(seed=s), k, SGD).sources[0].key() for s, k in ((0, 2), (0, 3), (1, 2))]
+    assert keys[0] == keys[1] != keys[2]
+
+
+class Labelled(list):
+    def __init__(self, labels, classes):
+        super().__init__(
+            sample | {"label": torch.tensor(y)} for sample, y in zip(samples(len(labels)), labels, strict=True)
+        )
+        self.classes = classes
+
+
+def images_of(labels, classes):
+    build = partial(Labelled, labels, classes)
+    return Images(train=build, val=build, batch_size=4, num_workers=0)
+
+
+def fit_images(classifier, data):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **quiet).fit(classifier, data)
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_the_head_has_the_classes_of_the_images(make_target, tmp_path, tune):
+    classifier = Classifier(make_target("test_resnet"), None, SGD, tune=tune)
+    fit_images(classifier, images_of([0, 1, 2, 1], ["a", "b", "c"]))
+    classifier.export(tmp_path)
+    assert TargetModel(timm.create_model("test_resnet"), head=tmp_path / "head.safetensors").head.out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "labels", "classes", "told"),
+    [
+        (5, [0, 1], ["a", "b"], r"the 5 classes of explainer.num_classes, got 2 \(a, b\); leave the number out"),
+        (2, [0, 1], list("abcdefg"), r"got 7 \(a, b, c, d, e, ...\)"),
+        (None, [0, 0], ["a"], "at least 2 classes to tell apart, got 1"),
+        (None, [-1, -1], [], "a data set that names none: take labelled images"),
+        (3, [-1, -1], [], "labels from 0 to 2, got -1 to -1, where -1 is an image without a label"),
+        (3, [0, 1, 3], [], "labels from 0 to 2, got 0 to 3, .*set explainer.num_classes"),
+    ],
+)
+def test_labels_that_do_not_fit_the_head_are_refused(make_target, num_classes, labels, classes, told):
+    with pytest.raises(ValueError, match=told):
+        fit_images(Classifier(make_target(), num_classes, SGD), images_of(labels, classes))
+
+
+def test_without_names_of_classes_the_number_is_believed(make_target):
+    classifier = Classifier(make_target(), 3, SGD)
+    fit_images(classifier, images_of([0, 1, 2], []))
+    assert classifier.target.head.out_features == 3
 
 
 @pytest.mark.parametrize("min_crop", [None, 0.5])

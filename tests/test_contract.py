@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from explainers.chance import Chance
-from explainers.networks import LightNetwork, PaperNetwork
+from explainers.networks import LightNetwork
 from explainers.oracle import Oracle
+from explainers.paper_network import PaperNetwork
 from explainers.tve import TVE
 
 PAPER = {
@@ -25,6 +26,7 @@ EXPLAINERS = {
     "oracle": partial(Oracle, hops=1),
     "tve_light": partial(TVE, network=partial(LightNetwork, blocks=[0, 1], width=12, depth=1)),
     "tve_paper": partial(TVE, network=partial(PaperNetwork, **PAPER)),
+    "tve_shared": partial(TVE, network=partial(PaperNetwork, **PAPER, shared_trunk=True)),
     "tve_released": partial(
         TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
     ),

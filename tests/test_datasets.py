@@ -1,12 +1,13 @@
 import json
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from datamodules.cifar import cifar
+from datamodules.cifar import Upsampled, cifar
 from datamodules.datasets import (
     CorruptImage,
     ImageFiles,
@@ -17,6 +18,7 @@ from datamodules.datasets import (
     spread,
     unlabelled_images,
 )
+from datamodules.mura import mura
 
 
 def noise(width, height, seed=0):
@@ -53,6 +55,37 @@ def test_every_image_becomes_rgb(tmp_path, mode):
     (tmp_path / "c").mkdir()
     noise(20, 24).convert(mode).save(tmp_path / "c" / "0.tif")
     assert image_folder(tmp_path, image_size=16)[0]["image"].shape == (3, 16, 16)
+
+
+RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
+STORED = {
+    "grey": Image.fromarray(RAMP),
+    "16 bits": Image.fromarray(RAMP.astype(np.uint16) * 257),  # 0 to 65535
+    "16 bits, low byte": Image.fromarray(RAMP.astype(np.uint16) * 256 + 255 - RAMP),
+    "32 bits": Image.fromarray(RAMP.astype(np.int32) * 257),
+    "palette": Image.fromarray(RAMP).convert("P"),
+    "grey and transparency": Image.merge("LA", [Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())]),
+    "colours": Image.merge("RGB", [Image.fromarray(RAMP)] * 3),
+    "colours and transparency": Image.merge("RGBA", [Image.fromarray(RAMP)] * 3 + [Image.fromarray(RAMP.T.copy())]),
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tmp_path, stored):
+    """Neither cut off at 255, nor wrapped around, nor blended with a background."""
+    (tmp_path / "c").mkdir()
+    STORED[stored].save(tmp_path / "c" / ("0.tif" if stored == "32 bits" else "0.png"))
+    image = image_folder(tmp_path, image_size=16, crop_fraction=1.0)[0]["image"]
+    assert image.dtype == torch.uint8
+    assert torch.equal(image, torch.from_numpy(RAMP).expand(3, 16, 16))
+
+
+@pytest.mark.parametrize("pixels", [RAMP / np.float32(255), RAMP.astype(np.int32) - 9, RAMP.astype(np.int32) * 1000])
+def test_pixels_without_a_known_white_are_refused(tmp_path, pixels):
+    (tmp_path / "c").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "c" / "0.tif")
+    with pytest.raises(CorruptImage, match=r"0.tif: .*expected 8 or 16 bits a channel, got mode [IF], "):
+        image_folder(tmp_path, image_size=16)[0]
 
 
 @pytest.mark.parametrize("size", [(20, 300), (300, 20), (37, 37), (8, 9)])
@@ -127,6 +160,70 @@ def test_unlabelled_images_are_found_in_all_folders(tmp_path):
     assert dataset.path(0) == tmp_path / "b" / "deep" / "x" / "0.png"
 
 
+def test_hidden_files_are_no_images(tmp_path):
+    write_folder(tmp_path)
+    (tmp_path / "cat" / "._1.png").write_bytes(b"what macOS notes of 1.png")
+    assert len(image_folder(tmp_path, image_size=8)) == len(unlabelled_images([str(tmp_path)], image_size=8)) == 12
+
+
+def test_a_split_is_a_folder_below_the_root(tmp_path):
+    write_folder(tmp_path / "train"), write_folder(tmp_path / "val", per_class=1)
+    assert len(image_folder(tmp_path, image_size=8, split="train")) == 12
+    assert len(image_folder(str(tmp_path), image_size=8, split="val")) == 3
+    with pytest.raises(FileNotFoundError, match="got .*/test, which is not a folder"):
+        image_folder(tmp_path, image_size=8, split="test")
+
+
+def test_one_class_is_enough_to_train_an_explainer_on(tmp_path):
+    write_folder(tmp_path, classes=("all",))
+    assert image_folder(tmp_path, image_size=8).classes == ["all"]
+
+
+def write_mura(root):
+    """Of the layout and the modes of MURA-v1.1."""
+    for i, (part, patient, study) in enumerate(
+        [
+            ("XR_WRIST", "patient00002", "study1_negative"),
+            ("XR_WRIST", "patient00001", "study1_positive"),
+            ("XR_WRIST", "patient00001", "study2_negative"),
+            ("XR_HAND", "patient00007", "study1_positive"),
+        ]
+    ):
+        folder = root / "train" / part / patient / study
+        folder.mkdir(parents=True)
+        for view in range(1, 3):
+            Image.fromarray(RAMP // (i + 1) + view).save(folder / f"image{view}.png")
+    (folder / "._image1.png").write_bytes(b"hidden")
+    return root
+
+
+def test_the_images_of_mura_have_the_labels_of_their_studies(tmp_path):
+    dataset = mura(write_mura(tmp_path), "train", image_size=16)
+    expected = [
+        ("XR_HAND/patient00007/study1_positive", 1),
+        ("XR_WRIST/patient00001/study1_positive", 1),
+        ("XR_WRIST/patient00001/study2_negative", 0),
+        ("XR_WRIST/patient00002/study1_negative", 0),
+    ]
+    listed = [(f"{folder}/image{view}.png", label) for folder, label in expected for view in (1, 2)]
+    assert [str(dataset.path(i).relative_to(tmp_path / "train")) for i in range(8)] == [name for name, _ in listed]
+    assert [dataset[i]["label"] for i in range(8)] == dataset.labels.tolist() == [label for _, label in listed]
+    assert dataset.classes == ["negative", "positive"]
+    assert torch.equal(dataset[3]["image"], torch.from_numpy(RAMP // 2 + 2).expand(3, 16, 16))
+
+
+def test_a_folder_that_is_not_mura_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a folder of MURA-v1.1, .*study1_positive.*, got .*/valid"):
+        mura(write_mura(tmp_path), "valid", image_size=16)
+    (tmp_path / "valid").mkdir()
+    with pytest.raises(FileNotFoundError, match="expected images like .*, got none below .*/valid; correct the root"):
+        mura(tmp_path, "valid", image_size=16)
+    stray = tmp_path / "train" / "XR_HAND" / "overview.png"
+    Image.fromarray(RAMP).save(stray)
+    with pytest.raises(ValueError, match=rf"{stray}: expected a study's folder that ends in _negative or _positive"):
+        mura(tmp_path, "train", image_size=16)
+
+
 def test_an_empty_class_folder_still_is_a_class(tmp_path):
     write_folder(tmp_path), (tmp_path / "ant").mkdir(), (tmp_path / ".cache").mkdir()
     dataset = image_folder(tmp_path, image_size=8)
@@ -176,8 +273,9 @@ def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):
 
 
 def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="got no CIFAR10; fetch it"):
-        cifar(tmp_path, image_size=64, train=True)
+    for name in ("CIFAR10", "CIFAR100"):
+        with pytest.raises(FileNotFoundError, match=f"got no {name}; fetch it"):
+            cifar(tmp_path, image_size=64, train=True, name=name)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (10, 3072), dtype=np.uint8)
@@ -190,3 +288,14 @@ def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypa
     )
     assert torch.equal(dataset[2]["image"], torch.from_numpy(np.array(expected)).permute(2, 0, 1))
     assert (dataset[2]["label"], dataset[2]["index"], len(dataset), len(dataset.classes)) == (4, 2, 5, 10)
+    assert [dataset[i]["label"] for i in range(5)] == dataset.labels.tolist()
+
+
+def test_equal_images_of_cifar_have_equal_fingerprints():
+    def dataset(seed=0, chosen=(0, 1, 2), image_size=64):
+        pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+        return Upsampled(SimpleNamespace(data=pixels, targets=[0, 1, 0, 1], classes=["a", "b"]), chosen, image_size)
+
+    assert dataset().fingerprint() == dataset().fingerprint()
+    others = (dataset(), dataset(seed=1), dataset(chosen=(0, 1, 3)), dataset(image_size=32))
+    assert len({other.fingerprint() for other in others}) == 4

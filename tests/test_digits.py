@@ -80,7 +80,7 @@ def test_the_digit_in_the_box_is_the_one_of_the_label():
     """Whatever its colour, the mean image that is most like what is in the box is mostly that of the label."""
     data = Digits("test", size=200, scraps=0)
     means = torch.stack(
-        [torch.from_numpy(data.strokes)[torch.tensor(data.labels) == d].mean(0).flatten() for d in range(10)]
+        [torch.from_numpy(data.strokes)[torch.tensor(data.stroke_labels) == d].mean(0).flatten() for d in range(10)]
     )
     means = torch.nn.functional.normalize(means - means.mean(1, keepdim=True))
     right = 0
@@ -89,6 +89,11 @@ def test_the_digit_in_the_box_is_the_one_of_the_label():
         inside = torch.nn.functional.normalize(inside - inside.mean(1, keepdim=True))
         right += int((inside @ means.T).abs().sum(0).argmax() == sample["label"])
     assert right > 120
+
+
+def test_the_labels_are_those_of_the_samples():
+    data = Digits(task="odd", size=40)
+    assert data.labels.tolist() == [int(data[i]["label"]) for i in range(40)]
 
 
 def test_classes_have_names():

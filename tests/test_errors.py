@@ -175,3 +175,55 @@ def test_a_misspelt_name_on_the_command_line_prints_no_traceback(tmp_path):
     code, out, errors = run("train.py", "experiment=tve_vitg", folder=tmp_path)
     assert code == 1 and "Traceback" not in out + errors
     assert "tve_vitb" in out + errors
+
+
+@pytest.fixture(scope="module")
+def two_classes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    draw_images(root / "train"), draw_images(root / "val")
+    return root
+
+
+HEAD_RUN = ("target=tiny", "data.num_workers=0", *QUIET)
+
+
+@pytest.mark.parametrize("experiment", ["linear_head", "full_finetuning"])
+def test_another_number_of_classes_than_the_folder_has_is_refused_with_both(experiment, two_classes, tmp_path):
+    command = (f"experiment={experiment}", "data=folder", f"data.train.root={two_classes}", f"cache_dir={tmp_path}")
+    message = error(train, *command, *HEAD_RUN, "explainer.num_classes=3", folder=tmp_path / "run")
+    assert "the 3 classes of explainer.num_classes, got 2 (cat, dog)" in message and "leave the number out" in message
+
+
+def test_a_single_class_is_too_few_for_a_head_and_enough_for_an_explainer(tmp_path):
+    for split in ("train", "val"):
+        draw_images(tmp_path / split, count=8, classes=("all",))
+    data = ("data=folder", f"data.train.root={tmp_path}", "data.num_workers=0", "data.batch_size=8")
+    message = error(train, "experiment=full_finetuning", *HEAD_RUN, *data, folder=tmp_path / "head")
+    assert "at least 2 classes to tell apart, got 1; add images of another class" in message
+    train(*TVE_RUN, *data, "debug=fast", folder=tmp_path / "tve")
+
+
+@pytest.mark.parametrize("number", ["null", "2"])
+def test_images_without_labels_give_no_head(number, two_classes, tmp_path):
+    roots = [f"data.{split}.roots=[{two_classes / split}]" for split in ("train", "val")]
+    command = ("experiment=linear_head", "data=attributions", *roots, *HEAD_RUN, f"cache_dir={tmp_path}")
+    message = error(train, *command, f"explainer.num_classes={number}", folder=tmp_path / "run")
+    assert "take labelled images" in message
+
+
+def test_embeddings_of_a_backbone_in_training_are_not_stored(two_classes, tmp_path):
+    command = ("experiment=linear_head", "data=folder", f"data.train.root={two_classes}", f"cache_dir={tmp_path}")
+    message = error(train, *command, *HEAD_RUN, "explainer.tune=all", folder=tmp_path / "run")
+    assert "explainer.tune=head" in message and "take a datamodule of images" in message
+
+
+def test_a_class_that_only_the_validation_images_have_is_named(tmp_path, no_download):
+    draw_images(tmp_path / "train"), draw_images(tmp_path / "val", classes=("cat", "cow"))
+    command = ("experiment=full_finetuning", "data=folder", f"data.train.root={tmp_path}")
+    message = error(train, *command, *HEAD_RUN, folder=tmp_path / "run")
+    assert "['cow', 'dog']" in message and "add the missing folders" in message
+
+
+def test_a_folder_that_is_not_mura_is_named(tmp_path, no_download):
+    message = error(train, "experiment=linear_head", "data=mura", f"data_dir={tmp_path}", folder=tmp_path / "run")
+    assert str(tmp_path / "MURA-v1.1/train") in message and "study1_positive/image1.png" in message

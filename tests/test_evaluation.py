@@ -1,7 +1,12 @@
+import json
+
 import numpy as np
 import pytest
 import references
+import timm
 import torch
+from commands import QUIET
+from commands import evaluate as evaluate_command
 from lightning import Trainer
 from scipy.stats import spearmanr
 from torch.utils.data import DataLoader
@@ -125,6 +130,7 @@ def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
     identity = Evaluation(target, grid, both(target, grid), classes="label", removal="black", levels=5).identity()
     assert identity["backbone_sha256"] == target.weights_hash()
     assert (identity["classes"], identity["removal"], identity["levels"]) == ("label", "black", 5)
+    assert "accuracy" not in identity  # nothing was measured
 
 
 def test_a_step_gives_the_heatmaps_to_whoever_draws_them(target, grid, digits):
@@ -135,3 +141,71 @@ def test_a_step_gives_the_heatmaps_to_whoever_draws_them(target, grid, digits):
         both(target, grid), (7, 4, 4)
     )
     assert torch.equal(found["classes"], batch["label"])
+
+
+def test_the_identity_tells_the_accuracy_and_the_number_of_images(target, grid, digits):
+    evaluation = Evaluation(target, grid, both(target, grid), levels=3)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
+    right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
+    identity = evaluation.identity()
+    assert identity["images"] == 7 and identity["accuracy"] == pytest.approx(np.mean(right))
+
+
+def command(*overrides, folder, tasks=("digit",)):
+    """`python eval.py` of chance on a tiny target."""
+    chosen = [
+        f"+tasks.{task}={{head: null, data: {{_target_: datamodules.images.Images, num_workers: 0, batch_size: 2, "
+        "test: {_target_: datamodules.digits.Digits, _partial_: true, split: test, size: 3, image_size: 64}}}"
+        for task in tasks
+    ]
+    common = ("target=tiny", "evaluation.levels=3", "~explainers.oracle", "~figures", *QUIET)
+    evaluate_command(*common, *chosen, *overrides, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluated")
+    command(folder=folder)
+    return folder
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("built the target"))
+
+
+def test_an_evaluation_goes_on_where_it_stopped(evaluated, capsys, monkeypatch):
+    first = json.loads((evaluated / "results.json").read_text())
+    built = []
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: built.append(1) or create(*args, **kwargs))
+    command(folder=evaluated, tasks=("digit", "another"))
+    assert built == [1] and "digit: not measured again" in capsys.readouterr().out
+    content = json.loads((evaluated / "results.json").read_text())
+    assert content["results"]["digit"] == first["results"]["digit"]
+    assert [record["tasks"] for record in content["runs"]] == [["digit"], ["another"]]
+    assert len((evaluated / "results.csv").read_text().splitlines()) == 1 + 2
+    command("fresh=true", folder=evaluated)
+    assert built == [1, 1]
+    assert json.loads((evaluated / "results.json").read_text())["results"].keys() == {"digit"}
+
+
+def test_tables_and_figures_are_drawn_again_without_a_model(evaluated, no_model, tmp_path):
+    files = f"results.files=[{evaluated / 'results.json'}]"
+    evaluate_command("experiment=eval_replot", files, "reference=paper", "figures=[bars,ablation]", folder=tmp_path)
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("bars", "ablation"))
+    assert "ViT-Base" in (tmp_path / "table.md").read_text() and "tabular" in (tmp_path / "table.tex").read_text()
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_figures_of_training_runs_need_no_results(no_model, tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,train/loss\n9,3.0\n19,2.0\n")
+    files = f"figures.losses.files={{one: {tmp_path / 'metrics.csv'}}}"
+    evaluate_command("experiment=eval_replot", "figures=losses", files, folder=tmp_path)
+    assert (tmp_path / "losses.png").exists() and not (tmp_path / "table.md").exists()
+
+
+def test_without_files_the_way_to_give_some_is_told(no_model, tmp_path):
+    with pytest.raises(SystemExit, match="error: nothing to draw: .*results.files"):
+        evaluate_command("experiment=eval_replot", folder=tmp_path)

@@ -9,6 +9,7 @@ from lightning import Trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from toys import SILENT
 
 from explainers.masking import PatchGrid
 from explainers.networks import LightNetwork
@@ -79,8 +80,7 @@ def test_a_trained_explainer_peaks_where_the_target_looks(target, hops):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(random_images(64, seed=2))]
     network, optimizer = partial(LightNetwork, blocks=[0], width=24, depth=1), partial(torch.optim.Adam, lr=1e-2)
     tve = TVE(target, GRID, network, optimizer, hops=(hops,), patches_per_image=GRID.num_patches)
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    Trainer(accelerator="cpu", max_epochs=40, **quiet).fit(tve, DataLoader(samples, batch_size=16))
+    Trainer(accelerator="cpu", max_epochs=40, **SILENT).fit(tve, DataLoader(samples, batch_size=16))
     with torch.no_grad():
         heatmaps = tve.eval()(random_images(32, seed=3))  # of other images
     mean = heatmaps.mean(0)

@@ -1,7 +1,13 @@
 import csv
 import io
+import re
 
-from explainers.report import comma_separated, draw_curves, markdown
+import pytest
+from commands import ROOT, composed
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from explainers.report import Reference, comma_separated, latex, markdown, tables
 
 FOUND = {
     "images": 3,
@@ -14,24 +20,23 @@ FOUND = {
     "fidelity_minus_curve": [0.5, 0.1, 0.0],
     "images_per_second": 12.345,
 }
-RESULTS = {"odd": {"tve": FOUND | {"rank_correlation": 0.5}, "oracle": FOUND}, "loop": {"tve": FOUND}}
+RESULTS = {"odd_one": {"tve": FOUND | {"rank_correlation": -0.5}, "oracle": FOUND}, "loop": {"tve": FOUND}}
+PRINTED = {"ViT-Base": {"odd_one": {"tve": [0.4, 0.355], "lime": [1.0, 1.0]}}, "Swin-Base": {}}
+REFERENCE = Reference("paper", "ViT-Base", PRINTED)
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("| ").split("|")]
 
 
 def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_are_known():
     header, rule, *lines = markdown(RESULTS).splitlines()
-    assert [cell.strip() for cell in header.strip("| ").split("|")] == [
-        "Task",
-        "Explainer",
-        "Fidelity⁺ ↑",
-        "Fidelity⁻ ↓",
-        "ρ with the oracle ↑",
-        "Images/s ↑",
-    ]
+    wanted = ["Task", "Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "ρ with the oracle ↑", "Images/s ↑"]
+    assert cells(header) == wanted
     assert set(rule) <= set("|- ")
-    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
-    assert cells[0] == ["odd", "tve", "0.432 ± 0.012", "0.100 ± 0.020", "0.500", "12.3"]
-    assert cells[1] == ["odd", "oracle", "0.432 ± 0.012", "0.100 ± 0.020", "–", "12.3"]
-    assert cells[2][0] == "loop"
+    assert cells(lines[0]) == ["odd_one", "tve", "0.432 ± 0.012", "0.100 ± 0.020", "-0.500", "12.3"]
+    assert cells(lines[1]) == ["odd_one", "oracle", "0.432 ± 0.012", "0.100 ± 0.020", "–", "12.3"]
+    assert cells(lines[2])[0] == "loop"
 
 
 def test_what_nobody_measured_has_no_column():
@@ -40,11 +45,50 @@ def test_what_nobody_measured_has_no_column():
 
 def test_the_csv_file_holds_every_number_unrounded():
     rows = list(csv.DictReader(io.StringIO(comma_separated(RESULTS))))
-    assert [(row["task"], row["explainer"]) for row in rows] == [("odd", "tve"), ("odd", "oracle"), ("loop", "tve")]
+    wanted = [("odd_one", "tve"), ("odd_one", "oracle"), ("loop", "tve")]
+    assert [(row["task"], row["explainer"]) for row in rows] == wanted
     assert float(rows[0]["fidelity_plus"]) == FOUND["fidelity_plus"]
     assert rows[1]["rank_correlation"] == ""
 
 
-def test_curves_are_drawn_for_every_task(tmp_path):
-    draw_curves(RESULTS, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+def test_latex_has_the_same_cells_with_its_own_signs():
+    lines = latex(RESULTS).splitlines()
+    assert lines[1] == r"\begin{tabular}{llrrrr}" and lines[-1] == r"\end{tabular}"
+    rows = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r"\\")]
+    header = ["Task", "Explainer", r"Fidelity$^{+}$ $\uparrow$", r"Fidelity$^{-}$ $\downarrow$"]
+    assert rows[0][:4] == header
+    assert rows[1] == [r"odd\_one", "tve", r"0.432 $\pm$ 0.012", r"0.100 $\pm$ 0.020", "$-$0.500", "12.3"]
+    assert rows[2][:2] == ["", "oracle"] and rows[2][4] == "--"
+    assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
+    assert not re.search(r"[^\x00-\x7f]", latex(RESULTS, REFERENCE))  # pdflatex knows no other signs
+
+
+def test_a_reference_adds_columns_that_name_its_source_and_target():
+    header, _, *lines = markdown(RESULTS, REFERENCE).splitlines()
+    wanted = ["Fidelity⁺ ↑", "Fidelity⁺ ↑ paper, ViT-Base", "Fidelity⁻ ↓", "Fidelity⁻ ↓ paper, ViT-Base"]
+    assert cells(header)[2:6] == wanted
+    assert (cells(lines[0])[3], cells(lines[0])[5]) == ("0.40", "0.355")
+    assert all((cells(line)[3], cells(line)[5]) == ("–", "–") for line in lines[1:])
+    rows = list(csv.DictReader(io.StringIO(comma_separated(RESULTS, REFERENCE))))
+    assert [row["fidelity_minus (paper, ViT-Base)"] for row in rows] == ["0.355", "", ""]
+
+
+def test_a_reference_to_another_target_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match="got ViT-Tiny.*ViT-Base, Swin-Base"):
+        Reference("paper", "ViT-Tiny", PRINTED)
+
+
+def test_the_papers_values_are_pairs_of_fidelities_of_explainers_and_tasks(tmp_path):
+    cfg = composed("experiment=quickstart_eval", "reference=paper", folder=tmp_path, config="eval")
+    reference = instantiate(cfg.reference)
+    assert reference.value("cats_vs_dogs", "tve", "fidelity_plus") == 0.16
+    assert reference.value("cats_vs_dogs", "tve", "fidelity_minus") == 0.09
+    assert reference.value("odd", "tve", "fidelity_minus") is None
+    values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
+    pairs = [pair for tasks in values.values() for explainers in tasks.values() for pair in explainers.values()]
+    assert len(pairs) == 27 + 2 + 3 + 5 + 6 and all(len(pair) == 2 and 0 < min(pair) < 0.5 for pair in pairs)
+
+
+def test_of_nothing_there_are_no_tables():
+    assert tables({}) == {}
+    assert tables(RESULTS).keys() == {"results.csv", "table.md", "table.tex"}

@@ -1,7 +1,8 @@
 import pytest
+import references
 import torch
 
-from explainers.sampling import random_patches, uniform
+from explainers.sampling import random_coalitions, random_patches, shapley_coalitions, uniform
 
 
 def chi_square(values, bins):
@@ -66,3 +67,70 @@ def test_images_and_epochs_draw_patches_of_their_own():
     assert torch.equal(first, same)
     assert (first == later).float().mean() < 0.02  # by chance 1 in 196
     assert (first[1:] == first[:-1]).float().mean() < 0.02
+
+
+def distance(counts, probabilities):
+    """χ² of counts against probabilities, in standard deviations from its mean."""
+    expected = torch.tensor(probabilities) * counts.sum()
+    assert (counts[expected == 0] == 0).all()
+    inside = expected > 0
+    found = ((counts - expected)[inside].square() / expected[inside]).sum()
+    freedom = int(inside.sum()) - 1
+    return (found - freedom) / (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("num_patches", [2, 3, 9, 16])
+@pytest.mark.parametrize("paired", [True, False])
+def test_shapley_coalitions_have_the_sizes_of_the_shapley_kernel_exactly(num_patches, paired):
+    keep = shapley_coalitions(torch.arange(4000), num_patches, 6, seed=3, paired=paired)
+    assert keep.shape == (4000, 6, num_patches)
+    assert keep.dtype == torch.bool
+    for drawn in (keep[:, :1], keep[:, 4:5], keep[:, ::2]):  # independent ones: pairs have sizes k and N − k
+        counts = drawn.sum(-1).flatten().bincount(minlength=num_patches + 1)
+        if num_patches == 2:
+            assert counts.tolist() == [0, counts.sum(), 0]
+        else:
+            assert distance(counts, references.shapley_sizes(num_patches)) < 5
+
+
+def test_random_coalitions_have_every_size_equally_often():
+    keep = random_coalitions(torch.arange(4000), 9, 3, seed=3)
+    assert keep.shape == (4000, 3, 9)
+    assert keep.dtype == torch.bool
+    for m in range(3):
+        assert distance(keep[:, m].sum(-1).bincount(minlength=10), [0.1] * 10) < 5
+
+
+@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
+def test_of_a_size_every_coalition_is_drawn_equally_often(draw):
+    keep = draw(torch.arange(20_000), 4, 1, seed=1)[:, 0]
+    pairs = keep[keep.sum(1) == 2]
+    code = (pairs * torch.tensor([1, 2, 4, 8])).sum(1)
+    counts = code.bincount(minlength=16)[[3, 5, 6, 9, 10, 12]]
+    assert counts.sum() == len(pairs) > 3000
+    assert distance(counts, [1 / 6] * 6) < 5
+
+
+@pytest.mark.parametrize("count", [6, 7])
+def test_paired_coalitions_are_complements_and_unpaired_ones_are_not(count):
+    index = torch.arange(300)
+    keep = shapley_coalitions(index, 16, count, seed=0)
+    assert keep.shape == (300, count, 16)
+    assert torch.equal(keep[:, 1::2], ~keep[:, 0 : count - count % 2 : 2])
+    assert (keep[:, 2] == keep[:, 1]).all(-1).float().mean() < 0.05
+    alone = shapley_coalitions(index, 16, count, seed=0, paired=False)
+    assert (alone[:, 1] == ~alone[:, 0]).all(-1).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
+def test_an_image_draws_the_same_coalitions_alone_as_in_a_batch_and_others_in_another_epoch(draw):
+    index = torch.tensor([3, 1_281_166, 0, 2**35])
+    together = draw(index, 49, 4, 9)
+    assert torch.equal(together, torch.cat([draw(index[i : i + 1], 49, 4, 9) for i in range(4)]))
+    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(together, draw(index, 49, 4, 10))
+
+
+def test_a_single_patch_has_no_shapley_coalitions():
+    with pytest.raises(ValueError, match="at least 2 patches, got 1"):
+        shapley_coalitions(torch.arange(3), 1, 2, seed=0)

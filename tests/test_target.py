@@ -1,5 +1,6 @@
 import copy
 import re
+import shutil
 
 import pytest
 import timm
@@ -7,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from explainers.target import TargetModel, load_head, save_head
+from explainers.target import Features, TargetModel, load_head, save_head
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 FAMILIES = {
@@ -163,3 +164,35 @@ def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(t
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(target.classify(embeddings), expected)
         assert target.classify(embeddings).dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles for a CPU with one")
+def test_a_compiled_backbone_is_the_same_backbone(make_model, images, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, compiled = TargetModel(make_model()).eval(), TargetModel(make_model(), compile=True).eval()
+    assert compiled.weights_hash() == plain.weights_hash()
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with torch.no_grad():
+        for some in (images, images[:2]):  # the last batch is smaller
+            torch.testing.assert_close(compiled(some), plain(some), rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > graphs
+
+
+def test_features_are_the_embedding_and_the_maps_of_one_pass(target, images):
+    passes, source = [], Features(target, [1, 0])
+    target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append(1))
+    rows = source({"image": images})
+    assert len(passes) == 1 and source.provides in rows
+    embeddings, maps = target.embed_with_maps(target.normalise(images), [1, 0])
+    assert rows.keys() == {"embedding", "map_0", "map_1"}
+    for got, expected in zip(rows.values(), (embeddings, *maps), strict=True):
+        assert torch.equal(got, expected) and not got.requires_grad
+
+
+def test_features_are_keyed_by_backbone_and_blocks_whatever_the_head(make_target):
+    key = Features(make_target(), [0, 1]).key()
+    assert Features(make_target(num_classes=3), (0, 1)).key() == key
+    for other in (Features(make_target(), [1]), Features(make_target(), [1, 0]), Features(make_target(seed=1), [0, 1])):
+        assert other.key() != key

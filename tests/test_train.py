@@ -13,7 +13,8 @@ from hydra.utils import instantiate
 from safetensors.torch import load_file
 
 from datamodules.store import Store
-from explainers.tve import TVE
+from explainers.meta_attribution import MetaAttributions
+from explainers.target import Features
 
 SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
 TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", *QUIET)
@@ -183,28 +184,38 @@ def tear(store, index, rows):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_killed_cache_is_filled_up_and_then_only_read(torn, tmp_path, monkeypatch):
+def watched(function, computed):
+    """A source's `__call__` that also writes down which rows it computes."""
+
+    def call(source, batch, *args):
+        computed.extend((source.provides, index) for index in batch["index"].tolist())
+        return function(source, batch, *args)
+
+    return call
+
+
+@pytest.mark.parametrize("dies", [MetaAttributions, Features, Store])
+def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
     def sabotage():
-        if torn:
+        if dies is Store:
             Store.write = at_call(3, Store.write, tear)
         else:
-            TVE.attributions = at_call(3, TVE.attributions, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            dies.__call__ = at_call(3, dies.__call__, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
     command = (*TVE_RUN, *CACHED)
     killed_while(sabotage, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     computed = []
-    attributions = TVE.attributions
-    monkeypatch.setattr(
-        TVE, "attributions", lambda self, batch: computed.extend(batch["index"].tolist()) or attributions(self, batch)
-    )
+    for source in (MetaAttributions, Features):
+        monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
-    assert sorted(computed) == sorted([*range(8, 16), *range(8)])  # of 16 training images 8 were done, of 8 others none
+    done = {"meta": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
+    todo = [(rows, index) for rows, count in done.items() for index in (*range(count, 16), *range(8))]
+    assert sorted(computed) == sorted(todo)
     computed.clear()
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "second")
     assert not computed
     train(*command, f"cache_dir={tmp_path / 'whole'}", folder=tmp_path / "third")
-    assert len(computed) == 16 + 8
+    assert len(computed) == 2 * (16 + 8)
     stores = [sorted((tmp_path / name).rglob("*.npy")) for name in ("killed", "whole")]
     assert [path.relative_to(tmp_path / "killed") for path in stores[0]] == [
         path.relative_to(tmp_path / "whole") for path in stores[1]

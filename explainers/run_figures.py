@@ -1,0 +1,133 @@
+"""Logged metrics of training runs, and measured speeds, as pictures."""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from explainers.figures import colours_of, legend_below, names_in
+
+
+def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
+    """Training losses of several runs (TVE, Figure 4 a and d): faint as they were logged, and their running means.
+
+    Args:
+        files: label → metrics.csv of a run.
+        window: logged values in a mean.
+    """
+    figure, axis = _single()
+    colours = colours_of(files)
+    for label, path in files.items():
+        step, loss = _columns(path, "step", "train/loss")
+        weight = np.ones(min(window, len(loss)))
+        mean = np.convolve(loss, weight, "same") / np.convolve(np.ones(len(loss)), weight, "same")
+        axis.plot(step, loss, color=colours[label], alpha=0.25, linewidth=1)
+        axis.plot(step, mean, color=colours[label], label=label, marker="o" if len(step) == 1 else None)
+    axis.set_xlabel("step")
+    axis.set_ylabel("training loss")
+    axis.legend(frameon=False)
+    return figure
+
+
+def theorem_1(file: str | Path) -> Figure:
+    """Theorem 1 over the epochs of a run: |φ̂ − φ|, ε, and the bound 2ε / (1 − ε), which there is where ε < 1.
+
+    Args:
+        file: metrics.csv of a run.
+    """
+    names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon")]
+    epoch, error, bound, epsilon = _columns(file, "epoch", *names)
+    bounded = epsilon < 1
+    figure, axis = _single()
+    axis.plot(epoch, error, marker=".", label="explanation error |φ̂ − φ|")
+    axis.plot(epoch, np.where(bounded, bound, np.nan), marker=".", label="bound 2ε / (1 − ε), where ε < 1")
+    axis.plot(epoch, epsilon, marker=".", color="grey", linestyle="--", label="ε")
+    axis.set_yscale("log")
+    axis.set_xlabel("epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def throughput_bars(file: str | Path) -> Figure:
+    """Explained images per second (TVE, Figure 6): a group for each target, a bar for each method.
+
+    Args:
+        file: what `benchmarks/explain.py` wrote.
+    """
+    found = _benchmark(file, "throughput")
+    methods = names_in(found)
+    colours, width = colours_of(methods), 0.8 / len(methods)
+    figure = Figure(figsize=(2 + len(found) * (0.4 + 0.15 * len(methods)), 4), layout="constrained")
+    axis = figure.subplots()
+    for i, method in enumerate(methods):
+        at = [place for place, speeds in enumerate(found.values()) if method in speeds]
+        speeds = [speeds[method] for speeds in found.values() if method in speeds]
+        offset = (i - (len(methods) - 1) / 2) * width
+        axis.bar(np.array(at) + offset, speeds, width, color=colours[method], label=method)
+    axis.set_yscale("log")
+    axis.set_ylabel("images per second")
+    axis.set_xticks(range(len(found)), list(found))
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+    legend_below(figure, [axis])
+    return figure
+
+
+def cost_of_tasks(file: str | Path) -> Figure:
+    """Seconds to explain an image for T tasks, together and one by one, against T.
+
+    Args:
+        file: what `benchmarks/explain.py` wrote.
+    """
+    figure, axis = _single()
+    counts: set[int] = set()
+    for part, label in (("tasks", "together"), ("tasks_one_by_one", "one by one")):
+        found = {int(count): cost for count, cost in _benchmark(file, part).items()}
+        counts |= found.keys()
+        axis.plot(sorted(found), [found[count] for count in sorted(found)], marker="o", label=label)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
+    axis.minorticks_off()
+    axis.set_xlabel("number of tasks T")
+    axis.set_ylabel("seconds per image")
+    axis.legend(frameon=False)
+    return figure
+
+
+def _single() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axis = figure.subplots()
+    axis.grid(alpha=0.3)
+    return figure, axis
+
+
+def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
+    """Columns of one of Lightning's metrics.csv, in the rows that have all of them."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no metrics at {path}: expected the csv/version_0/metrics.csv of a run")
+    with open(path, newline="") as file:
+        lines = list(csv.DictReader(file))
+    missing = [name for name in names if not lines or name not in lines[0]]
+    if missing:
+        raise ValueError(f"{path}: expected the columns {', '.join(names)}, got no {', '.join(missing)}")
+    table = np.array([[float(line[name]) for name in names] for line in lines if all(line[name] for name in names)])
+    if not len(table):
+        raise ValueError(f"{path}: expected rows with {', '.join(names)}, got none: the run was too short to log them")
+    return list(table.T)
+
+
+def _benchmark(path: str | Path, part: str) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no measurements at {path}: `python benchmarks/explain.py` makes them")
+    content = json.loads(Path(path).read_text())
+    if not content.get(part):
+        raise ValueError(f"{path}: expected {part} among what benchmarks/explain.py measured, got {', '.join(content)}")
+    return content[part]

@@ -1,0 +1,150 @@
+import json
+
+import numpy as np
+import pytest
+import references
+import torch
+from commands import QUIET, evaluate
+from lightning import Trainer
+from scipy.stats import pearsonr, spearmanr
+from torch.utils.data import DataLoader
+
+from datamodules.digits import Digits
+from explainers.approximation import TwoPointStudy, correlations, gains, random_subsets
+from explainers.masking import neighbourhoods
+from explainers.oracle import Oracle
+from explainers.sampling import stream
+
+
+def members(mask):
+    return set(mask.nonzero().flatten().tolist())
+
+
+@pytest.fixture
+def target(make_target):
+    return make_target(num_classes=10)
+
+
+@torch.no_grad()
+def test_gains_are_those_of_the_definition(target, grid, images):
+    normalised, classes = target.normalise(images[:2]), torch.tensor([3, 1])
+    patches = torch.tensor([[0, 6], [15, 9]])
+    near = neighbourhoods(grid, 1)[patches]
+    subsets = random_subsets(torch.arange(2), patches, near, 3, seed=0)
+    subsets[0, 0, 0], subsets[1, 1, 2] = False, ~near[1, 1]  # the two points are subsets too
+    predict = lambda x: target.probabilities(x).log()  # noqa: E731
+    for chunk_size in (5, 256):
+        two_point, terms = gains(predict, normalised, classes, near, subsets, grid, chunk_size)
+        for image in range(2):
+            for z in range(2):
+                known = (target.probabilities, normalised[image], classes[image].item(), members(near[image, z]))
+                slow = [references.gain(*known, members(subset), 4) for subset in subsets[image, z]]
+                assert terms[image, z].tolist() == pytest.approx(slow, abs=1e-5)
+                assert two_point[image, z].item() == pytest.approx(references.two_points(*known, 4), abs=1e-5)
+
+
+@torch.no_grad()
+def test_equation_4_is_equation_3_but_for_a_constant_of_the_image(target, grid, images):
+    normalised, classes = target.normalise(images), target(images).argmax(-1)
+    near = neighbourhoods(grid, 1).expand(len(images), -1, -1)
+    two_point, _ = gains(
+        lambda x: target.probabilities(x).log(), normalised, classes, near, near[:, :, None] & False, grid
+    )
+    constant = 2 * two_point - Oracle(target, grid, hops=1)(images, classes).flatten(1)
+    torch.testing.assert_close(constant, constant[:, :1].expand_as(constant), atol=1e-4, rtol=0)
+    assert constant[:, 0].std() > 0.01
+
+
+def test_subsets_take_each_other_patch_with_probability_one_half_and_none_of_the_neighbourhood(grid):
+    index, patches = torch.arange(40), torch.arange(16).expand(40, -1)
+    near = neighbourhoods(grid, 1)[patches]
+    subsets = random_subsets(index, patches, near, 32, seed=0)
+    assert not (subsets & near[:, :, None]).any()
+    drawn = subsets.double()[(~near)[:, :, None].expand_as(subsets)]
+    assert drawn.mean().item() == pytest.approx(0.5, abs=5 * 0.5 / len(drawn) ** 0.5)
+    free = subsets[:, 0, :, 15].double()  # patch 15 in the subsets of patch 0: of all images and subsets
+    assert abs(free.mean(0) - 0.5).max() < 0.45 and abs(free.mean(1) - 0.5).max() < 0.45
+
+
+def test_subsets_depend_on_image_patch_and_seed_alone(grid):
+    index, patches = torch.tensor([7, 5]), torch.tensor([[3, 1], [1, 2]])
+    near = neighbourhoods(grid, 1)[patches]
+    both = random_subsets(index, patches, near, 4, seed=1)
+    alone = random_subsets(index[1:], patches[1:], near[1:], 4, seed=1)
+    assert torch.equal(both[1:], alone)
+    assert torch.equal(both, random_subsets(index, patches, near, 4, seed=1))
+    assert not torch.equal(both, random_subsets(index, patches, near, 4, seed=2))
+
+
+def test_correlations_are_those_of_scipy():
+    first, second = torch.randn(3, 8), torch.randn(3, 8)
+    found = correlations(first, second)
+    assert found["pearson"] == pytest.approx(pearsonr(first.flatten(), second.flatten()).statistic, abs=1e-6)
+    assert found["spearman"] == pytest.approx(spearmanr(first.flatten(), second.flatten()).statistic, abs=1e-6)
+    within = [spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
+    assert found["within_images"] == pytest.approx(np.mean(within), abs=1e-6)
+
+
+def study(target, grid, batch_size, explainers=None, **settings):
+    module = TwoPointStudy(target, grid, explainers or {}, hops=1, patches=3, **settings)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.test(module, DataLoader(Digits("test", size=5, image_size=32), batch_size), verbose=False)
+    return module
+
+
+def test_the_first_subsets_of_many_are_the_few_and_batches_do_not_matter(target, grid):
+    small, large = (study(target, grid, size, subsets=(2, 4)).results["two_point"] for size in (2, 5))
+    assert small.keys() == large.keys() and len(small["attribution"]) == 15
+    for name in ("attribution", "expectation_2", "expectation_4", "pearson_2", "spearman_4"):
+        assert small[name] == pytest.approx(large[name], abs=1e-4)
+    assert small["expectation_2"] != small["expectation_4"]
+
+
+@torch.no_grad()
+def test_results_are_those_computed_by_hand(target, grid):
+    """From the draws on: every number of one explainer, and what the results hold for."""
+    oracle = Oracle(target, grid, hops=1)
+    module = study(target, grid, 5, {"oracle": oracle}, subsets=(2, 4))
+    samples = Digits("test", size=5, image_size=32)
+    images = torch.stack([sample["image"] for sample in samples])
+    classes = target(images).argmax(-1)
+    heatmaps = oracle(images, classes).flatten(1)
+    values = torch.tensor(module.results["oracle"]["attribution"]).view(5, 3)
+    patches = (heatmaps[:, None] - values[..., None]).abs().argmin(-1)  # which were drawn
+    torch.testing.assert_close(heatmaps.gather(1, patches), values)
+    assert all(len(set(row)) == 3 for row in patches.tolist()) and len(set(map(tuple, patches.tolist()))) > 1
+    near = [references.neighbourhood(patch, 4, 1) for patch in patches.flatten().tolist()]
+    known = [(target.probabilities, target.normalise(images[i // 3]), classes[i // 3].item()) for i in range(15)]
+    slow = [references.two_points(*args, around, 4) for args, around in zip(known, near, strict=True)]
+    two_point = module.results["two_point"]
+    assert two_point["attribution"] == pytest.approx(slow, abs=1e-5)
+    masks = neighbourhoods(grid, 1)[patches]
+    subsets = random_subsets(torch.arange(5), patches, masks, 4, stream("coalitions", 0, 0)).flatten(0, 1)
+    for count in (2, 4):
+        slow_means = [
+            sum(references.gain(*known[i], near[i], members(subset), 4) for subset in subsets[i][:count]) / count
+            for i in range(15)
+        ]
+        assert two_point[f"expectation_{count}"] == pytest.approx(slow_means, abs=1e-5)
+        assert two_point[f"expectation_{count}"] == module.results["oracle"][f"expectation_{count}"]
+    assert two_point["pearson_4"] == pytest.approx(pearsonr(slow, two_point["expectation_4"]).statistic, abs=1e-4)
+    right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in samples]
+    identity = module.identity()
+    assert (identity["images"], identity["hops"], identity["patches"]) == (5, 1, 3)
+    assert identity["accuracy"] == pytest.approx(np.mean(right))
+
+
+@pytest.mark.parametrize("patches", [1, 17])
+def test_a_number_of_patches_that_cannot_be_correlated_is_refused(target, grid, patches):
+    with pytest.raises(ValueError, match=f"expected 2 to 16 patches .* got {patches}"):
+        TwoPointStudy(target, grid, {}, patches=patches)
+
+
+def test_the_study_leaves_its_table_and_figure(tmp_path):
+    overrides = ("target=tiny", "data@tasks.imagenet.data=digits", "tasks.imagenet.data.num_workers=0")
+    small = ("tasks.imagenet.data.test.size=3", "tasks.imagenet.data.eval_batch_size=2", "evaluation.patches=2")
+    evaluate("experiment=eval_two_point", *overrides, *small, "evaluation.subsets=[2,3]", *QUIET, folder=tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())["results"]["imagenet"]["two_point"]
+    assert len(found["attribution"]) == len(found["expectation_3"]) == 6
+    assert (tmp_path / "approximation.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "imagenet.png").exists()  # without explainers there are no heatmaps

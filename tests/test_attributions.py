@@ -1,0 +1,156 @@
+"""Rows of a module's sources, computed once and read ever after. `test_train` kills it, `test_processes` divides it."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning import Trainer
+from PIL import Image
+from torch.utils.data import Dataset
+from toys import SILENT
+
+from datamodules.attributions import Attributions
+from datamodules.datasets import image_folder, unlabelled_images
+from datamodules.digits import Digits
+from datamodules.images import Images
+from explainers.meta_attribution import MetaAttributions
+from explainers.networks import LightNetwork
+from explainers.target import Features
+from explainers.tve import TVE
+
+STILL = partial(torch.optim.SGD, lr=0.0)
+
+
+class Noise(Dataset):
+    """Images with labels, the last one first."""
+
+    def __init__(self, count, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        self.labels, self.seed = torch.arange(count).flip(0), seed
+
+    def fingerprint(self):
+        return f"noise {self.seed}"
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return {"image": self.images[index], "label": self.labels[index], "index": torch.tensor(index)}
+
+
+def stored(folder, train=partial(Noise, 6), val=partial(Noise, 3, seed=1), **settings):
+    return Attributions(str(folder), 4, train, val, batch_size=3, num_workers=0, **settings)
+
+
+def fit(tve, data, **settings):
+    trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **SILENT, **settings)
+    trainer.fit(tve, data)
+    return trainer
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """Which rows are computed: (what they provide, index)."""
+    found = []
+    for source in (MetaAttributions, Features):
+
+        def watched(self, batch, epoch=0, call=source.__call__):
+            found.extend((self.provides, index) for index in batch["index"].tolist())
+            return call(self, batch, epoch)
+
+        monkeypatch.setattr(source, "__call__", watched)
+    return found
+
+
+def light(target, grid, blocks, **settings):
+    return TVE(target, grid, partial(LightNetwork, blocks=blocks, width=12, depth=1), STILL, **settings)
+
+
+ONCE = [*range(6), *range(3)]
+
+
+def test_networks_that_read_other_blocks_share_the_meta_attributions(target, grid, computed, tmp_path):
+    for blocks, expected in (([0, 1], {"meta", "embedding"}), ([1], {"embedding"}), ([0, 1], set())):
+        computed.clear()
+        fit(light(target, grid, blocks), stored(tmp_path))
+        assert sorted(computed) == sorted((provided, index) for provided in expected for index in ONCE)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"hops": (1,)}, {"meta"}),
+        ({"patches_per_image": 2}, {"meta"}),
+        ({"seed": 1}, {"meta"}),
+        ({"chunk_size": 3}, set()),
+        ({"reduction": "mean"}, set()),
+    ],
+    ids=str,
+)
+def test_another_setting_computes_only_what_depends_on_it(target, grid, computed, tmp_path, change, expected):
+    fit(light(target, grid, [0]), stored(tmp_path))
+    computed.clear()
+    fit(light(target, grid, [0], **change), stored(tmp_path))
+    assert sorted(computed) == sorted((provided, index) for provided in expected for index in ONCE)
+
+
+@pytest.mark.parametrize("change", ["backbone", "images", "precision"])
+def test_of_another_backbone_other_images_or_in_another_precision_all_is_computed(
+    target, make_target, grid, computed, tmp_path, change
+):
+    fit(light(target, grid, [0]), stored(tmp_path))
+    computed.clear()
+    data = stored(tmp_path, train=partial(Noise, 6, seed=2)) if change == "images" else stored(tmp_path)
+    precision = {"precision": "bf16-mixed"} if change == "precision" else {}
+    fit(light(make_target(seed=int(change == "backbone")), grid, [0]), data, **precision)
+    rows = range(6) if change == "images" else ONCE
+    assert sorted(computed) == sorted((provided, index) for provided in ("meta", "embedding") for index in rows)
+
+
+def test_a_batch_holds_the_rows_and_labels_of_its_images(target, grid, tmp_path):
+    tve, data = light(target, grid, [1], patches_per_image=2), stored(tmp_path)
+    fit(tve, data)
+    images, seen = Noise(6), set()
+    for batch in data.train_dataloader():
+        assert "image" not in batch
+        assert torch.equal(batch["label"], images.labels[batch["index"]])
+        expected = {name: row for source in tve.sources for name, row in source(images[batch["index"]]).items()}
+        for name, row in expected.items():
+            torch.testing.assert_close(batch[name], row, rtol=2e-3, atol=2e-3)  # kept in half precision
+        seen |= set(batch["index"].tolist())
+    assert seen == set(range(6))
+
+
+def test_stored_rows_train_and_validate_as_their_images_do(target, grid, tmp_path):
+    """In the first epoch, of which the patches are; up to half precision."""
+    images = Images(partial(Noise, 6), partial(Noise, 3, seed=1), batch_size=3, num_workers=0)
+    found = []
+    for data in (images, stored(tmp_path), stored(tmp_path)):
+        torch.manual_seed(0)  # of the network's weights
+        metrics = fit(light(target, grid, [1]), data).callback_metrics
+        found.append({name: value.item() for name, value in metrics.items()})
+    assert {"train/loss", "val/loss", "val/theorem1_covered"} <= found[0].keys()
+    assert found[1] == found[2]
+    assert found[1] == pytest.approx(found[0], rel=0.02, nan_ok=True)
+
+
+def classes_of_images(folder):
+    for i, name in enumerate("abcab"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(folder / name / f"{i}.png")
+    return partial(image_folder, folder, 32)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("kind", ["folder", "unlabelled", "digits"])
+def test_labels_are_those_of_the_samples(target, grid, tmp_path, kind, limit):
+    build = classes_of_images(tmp_path / "images")
+    if kind == "unlabelled":
+        build = partial(unlabelled_images, [str(tmp_path / "images")], 32)
+    build = partial(build, limit=limit) if kind != "digits" else partial(Digits, size=limit or 9, image_size=32)
+    data = stored(tmp_path / "rows", train=build)
+    fit(TVE(target, grid, partial(LightNetwork, blocks=[0], width=12, depth=1), STILL), data)
+    samples = build()
+    for batch in data.train_dataloader():
+        assert batch["label"].tolist() == [int(samples[index]["label"]) for index in batch["index"].tolist()]

@@ -1,0 +1,100 @@
+"""Theorem 1 of TVE."""
+
+import math
+
+import pytest
+import references
+import torch
+
+from explainers.metrics.error_bound import ErrorBound, error_bound
+
+
+def draws(shape=(7, 3), spread=0.3, seed=0):
+    """Log-probabilities of ĝ and ĥ, and of g and h; `spread` is how far they are from each other."""
+    generator = torch.Generator().manual_seed(seed)
+    exact = -4 * torch.rand(*shape, 2, generator=generator)
+    return (exact + spread * torch.randn(*shape, 2, generator=generator)).clamp(max=0), exact
+
+
+def rows(predicted, exact):
+    """What the slow version says of every patch."""
+    pairs = zip(predicted.flatten(0, -2).exp().tolist(), exact.flatten(0, -2).exp().tolist(), strict=True)
+    return [references.error_bound(*pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.3, 2.0])
+def test_epsilon_bound_and_error_are_those_of_loops(spread):
+    predicted, exact = draws(spread=spread)
+    expected = torch.tensor(rows(predicted, exact)).unflatten(0, (7, 3)).unbind(-1)
+    for got, wanted in zip(error_bound(predicted, exact), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+    assert expected[0].max() > spread  # the theorem is tested where it matters
+
+
+def test_epsilon_is_the_larger_of_both_and_too_much_counts_as_too_little():
+    exact = torch.tensor([[0.5, 0.5]]).log()
+    for predicted in ([0.4, 0.5], [0.6, 0.5], [0.5, 0.4], [0.6, 0.45]):
+        epsilon, bound, _ = error_bound(torch.tensor([predicted]).log(), exact)
+        assert epsilon.item() == pytest.approx(0.2, rel=1e-5) and bound.item() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_where_epsilon_is_one_or_more_the_theorem_says_nothing():
+    exact = torch.tensor([-3.0, -3.0])
+    predicted = exact + torch.tensor([[math.log(1.999), 0], [math.log(2.001), 0], [2.5, 0], [0, -100]])
+    assert error_bound(predicted, exact)[1].isfinite().tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_attribution_is_further_off_than_its_bound(seed):
+    epsilon, bound, error = error_bound(*draws((5000,), spread=10 ** (seed / 2 - 2), seed=seed))
+    assert (error <= bound * (1 + 1e-5) + 1e-5).all()  # nearly all of it float32
+    assert (epsilon < 1).sum() > 500
+
+
+def test_the_metric_takes_the_means_over_the_patches_that_are_covered():
+    predicted, exact = draws(spread=0.5)
+    metric = ErrorBound(limit=0.4)
+    metric.update(predicted, exact)
+    covered = [row for row in rows(predicted, exact) if row[0] <= 0.4]
+    assert 0 < len(covered) < 21
+    means = [sum(column) / len(covered) for column in zip(*covered, strict=True)]
+    expected = dict(zip(("epsilon", "bound", "error"), means, strict=True)) | {"covered": len(covered) / 21}
+    assert {name: value.item() for name, value in metric.compute().items()} == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_updates_are_one_of_all_patches():
+    predicted, exact = draws((9, 2), spread=0.5)
+    together, apart = ErrorBound(), ErrorBound()
+    together.update(predicted, exact)
+    for part in (slice(0, 2), slice(2, 9)):
+        apart.update(predicted[part], exact[part])
+    torch.testing.assert_close(apart.compute(), together.compute())
+    apart.reset()
+    apart.update(predicted, exact)
+    torch.testing.assert_close(apart.compute(), together.compute())
+
+
+@pytest.mark.parametrize("exact", [torch.full((4, 2), -9.0), torch.full((4, 2), -torch.inf)])
+def test_where_no_patch_is_covered_there_are_no_means(exact):
+    metric = ErrorBound()
+    metric.update(torch.zeros(4, 2), exact)
+    found = metric.compute()
+    assert found.pop("covered") == 0
+    assert all(value.isnan() for value in found.values())
+
+
+def test_a_patch_without_a_number_spoils_no_mean():
+    """A network that overflows says NaN of a patch: it is not covered."""
+    predicted, exact = torch.tensor([[-1.0, -2.0], [torch.nan, -2.0]]), torch.tensor([[-1.1, -2.0], [-1.0, -2.0]])
+    metric = ErrorBound()
+    metric.update(predicted, exact)
+    found = metric.compute()
+    assert found["covered"] == 0.5
+    assert found["error"].item() == pytest.approx(0.1, rel=1e-5)
+
+
+def test_half_precision_loses_no_small_epsilon():
+    exact = torch.tensor([[-1.0, -2.0]], dtype=torch.bfloat16)
+    metric = ErrorBound()
+    metric.update(exact.float() + 1e-4, exact)
+    assert metric.compute()["epsilon"].item() == pytest.approx(1e-4, rel=0.01)

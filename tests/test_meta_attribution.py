@@ -1,0 +1,130 @@
+"""Definitions 1 and 2, and their meta-attributions as a source of what a loss needs."""
+
+import pytest
+import references
+import torch
+from torch import nn
+from toys import batch_of
+
+from explainers.masking import PatchGrid, neighbourhoods
+from explainers.meta_attribution import MetaAttributions, meta_attribution, transfer
+from explainers.oracle import Oracle
+from explainers.target import Features
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("hops", [0, 1, 2])
+def test_the_attribution_of_a_patch_is_the_papers(target, grid, images, hops):
+    """Equation 4: log f(N(z); x, y) − log f(Z \\ N(z); x, y), for N(z) cut out with slices."""
+    labels = torch.tensor([3, 0, 4, 1, 1])
+    heatmaps = Oracle(target, grid, hops, chunk_size=7)(images, labels)
+    assert heatmaps.shape == (5, 4, 4)
+    for i in range(5):
+        expected = references.attribution(target.probabilities, target.normalise(images)[i], labels[i], 4, hops)
+        assert expected.std() > 0.1
+        torch.testing.assert_close(heatmaps[i], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_meta_attributions_are_what_the_backbone_sees_of_a_neighbourhood_and_of_the_rest(target, grid, images):
+    normalised, drawn = target.normalise(images), torch.tensor([[6, 1], [0, 15], [3, 3], [9, 12], [8, 2]])
+    got = meta_attribution(target.embed, normalised, neighbourhoods(grid, 1)[drawn], grid, chunk_size=3)
+    assert got.shape == (5, 2, 2, 24)
+    for i in range(5):
+        expected = references.meta_attribution(target.embed, normalised[i], side=4, hops=1)[drawn[i]]
+        torch.testing.assert_close(got[i], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_transfer_takes_any_head():
+    head, meta = nn.Linear(6, 3), torch.randn(2, 9, 2, 6)
+    assert transfer(head, meta).shape == (2, 3, 9)
+    expected = head(meta[1, 4, 0]).softmax(0)[2].log() - head(meta[1, 4, 1]).softmax(0)[2].log()
+    torch.testing.assert_close(transfer(head, meta)[1, 2, 4], expected)
+
+
+@pytest.mark.parametrize("h_weight", [0.0, 0.3])
+def test_transfer_of_logits_with_a_weight_is_what_it_says(h_weight):
+    head, meta = nn.Linear(6, 3), torch.randn(2, 9, 2, 6)
+    expected = head(meta[1, 4, 0])[2] - h_weight * head(meta[1, 4, 1])[2]
+    torch.testing.assert_close(transfer(head, meta, h_weight, "logit")[1, 2, 4], expected)
+
+
+def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images):
+    source = MetaAttributions(target, grid, hops=(1,), patches=3)
+    rows = source(batch_of(images))
+    assert rows.keys() == {"patch", "meta"} and source.provides in rows
+    assert not rows["meta"].requires_grad
+    for i, normalised in enumerate(target.normalise(images)):
+        assert len(set(rows["patch"][i].tolist())) == 3
+        expected = references.meta_attribution(target.embed, normalised, side=4, hops=1)[rows["patch"][i]]
+        torch.testing.assert_close(rows["meta"][i], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_of_several_neighbourhood_sizes_each_serves_its_share_of_the_patches(target, grid, images):
+    source = MetaAttributions(target, grid, hops=(0, 1, 2), patches=16)
+    normalised = target.normalise(images)
+    wanted = torch.stack(
+        [
+            torch.stack([references.meta_attribution(target.embed, image, 4, hops) for image in normalised])
+            for hops in (0, 1, 2)
+        ]
+    )  # (3, B, N, 2, D)
+    counts = torch.zeros(3)
+    for epoch in range(10):
+        seen = source(batch_of(images), epoch)
+        assert torch.equal(seen["patch"].sort(1).values, torch.arange(16).expand(5, 16))
+        of_patch = wanted[:, torch.arange(5)[:, None], seen["patch"]]  # (3, B, Z, 2, D)
+        error, hop = (of_patch - seen["meta"]).abs().amax((-1, -2)).min(0)
+        assert error.max() < 1e-4
+        counts += hop.flatten().bincount(minlength=3)
+    assert counts.sum() == 800
+    assert (counts - 800 / 3).abs().max() < 70
+
+
+@pytest.mark.parametrize("source", ["meta", "features"])
+def test_rows_of_an_image_do_not_depend_on_its_batch(target, grid, images, source):
+    meta = MetaAttributions(target, grid, hops=(0, 1), patches=4)
+    source = meta if source == "meta" else Features(target, [0, 1])
+    together = source(batch_of(images, first=70), epoch=2)
+    for i in range(5):
+        alone = source(batch_of(images[i : i + 1], first=70 + i), epoch=2)
+        assert alone.keys() == together.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(value[0], together[name][i], rtol=1e-4, atol=1e-5)
+
+
+def test_patches_are_drawn_anew_in_every_epoch_and_for_every_seed(target, grid, images):
+    source = MetaAttributions(target, grid, patches=4)
+    first, again, later = (source(batch_of(images), epoch)["patch"] for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+    other = MetaAttributions(target, grid, patches=4, seed=1)(batch_of(images))["patch"]
+    assert not torch.equal(first, other)
+
+
+CHANGES = [{"hops": (1,)}, {"hops": (2, 1)}, {"patches": 2}, {"seed": 1}, {"grid": PatchGrid(32, 4)}]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_what_is_stored_is_keyed_by_all_that_it_depends_on(target, grid, images, change):
+    """What changes the rows changes the key: another one is told, and the rows say that it had to be."""
+    one, other = (MetaAttributions(target, **{"grid": grid} | settings) for settings in ({}, change))
+    assert one.key() != other.key()
+    rows, others = (source(batch_of(images)) for source in (one, other))
+    assert rows["meta"].shape != others["meta"].shape or not torch.equal(rows["meta"], others["meta"])
+
+
+def test_what_changes_no_row_changes_no_key(target, make_target, grid, images):
+    other_head = make_target(num_classes=3)
+    one, other = MetaAttributions(target, grid), MetaAttributions(other_head, grid, [2], chunk_size=3)
+    assert one.key() == other.key()
+    torch.testing.assert_close(one(batch_of(images)), other(batch_of(images)), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_stored_of_another_backbone_or_by_another_source_has_another_key(target, make_target, grid):
+    other = make_target(seed=1)
+    sources = [MetaAttributions(target, grid), MetaAttributions(other, grid)]
+    sources += [Features(target, [0]), Features(target, [0, 1]), Features(target, [1]), Features(other, [0])]
+    keys = [tuple(sorted(source.key().items())) for source in sources]
+    assert len(set(keys)) == len(keys)

@@ -1,0 +1,197 @@
+import copy
+import hashlib
+import json
+
+import pytest
+
+from explainers.results import ResultsFile, read
+
+CONFIG = {
+    "seed": 0,
+    "data_dir": "/here",
+    "cache_dir": "cache",
+    "name": "run",
+    "target": {"_target_": "x", "checkpoint_path": ""},
+    "grid": {"patch_size": 8},
+    "explainers": {"tve": {"weights": None, "chunk_size": 256, "network": {"width": 24}}},
+    "evaluation": {"levels": 11, "chunk_size": 256},
+    "trainer": {"precision": "32-true", "devices": 1, "limit_test_batches": None},
+    "figures": None,
+    "tasks": {
+        "odd": {"head": None, "data": {"root": "/here/odd", "num_workers": 1, "limit": 5}},
+        "loop": {"head": None, "data": {"root": "/here/loop", "num_workers": 1, "limit": 5}},
+    },
+}
+
+
+def changed(key, value):
+    config = copy.deepcopy(CONFIG)
+    *path, last = key.split(".")
+    node = config
+    for name in path:
+        node = node[name]
+    node[last] = value
+    return config
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Both tasks, measured."""
+    file = ResultsFile(tmp_path / "results.json", CONFIG)
+    for number, task in enumerate(CONFIG["tasks"]):
+        file.add(task, {"tve": {"fidelity_plus": number}}, {"images": 5})
+    return tmp_path / "results.json"
+
+
+def written(path):
+    return json.loads(path.read_text())
+
+
+def test_the_file_holds_what_its_numbers_are_traced_by(path):
+    content = written(path)
+    assert content["config"] == CONFIG
+    (record,) = content["runs"]
+    assert record["tasks"] == ["odd", "loop"]
+    assert record["command"] and record["python"] and record["devices"] and record["packages"]["torch"]
+    assert content["results"]["loop"] == {"tve": {"fidelity_plus": 1}} and content["identity"]["odd"] == {"images": 5}
+
+
+def test_a_task_that_was_measured_alike_is_kept_and_told(path, capsys):
+    file = ResultsFile(path, CONFIG)
+    assert file.kept == ["odd", "loop"]
+    file.tell()
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2 and told[0].startswith("odd: not measured again") and "fresh=true" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "other"),
+        ("figures", {"curves": 1}),
+        ("trainer.devices", 2),
+        ("tasks.odd.data.num_workers", 4),
+        ("evaluation.chunk_size", 16),
+        ("explainers.tve.chunk_size", 16),
+    ],
+)
+def test_what_has_no_effect_on_the_numbers_measures_nothing_again(path, key, value):
+    assert ResultsFile(path, changed(key, value)).kept == ["odd", "loop"]
+
+
+def test_the_data_may_lie_elsewhere(path):
+    text = json.dumps(CONFIG).replace("/here", "/there/and/deeper")
+    assert ResultsFile(path, json.loads(text)).kept == ["odd", "loop"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 1),
+        ("target._target_", "y"),
+        ("grid.patch_size", 16),
+        ("explainers.tve.network.width", 48),
+        ("explainers.chance", {"seed": 0}),
+        ("evaluation.levels", 21),
+        ("trainer.precision", "bf16-mixed"),
+        ("trainer.limit_test_batches", 2),
+    ],
+)
+def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path, key, value, capsys):
+    before = path.read_text()
+    file = ResultsFile(path, changed(key, value))
+    assert file.kept == [] and path.read_text() == before
+    file.tell()
+    assert capsys.readouterr().out.count(key) == 2
+    file.add("odd", {"tve": {"fidelity_plus": 7}}, {})
+    assert written(path)["results"] == {"odd": {"tve": {"fidelity_plus": 7}}}
+    assert (path.parent / "results_earlier.json").read_text() == before
+
+
+def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path):
+    file = ResultsFile(path, changed("tasks.odd.data.limit", 6))
+    assert file.kept == ["loop"] and file.changed.keys() == {"odd"}
+    file.add("odd", {"tve": {"fidelity_plus": 7}}, {"images": 6})
+    content = written(path)
+    assert list(content["results"]) == ["odd", "loop"]  # in the order of the config
+    assert content["results"]["odd"]["tve"]["fidelity_plus"] == 7
+    assert content["config"]["tasks"]["odd"]["data"]["limit"] == 6
+    assert [record["tasks"] for record in content["runs"]] == [["loop"], ["odd"]]
+
+
+def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
+    config = changed("tasks", {"digit": {"head": None, "data": {}}})
+    file = ResultsFile(path, config)
+    file.add("digit", {}, {})
+    content = written(path)
+    assert content["results"].keys() == content["config"]["tasks"].keys() == {"digit", "odd", "loop"}
+    assert not (path.parent / "results_earlier.json").exists()
+
+
+def test_fresh_measures_all_again(path):
+    before = path.read_text()
+    assert ResultsFile(path, CONFIG, fresh=True).kept == []
+    assert (path.parent / "results_earlier.json").read_text() == before
+
+
+@pytest.mark.parametrize("key", ["explainers.tve.weights", "tasks.odd.head", "target.checkpoint_path"])
+def test_weights_count_by_what_is_in_their_file(tmp_path, key):
+    weights, elsewhere = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    weights.write_bytes(b"trained"), elsewhere.write_bytes(b"trained")
+    config = changed(key, str(weights))
+    file = ResultsFile(tmp_path / "results.json", config)
+    file.add("odd", {}, {})
+    assert written(tmp_path / "results.json")["files"] == {str(weights): hashlib.sha256(b"trained").hexdigest()}
+    assert ResultsFile(tmp_path / "results.json", changed(key, str(elsewhere))).kept == ["odd"]
+    weights.write_bytes(b"trained longer")
+    assert ResultsFile(tmp_path / "results.json", config).kept == []
+
+
+def test_the_results_of_an_older_version_are_put_aside(tmp_path):
+    (tmp_path / "results.json").write_text('{"results": {"odd": {}}}')
+    assert ResultsFile(tmp_path / "results.json", CONFIG).kept == []
+    assert (tmp_path / "results_earlier.json").exists()
+
+
+def save(path, results, **identity):
+    path.write_text(json.dumps({"results": results, "identity": dict.fromkeys(results, identity)}))
+    return path
+
+
+def test_files_are_read_together(tmp_path):
+    files = [
+        save(tmp_path / "a", {"odd": {"tve": {"x": 1}, "chance": {"x": 0, "images_per_second": 10}}}, accuracy=0.5),
+        save(tmp_path / "b", {"odd": {"lime": {"x": 2}, "chance": {"x": 0, "images_per_second": 20}}}, accuracy=0.6),
+        save(tmp_path / "c", {"loop": {"tve": {"x": 3}}}, levels=5),
+    ]
+    results = read(files)
+    assert list(results) == ["odd", "loop"] and list(results["odd"]) == ["tve", "chance", "lime"]
+    assert results["odd"]["chance"]["images_per_second"] == 10 and results["loop"]["tve"] == {"x": 3}
+    assert read([]) == {}
+
+
+def test_two_results_of_the_same_name_are_refused(tmp_path):
+    files = [save(tmp_path / name, {"odd": {"tve": {"x": number}}}) for number, name in enumerate("ab")]
+    with pytest.raises(ValueError, match="(?s)one result of tve on odd, got two.*/a and .*/b: "):
+        read(files)
+
+
+def test_results_that_were_measured_differently_are_refused(tmp_path):
+    files = [
+        save(tmp_path / "a", {"odd": {"tve": {}}}, levels=5),
+        save(tmp_path / "b", {"odd": {"lime": {}}}, levels=6),
+    ]
+    with pytest.raises(ValueError, match="odd in .*/a and .*/b cannot be compared.*levels: 5 → 6"):
+        read(files)
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"results": 3}'])
+def test_another_file_is_refused_by_name(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match="x.json: expected the results.json of an evaluation"):
+        read([tmp_path / "x.json"])
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no results at .*nowhere.json: .*eval.py"):
+        read([tmp_path / "nowhere.json"])

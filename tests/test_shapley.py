@@ -1,0 +1,360 @@
+import re
+from functools import partial
+
+import pytest
+import references
+import torch
+from lightning import Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from explainers import complete
+from explainers.coalitions import CoalitionValues
+from explainers.masking import PatchGrid
+from explainers.sampling import shapley_coalitions
+from explainers.shapley import Shapley, efficient, shapley_loss
+from explainers.shapley_networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
+
+GRID = PatchGrid(image_size=24, patch_size=8)
+ADAM = partial(torch.optim.Adam, lr=3e-3)
+VIT, FROZEN = ViTShapleyNetwork, partial(ViTShapleyNetwork, freeze=True)
+FAST = partial(FastSHAPNetwork, backbone="test_convnext")
+LIGHT = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
+NETWORKS = {"vit": VIT, "frozen": FROZEN, "fast": FAST, "light": LIGHT}
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+class Small(nn.Module):
+    """A linear map of the pixels."""
+
+    blocks = ()
+
+    def __init__(self, target, grid):
+        super().__init__()
+        self.linear = nn.Linear(3 * grid.image_size**2, grid.num_patches * 5)
+
+    def forward(self, images, embeddings, maps):
+        return 0.1 * self.linear(images.flatten(1) / 255 - 0.5).unflatten(1, (-1, 5))
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    return NETWORKS[request.param]
+
+
+@pytest.fixture
+def target(make_target):
+    """It sees 24 × 24 pixels in 3 × 3 patches, and so has 512 coalitions."""
+    return make_target(img_size=24)
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (5, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def batch_of(images, first=0):
+    return {"image": images, "index": first + torch.arange(len(images))}
+
+
+def game(target, image):
+    """v of all coalitions of an image, and its exact Shapley values (N, K)."""
+    with torch.no_grad():
+        values = references.coalition_values(target.probabilities, target.normalise(image[None])[0], side=3)
+        return values, references.exact_shapley(values, 9)
+
+
+def rows_of(values, coalitions):
+    """Coalitions and their values as rows of one image."""
+    keep = torch.tensor([[patch in coalition for patch in range(9)] for coalition in coalitions])
+    found = torch.stack([values[coalition] for coalition in coalitions])
+    return keep[None], found[None], values[frozenset()][None], values[frozenset(range(9))][None]
+
+
+def minimise(keep, values, null, grand):
+    """φ (N, K) of the least loss, of all that are efficient."""
+    values, null, grand = values.double(), null.double(), grand.double()
+    phi = torch.zeros(1, 9, 5, dtype=torch.double, requires_grad=True)
+    search = torch.optim.LBFGS(
+        [phi], max_iter=200, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
+    )
+
+    def step():
+        search.zero_grad()
+        loss = shapley_loss(efficient(phi, null, grand), keep, values, null)
+        loss.backward()
+        return loss
+
+    search.step(step)
+    return efficient(phi, null, grand).detach()[0]
+
+
+def state(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def equal(state, other):
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+def fit(module, images, epochs, resume=None):
+    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **QUIET)
+    trainer.fit(module, DataLoader(samples, batch_size=4), ckpt_path=resume)
+    return trainer
+
+
+def test_the_objective_over_all_coalitions_has_its_minimum_at_the_exact_shapley_values(target, images):
+    """Each coalition as often as the Shapley kernel has it: of sizes 1 to 4, in proportions 105 : 15 : 5 : 3."""
+    values, exact = game(target, images[0])
+    often = [0, 105, 15, 5, 3, 3, 5, 15, 105, 0]
+    coalitions = [coalition for coalition in values for _ in range(often[len(coalition)])]
+    assert exact.abs().max() > 0.1
+    torch.testing.assert_close(minimise(*rows_of(values, coalitions)), exact.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_objective_over_sampled_coalitions_has_its_minimum_near_the_exact_shapley_values(target, images, paired):
+    values, exact = game(target, images[0])
+    keep = shapley_coalitions(torch.tensor([0]), 9, 20_000, seed=0, paired=paired)[0]
+    coalitions = [frozenset(row.nonzero()[:, 0].tolist()) for row in keep]
+    found = minimise(*rows_of(values, coalitions))
+    assert (found - exact).abs().max() < 0.01 * (exact.max() - exact.min())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [VIT, FROZEN, FAST], ids=["vit", "frozen", "fast"])
+def test_training_converges_to_the_exact_shapley_values(target, images, network):
+    """Within 2 % of their range, which runs over patches and classes; and they are efficient to 1e-5."""
+    images = images[:2]
+    exact = torch.stack([game(target, image)[1] for image in images])  # (B, N, K)
+    torch.manual_seed(0)
+    shapley = Shapley(target, GRID, network, coalitions=64).train()
+    steps = 300
+    adam = torch.optim.Adam(shapley.network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, total_steps=steps)
+    for epoch in range(steps):
+        loss = shapley._loss(complete(batch_of(images), shapley.sources, epoch))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        schedule.step()
+    with torch.no_grad():
+        found = shapley.eval().all_classes(images)  # (B, K, P, P)
+    error = (found.flatten(2).mT - exact).abs().max()
+    assert error < 0.02 * (exact.max() - exact.min())
+    effect = target(images).softmax(1) - target.probabilities(torch.zeros(1, 3, 24, 24))
+    torch.testing.assert_close(found.sum((2, 3)), effect, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_loss_is_the_squared_error_of_every_coalition_and_class():
+    phi, values, null = torch.randn(2, 9, 5), torch.randn(2, 4, 5), torch.randn(2, 5)
+    keep = torch.rand(2, 4, 9) < 0.5
+    errors = []
+    for image in range(2):
+        for coalition in range(4):
+            for label in range(5):
+                guess = null[image, label].item()
+                guess += sum(phi[image, patch, label].item() for patch in range(9) if keep[image, coalition, patch])
+                errors.append((values[image, coalition, label].item() - guess) ** 2)
+    assert shapley_loss(phi, keep, values, null).item() == pytest.approx(9 * sum(errors) / len(errors), rel=1e-5)
+
+
+@torch.no_grad()
+def test_the_normalisation_gives_every_patch_the_same_share_of_what_is_missing():
+    phi, null, grand = torch.randn(2, 9, 5), torch.randn(2, 5), torch.randn(2, 5)
+    added = efficient(phi, null, grand) - phi
+    torch.testing.assert_close(efficient(phi, null, grand).sum(1), grand - null)
+    torch.testing.assert_close(added, added[:, :1].expand(-1, 9, -1))
+    torch.testing.assert_close(efficient(efficient(phi, null, grand), null, grand), efficient(phi, null, grand))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalisation", ["additive", "none"])
+def test_heatmaps_are_what_the_network_says_and_efficient_where_asked_for(target, images, network, normalisation):
+    shapley = Shapley(target, GRID, network, normalisation=normalisation).eval()
+    every, predicted = shapley.all_classes(images), target(images).argmax(1)
+    assert every.shape == (5, 5, 3, 3)
+    assert torch.equal(shapley(images), every[torch.arange(5), predicted])
+    classes = torch.tensor([3, 0, 4, 1, 1])
+    assert torch.equal(shapley(images, classes), every[torch.arange(5), classes])
+    effect = target(images).softmax(1) - target.probabilities(torch.zeros(1, 3, 24, 24))
+    assert torch.allclose(every.sum((2, 3)), effect, atol=1e-5) == (normalisation == "additive")
+    for i in range(5):
+        torch.testing.assert_close(shapley.all_classes(images[i : i + 1])[0], every[i], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_source_gives_what_the_target_says_of_each_coalition(target, images):
+    rows = CoalitionValues(target, GRID, count=3, chunk_size=7)(batch_of(images, first=70), epoch=2)
+    assert {name: tuple(row.shape) for name, row in rows.items()} == {
+        "keep": (5, 3, 9),
+        "values": (5, 3, 5),
+        "null": (5, 5),
+        "grand": (5, 5),
+    }
+    for i, image in enumerate(target.normalise(images)):
+        seen = [set(row.nonzero()[:, 0].tolist()) for row in rows["keep"][i]] + [set(), set(range(9))]
+        expected = torch.cat([target.probabilities(references.only(image, patches, 3)[None]) for patches in seen])
+        found = torch.cat([rows["values"][i], rows["null"][i : i + 1], rows["grand"][i : i + 1]])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        alone = CoalitionValues(target, GRID, count=3)(batch_of(images[i : i + 1], first=70 + i), epoch=2)
+        assert torch.equal(alone["keep"][0], rows["keep"][i])
+
+
+@pytest.mark.parametrize("change", [{"count": 5}, {"seed": 1}, {"paired": False}, {"chunk_size": 2}])
+def test_stored_values_are_keyed_by_all_that_they_depend_on(target, change):
+    same = CoalitionValues(target, GRID, 4).key() == CoalitionValues(target, GRID, **{"count": 4} | change).key()
+    assert same == ("chunk_size" in change)
+
+
+def test_stored_values_of_another_grid_backbone_or_head_have_another_key(target, make_target):
+    other = make_target(img_size=24)
+    assert CoalitionValues(other, GRID, 4).key() == CoalitionValues(target, GRID, 4).key()
+    other.head = nn.Linear(24, 5)
+    for changed in (other, make_target(img_size=24, seed=1)):
+        assert CoalitionValues(changed, GRID, 4).key() != CoalitionValues(target, GRID, 4).key()
+    assert CoalitionValues(target, PatchGrid(24, 12), 4).key() != CoalitionValues(target, GRID, 4).key()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("network", [FROZEN, LIGHT], ids=["frozen", "light"])
+def test_a_step_on_stored_rows_is_the_step_on_images(target, images, network):
+    shapley = Shapley(target, GRID, network, coalitions=4).eval()
+    seen = complete(batch_of(images), shapley.sources)
+    stored = {name: row for name, row in seen.items() if name != "image"}
+    assert torch.equal(shapley._loss(stored), shapley._loss(seen))
+    assert shapley.on_before_batch_transfer(stored, 0) is stored
+
+
+@pytest.mark.parametrize(("network", "min_crop"), [(VIT, None), (FAST, None), (FROZEN, 0.5)])
+def test_stored_rows_are_refused_where_pixels_are_needed(target, network, min_crop):
+    shapley = Shapley(target, GRID, network, ADAM, min_crop=min_crop)
+    with pytest.raises(ValueError, match=f"expected images for .*Network with explainer.min_crop={min_crop}, got rows"):
+        Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(shapley, DataLoader([{"index": torch.tensor(0)}]))
+
+
+def test_training_lowers_the_loss_of_other_coalitions_and_leaves_the_target_as_it_was(make_target, images, network):
+    target = make_target(img_size=24, drop_path_rate=0.5)
+    before = state(target)
+    torch.manual_seed(0)
+    shapley = Shapley(target, GRID, network, ADAM, coalitions=16)
+    fresh = complete(batch_of(images), shapley.sources, epoch=1000)
+    start = shapley.eval()._loss(fresh).item()
+    fit(shapley.train(), images, epochs=25)
+    assert shapley.eval()._loss(fresh) < 0.8 * start
+    assert equal(state(target), before)
+    assert not any(module.training for module in target.modules())
+    assert all(weight.grad is None for weight in target.parameters())
+
+
+def test_all_weights_of_a_network_get_a_gradient(target, images, network):
+    """Or DDP would wait for them for ever."""
+    shapley = Shapley(target, GRID, network, coalitions=4)
+    shapley._loss(complete(batch_of(images), shapley.sources)).backward()
+    assert [name for name, weight in shapley.network.named_parameters() if weight.grad is None] == []
+
+
+def test_training_images_are_cropped_and_validation_images_are_not(target, images):
+    plain, cropping = (Shapley(target, GRID, Small, min_crop=crop) for crop in (None, 0.3))
+    cropping.network.load_state_dict(plain.network.state_dict())
+    logged = []
+    for shapley in (plain, cropping):
+        shapley.log = lambda name, value, **_: logged.append(value.compute() if name == "val/loss" else value)
+        shapley.training_step(batch_of(images), 0)
+        shapley.validation_step(batch_of(images), 0)
+    assert not torch.allclose(logged[0], logged[2])
+    assert torch.equal(logged[1], logged[3])
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, images, network, tmp_path):
+    def build():
+        torch.manual_seed(3)
+        return Shapley(make_target(img_size=24), GRID, network, ADAM, coalitions=4, min_crop=0.5)
+
+    straight, halfway, resumed = build(), build(), build()
+    fit(straight, images, epochs=4)
+    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    assert not equal(state(straight), state(halfway))
+    nn.init.zeros_(next(resumed.network.parameters()))
+    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
+    assert equal(state(resumed), state(straight))
+    checkpoint = torch.load(tmp_path / "half.ckpt", weights_only=True)
+    assert checkpoint["state_dict"]
+    assert all(name.startswith("network.") for name in checkpoint["state_dict"])
+
+
+def test_exported_weights_explain_as_before(target, images, network, tmp_path):
+    shapley = Shapley(target, GRID, network, ADAM, coalitions=4)
+    fit(shapley, images, epochs=1)
+    path = shapley.export(tmp_path)
+    assert path == tmp_path / "explainer.safetensors"
+    again = Shapley(target, GRID, network, weights=str(path)).eval()
+    assert torch.equal(again(images), shapley.eval()(images))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"num_classes": 7}, "classes: 5; this target, vit_tiny_patch16_224, has 7"),
+        ({"seed": 1}, "was trained on other weights of vit_tiny_patch16_224 or its head"),
+    ],
+)
+def test_weights_of_another_model_are_refused(target, make_target, tmp_path, other, message):
+    path = str(Shapley(target, GRID, LIGHT).export(tmp_path))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Shapley(make_target(img_size=24, **other), GRID, LIGHT, weights=path)
+
+
+def test_weights_for_another_head_or_grid_are_refused(target, make_target, tmp_path):
+    path = str(Shapley(target, GRID, Small).export(tmp_path))
+    with pytest.raises(ValueError, match=re.escape("patches a side: 3; this target, vit_tiny_patch16_224, has 2")):
+        Shapley(target, PatchGrid(24, 12), Small, weights=path)
+    other = make_target(img_size=24)
+    other.head = nn.Linear(24, 5)
+    with pytest.raises(ValueError, match="or its head"):
+        Shapley(other, GRID, Small, weights=path)
+    with pytest.raises(FileNotFoundError, match=re.escape("no trained explainer at nowhere.safetensors")):
+        Shapley(target, GRID, Small, weights="nowhere.safetensors")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("deit_tiny_distilled_patch16_224", {}), ("vit_tiny_patch16_224", {"global_pool": "avg"})],
+)
+@pytest.mark.parametrize("freeze", [True, False])
+def test_vit_shapley_takes_every_vit(make_target, images, name, arguments, freeze):
+    target = make_target(name, img_size=24, **arguments)
+    shapley = Shapley(target, GRID, partial(VIT, freeze=freeze)).eval()
+    assert shapley.all_classes(images).shape == (5, 5, 3, 3)
+
+
+@torch.no_grad()
+def test_a_frozen_vit_shapley_starts_as_the_trained_one(target, images):
+    tuned, frozen = (Shapley(target, GRID, network).eval() for network in (VIT, FROZEN))
+    on_top = {name: value for name, value in tuned.network.state_dict().items() if not name.startswith("own.")}
+    frozen.network.load_state_dict(on_top)
+    torch.testing.assert_close(frozen(images), tuned(images))
+    assert frozen.network.state_dict().keys() < tuned.network.state_dict().keys()
+
+
+def test_vit_shapley_says_which_targets_it_cannot_take(make_target):
+    with pytest.raises(ValueError, match=r"grid's 3 × 3 patches, and test_resnet is not a timm ViT: take the light"):
+        Shapley(make_target("test_resnet"), GRID, VIT)
+    with pytest.raises(ValueError, match=r"grid's 3 × 3 patches, and vit_tiny_patch16_224 is a ViT with 4 × 4 patches"):
+        Shapley(make_target(), GRID, VIT)
+
+
+@pytest.mark.parametrize(("backbone", "reduction"), [("test_resnet", 8), ("resnet18", 8), ("test_convnext", 8)])
+def test_fastshap_reads_the_deepest_map_that_is_no_coarser_than_the_grid(target, backbone, reduction):
+    network = FastSHAPNetwork(target, GRID, backbone)
+    assert network.backbone.feature_info.reduction() == [reduction]
+    with pytest.raises(ValueError, match=f"{backbone} has no map as fine as patches of 1 pixels"):
+        FastSHAPNetwork(target, PatchGrid(24, 1), backbone)
+
+
+@torch.no_grad()
+def test_fastshap_resamples_a_finer_map_to_the_grid(target, images):
+    assert FastSHAPNetwork(target, PatchGrid(24, 12), "test_convnext")(images).shape == (5, 4, 5)

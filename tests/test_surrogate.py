@@ -1,0 +1,111 @@
+import math
+import re
+from functools import partial
+
+import pytest
+import references
+import timm
+import torch
+from conftest import TINY_VIT
+from lightning import Trainer
+from torch.utils.data import DataLoader
+
+from explainers.sampling import random_coalitions, stream
+from explainers.shapley import Shapley
+from explainers.shapley_networks import LightShapleyNetwork
+from explainers.surrogate import Surrogate
+from explainers.target import TargetModel
+
+ADAM = partial(torch.optim.Adam, lr=1e-3)
+LIGHT = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+def batch_of(images):
+    return {"image": images, "index": torch.arange(len(images))}
+
+
+def fit(surrogate, images, epochs, resume=None):
+    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **QUIET)
+    trainer.fit(surrogate, DataLoader(samples, batch_size=5), ckpt_path=resume)
+    return trainer
+
+
+def state(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def equal(state, other):
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+@torch.no_grad()
+def test_the_loss_is_the_divergence_from_what_the_target_says_of_the_whole_image(target, grid, images):
+    surrogate = Surrogate(target, grid, ADAM, seed=2).eval()
+    target.head.weight.mul_(0.7)  # as after some tuning
+    keep = random_coalitions(torch.arange(5), 16, 1, stream("coalitions", 2, 3))[:, 0]
+    divergences = []
+    for image, visible in zip(target.normalise(images), keep, strict=True):
+        taught = surrogate.teacher.probabilities(image[None])[0]
+        said = target.probabilities(references.only(image, visible.nonzero()[:, 0].tolist(), 4)[None])[0]
+        divergences.append(sum(p.item() * math.log(p / q) for p, q in zip(taught, said, strict=True)))
+    assert surrogate._loss(batch_of(images), 3).item() == pytest.approx(sum(divergences) / 5, rel=1e-4)
+
+
+def test_training_brings_masked_images_closer_to_whole_ones_and_leaves_the_teacher_as_it_was(make_target, grid, images):
+    target = make_target(drop_path_rate=0.3)
+    surrogate, before = Surrogate(target, grid, ADAM), state(target)
+    start = surrogate.eval()._loss(batch_of(images), 1000).item()
+    fit(surrogate.train(), images, epochs=60)
+    assert surrogate.eval()._loss(batch_of(images), 1000) < start / 2
+    assert equal(state(surrogate.teacher), before)
+    assert not equal(state(target), before)
+
+
+def test_the_teacher_answers_without_dropout_while_the_surrogate_is_tuned(make_target, grid):
+    surrogate = Surrogate(make_target(drop_path_rate=0.3), grid, ADAM)
+    assert surrogate.target.training
+    assert not any(module.training for module in surrogate.teacher.modules())
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, grid, images, tmp_path):
+    straight, halfway, resumed = (Surrogate(make_target(), grid, ADAM, min_crop=0.5) for _ in range(3))
+    fit(straight, images, epochs=4)
+    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    assert not equal(state(straight), state(halfway))
+    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
+    assert equal(state(resumed), state(straight))
+    saved = torch.load(tmp_path / "half.ckpt", weights_only=True)["state_dict"]
+    assert saved
+    assert all(name.startswith("target.") for name in saved)
+
+
+def test_an_exported_surrogate_is_a_checkpoint_of_timm_and_can_be_explained(make_target, grid, images, tmp_path):
+    surrogate = Surrogate(make_target(), grid, ADAM)
+    fit(surrogate, images, epochs=2)
+    surrogate.eval().export(tmp_path)
+    path = str(tmp_path / "target.safetensors")
+    again = TargetModel(
+        timm.create_model("vit_tiny_patch16_224", num_classes=5, checkpoint_path=path, **TINY_VIT)
+    ).eval()
+    torch.testing.assert_close(again(images), surrogate(images))
+    whole = Shapley(make_target(), grid, LIGHT, surrogate=path).eval()
+    direct = Shapley(again, grid, LIGHT).eval()
+    direct.network.load_state_dict(whole.network.state_dict())
+    assert whole.identity() == direct.identity() != Shapley(make_target(), grid, LIGHT).identity()
+    torch.testing.assert_close(whole(images), direct(images))
+
+
+def test_a_surrogate_that_is_missing_or_of_another_model_is_said(make_target, grid, images, tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape("no model at nowhere.safetensors: train one")):
+        Shapley(make_target(), grid, LIGHT, surrogate="nowhere.safetensors")
+    Surrogate(make_target(), grid, ADAM).export(tmp_path)
+    path = str(tmp_path / "target.safetensors")
+    with pytest.raises(ValueError, match="expected weights of vit_tiny_patch16_224 for 7 classes in .* got others"):
+        Shapley(make_target(num_classes=7), grid, LIGHT, surrogate=path)
+
+
+def test_a_surrogate_has_nothing_to_store(target, grid):
+    with pytest.raises(ValueError, match="take a datamodule of images"):
+        Surrogate(target, grid, ADAM).sources  # noqa: B018

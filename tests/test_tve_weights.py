@@ -1,0 +1,117 @@
+"""What TVE writes and reads: checkpoints, trained networks, and the backbone that they belong to."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from toys import ADAM, LIGHT, Small, equal, fit, state
+
+from explainers.masking import PatchGrid
+from explainers.tve import TVE
+
+
+@pytest.mark.parametrize("network", [Small, LIGHT])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, grid, images, network, tmp_path):
+    def build():
+        torch.manual_seed(3)
+        return TVE(make_target(), grid, network, ADAM, hops=(0, 1), min_crop=0.5)
+
+    straight, halfway, resumed = build(), build(), build()
+    fit(straight, images, epochs=4)
+    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    assert not equal(state(straight), state(halfway))
+    nn.init.zeros_(next(resumed.network.parameters()))
+    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
+    assert equal(state(resumed), state(straight))
+
+
+def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, images, tmp_path):
+    fit(TVE(target, grid, LIGHT, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert checkpoint["state_dict"]
+    assert all(name.startswith("network.") for name in checkpoint["state_dict"])
+    assert checkpoint["identity"]["backbone_sha256"] == target.weights_hash()
+
+
+def test_a_checkpoint_of_another_width_is_refused(target, make_target, grid, images, tmp_path):
+    fit(TVE(target, grid, Small, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match="width 24; this target, vit_tiny_patch16_224, has 48"):
+        fit(TVE(make_target(embed_dim=48), grid, Small, ADAM), images, 2, resume=tmp_path / "last.ckpt")
+
+
+def test_exported_weights_explain_as_before(target, grid, images, tmp_path):
+    tve = TVE(target, grid, LIGHT, ADAM, hops=(1,))
+    fit(tve, images, epochs=2)
+    path = tve.export(tmp_path)
+    assert path == tmp_path / "explainer.safetensors"
+    again = TVE(target, grid, LIGHT, weights=str(path)).eval()
+    classes = torch.arange(5)
+    assert torch.equal(again(images, classes), tve.eval()(images, classes))
+
+
+def test_weights_to_start_from_are_not_calibrated_away(target, grid, images, tmp_path):
+    path = TVE(target, grid, LIGHT).export(tmp_path)
+    tve = TVE(target, grid, LIGHT, ADAM, weights=str(path))
+    fit(tve, images, epochs=1)
+    assert torch.equal(tve.network.mean_g, torch.zeros(24))
+
+
+def test_an_explainer_serves_another_head_on_the_same_backbone(target, make_target, grid, images, tmp_path):
+    path = TVE(target, grid, LIGHT).export(tmp_path)
+    other = make_target()
+    other.head = nn.Linear(24, 2)
+    tve = TVE(other, grid, LIGHT, weights=str(path)).eval()
+    assert tve.all_classes(images).shape == (5, 2, 4, 4)
+
+
+def test_weights_of_another_width_or_grid_are_refused_with_both_numbers(target, make_target, grid, tmp_path):
+    path = str(TVE(target, grid, Small).export(tmp_path))
+    with pytest.raises(
+        ValueError, match=re.escape("embeddings of width 24; this target, vit_tiny_patch16_224, has 48")
+    ):
+        TVE(make_target(embed_dim=48), grid, Small, weights=path, allow_finetuned_backbone=True)
+    with pytest.raises(ValueError, match=re.escape("patches a side: 4; this target, vit_tiny_patch16_224, has 2")):
+        TVE(target, PatchGrid(32, 16), Small, weights=path, allow_finetuned_backbone=True)
+
+
+def refused(source, own):
+    """What is said of weights of `source` in the hands of another backbone."""
+    hashes = [re.escape(target.weights_hash()[:12]) for target in (source, own)]
+    assert hashes[0] != hashes[1]
+    return pytest.raises(ValueError, match=r"SHA-256 {}\) than this .*\({}\).* allow_finetuned_backbone".format(*hashes))
+
+
+def test_an_explainer_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):
+    trained, finetuned = TVE(target, grid, LIGHT), make_target(seed=1)
+    path = str(trained.export(tmp_path))
+    with refused(target, finetuned):
+        TVE(finetuned, grid, LIGHT, weights=path)
+    tve = TVE(finetuned, grid, LIGHT, weights=path, allow_finetuned_backbone=True)
+    assert equal(state(tve.network), state(trained.network))
+    assert tve.identity()["backbone_sha256"] == finetuned.weights_hash()  # what it explains from now on
+
+
+def test_a_checkpoint_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):
+    fit(TVE(target, grid, Small, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    finetuned = make_target(seed=1)
+    before, resume = state(finetuned), partial(fit, images=images, epochs=2, resume=tmp_path / "last.ckpt")
+    with refused(target, finetuned):
+        resume(TVE(finetuned, grid, Small, ADAM))
+    assert resume(TVE(finetuned, grid, Small, ADAM, allow_finetuned_backbone=True)).current_epoch == 2
+    assert equal(state(finetuned), before)
+
+
+def test_finetuning_goes_on_from_its_own_checkpoint(target, make_target, grid, images, tmp_path):
+    """Which belongs to the fine-tuned backbone, though its first weights did not."""
+    path, finetuned = str(TVE(target, grid, Small).export(tmp_path)), make_target(seed=1)
+    tve = TVE(finetuned, grid, Small, ADAM, weights=path, allow_finetuned_backbone=True)
+    fit(tve, images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    again = TVE(finetuned, grid, Small, ADAM)
+    assert fit(again, images, epochs=2, resume=tmp_path / "last.ckpt").current_epoch == 2
+
+
+def test_weights_that_are_not_there_are_asked_for(target, grid):
+    with pytest.raises(FileNotFoundError, match=re.escape("no trained explainer at nowhere.safetensors")):
+        TVE(target, grid, Small, weights="nowhere.safetensors")
