@@ -31,7 +31,7 @@ class Trunk(nn.Module):
     Args:
         blocks: whose outputs it reads: transformer blocks, or the stages of Swin and ResNet.
         hops: the size of N(z); of several sizes, the largest.
-        width, depth, dropout: of the tokens and the residual layers.
+        width, depth: of the tokens, and the number of residual layers.
     """
 
     def __init__(
@@ -42,17 +42,13 @@ class Trunk(nn.Module):
         hops: Sequence[int],
         width: int,
         depth: int,
-        dropout: float,
     ) -> None:
         super().__init__()
         self.side, self.hops = grid.side, max(hops)
         channels = [*target.map_channels(blocks), target.embed_dim]
         self.read = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, width)) for c in channels)
         self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
-        self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), Mlp(width, 2 * width, drop=dropout)) for _ in range(depth)
-        )
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), Mlp(width, 2 * width)) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
@@ -61,7 +57,6 @@ class Trunk(nn.Module):
         tokens = tokens + read_embedding(embeddings)[:, None]
         for read, feature_map in zip(read_maps, maps, strict=True):
             tokens = tokens + read(at_patches(self._around(feature_map).flatten(2).mT, patches))
-        tokens = self.dropout(tokens)
         for layer in self.layers:
             tokens = tokens + layer(tokens)
         return self.norm(tokens)
@@ -81,7 +76,7 @@ class LightNetwork(nn.Module):
     of their standard deviation (`calibrate`).
 
     Args:
-        blocks, hops, width, depth, dropout: see `Trunk`.
+        blocks, hops, width, depth: see `Trunk`.
     """
 
     mean_g: Tensor
@@ -95,11 +90,10 @@ class LightNetwork(nn.Module):
         hops: Sequence[int] = (2,),
         width: int = 256,
         depth: int = 2,
-        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.blocks = tuple(blocks)
-        self.trunk = Trunk(target, grid, blocks, hops, width, depth, dropout)
+        self.trunk = Trunk(target, grid, blocks, hops, width, depth)
         self.write = nn.Linear(width, 2 * target.embed_dim)
         nn.init.trunc_normal_(self.write.weight, std=0.02)
         nn.init.zeros_(self.write.bias)

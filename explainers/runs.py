@@ -21,6 +21,7 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 PACKAGES = (
     "torch",
@@ -60,12 +61,22 @@ def errors_in_one_line() -> Iterator[None]:
     """End with the message of an error in the user's input; HYDRA_FULL_ERROR=1 shows where it came from."""
     try:
         yield
-    except (InstantiationException, FileNotFoundError, ImportError, TypeError, ValueError) as error:
+    except (
+        InstantiationException,
+        OmegaConfBaseException,
+        ImportError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         misspelt = isinstance(cause, TypeError) and (cause is not error or "unexpected keyword" in str(cause))
-        expected = misspelt or isinstance(cause, FileNotFoundError | ImportError | ValueError)
+        other_weights = isinstance(cause, RuntimeError) and "loading state_dict" in str(cause)
+        users = FileNotFoundError | ImportError | MissingMandatoryValue | ValueError
+        expected = misspelt or other_weights or isinstance(cause, users)
         if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         message = str(error if isinstance(cause, TypeError) else cause)

@@ -24,7 +24,7 @@ class LightShapleyNetwork(nn.Module):
     """A small network on what the target itself saw around each patch.
 
     Args:
-        blocks, hops, width, depth, dropout: see `Trunk`.
+        blocks, hops, width, depth: see `Trunk`.
     """
 
     def __init__(
@@ -35,11 +35,10 @@ class LightShapleyNetwork(nn.Module):
         hops: Sequence[int] = (1,),
         width: int = 256,
         depth: int = 2,
-        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.blocks = tuple(blocks)
-        self.trunk = Trunk(target, grid, blocks, hops, width, depth, dropout)
+        self.trunk = Trunk(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, target.num_classes)
 
     def forward(self, images: Tensor, embeddings: Tensor, maps: list[Tensor]) -> Tensor:

@@ -82,7 +82,7 @@ class TargetModel(nn.Module):
     @property
     def num_classes(self) -> int:
         """K."""
-        head = self.head.head if isinstance(self.head, DistilledHead) else self.head
+        head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
         return int(head.out_features)
 
     @property
@@ -159,3 +159,15 @@ class Features:
 
     def key(self) -> dict[str, str]:
         return self.target.identity() | {"source": "features", "blocks": str(self.blocks)}
+
+
+class Pixels:
+    """A source: the images, for networks that read nothing of the target. Row: `image`, uint8 (B, C, H, W)."""
+
+    provides = "image"
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        return {"image": batch["image"]}
+
+    def key(self) -> dict[str, str]:
+        return {"source": "pixels"}

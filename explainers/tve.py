@@ -20,7 +20,7 @@ from explainers.metrics.error_bound import ErrorBound
 from explainers.networks import LightNetwork
 from explainers.optimisation import OptimizerBuilder, SchedulerBuilder, configure
 from explainers.sampling import stream
-from explainers.target import Features, TargetModel
+from explainers.target import Features, Pixels, TargetModel
 
 
 class TVE(LightningModule):
@@ -68,7 +68,7 @@ class TVE(LightningModule):
         self.network = network(target, grid)
         self.meta = MetaAttributions(target, grid, hops, patches_per_image, chunk_size, seed)
         self.features = Features(target, self.network.blocks)
-        self.sources = (self.meta, self.features) if self.network.blocks else (self.meta,)
+        self.sources = (self.meta, self.features if self.network.blocks else Pixels())
         self.optimizer, self.scheduler = optimizer, scheduler
         self.reduction, self.min_crop = reduction, min_crop
         self.score, self.h_weight, self.pooling = score, h_weight, pooling
@@ -115,6 +115,11 @@ class TVE(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         if self.min_crop is not None:
+            if "meta" in batch:
+                raise ValueError(
+                    "stored meta-attributions are of whole images: expected explainer.min_crop=null, got "
+                    f"{self.min_crop}; set it to null, or take a datamodule of images"
+                )
             seed = stream("crops", self.seed, self.current_epoch)
             batch = batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
         seen = complete(batch, self.sources, self.current_epoch)
@@ -137,7 +142,8 @@ class TVE(LightningModule):
         self.theorem1.update(*log_probabilities)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict({f"val/theorem1_{name}": value.float() for name, value in self.theorem1.compute().items()})
+        found = {f"val/theorem1_{name}": value.float() for name, value in self.theorem1.compute().items()}
+        self.log_dict(found, sync_dist=True)  # equal in all processes, but Lightning would warn
         self.theorem1.reset()
 
     def loss(self, predicted: Tensor, meta: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from lightning import Trainer
 from PIL import Image
 from torch.utils.data import Dataset
-from toys import SILENT
+from toys import SILENT, Small
 
 from datamodules.attributions import Attributions
 from datamodules.datasets import image_folder, unlabelled_images
@@ -39,8 +39,12 @@ class Noise(Dataset):
         return {"image": self.images[index], "label": self.labels[index], "index": torch.tensor(index)}
 
 
-def stored(folder, train=partial(Noise, 6), val=partial(Noise, 3, seed=1), **settings):
-    return Attributions(str(folder), 4, train, val, batch_size=3, num_workers=0, **settings)
+TRAIN, VAL = partial(Noise, 6), partial(Noise, 3, seed=1)
+ONCE = [*range(6), *range(3)]
+
+
+def stored(folder, train=TRAIN):
+    return Attributions(str(folder), 4, train, VAL, batch_size=3, num_workers=0)
 
 
 def fit(tve, data, **settings):
@@ -65,9 +69,6 @@ def computed(monkeypatch):
 
 def light(target, grid, blocks, **settings):
     return TVE(target, grid, partial(LightNetwork, blocks=blocks, width=12, depth=1), STILL, **settings)
-
-
-ONCE = [*range(6), *range(3)]
 
 
 def test_networks_that_read_other_blocks_share_the_meta_attributions(target, grid, computed, tmp_path):
@@ -124,7 +125,7 @@ def test_a_batch_holds_the_rows_and_labels_of_its_images(target, grid, tmp_path)
 
 def test_stored_rows_train_and_validate_as_their_images_do(target, grid, tmp_path):
     """In the first epoch, of which the patches are; up to half precision."""
-    images = Images(partial(Noise, 6), partial(Noise, 3, seed=1), batch_size=3, num_workers=0)
+    images = Images(TRAIN, VAL, batch_size=3, num_workers=0)
     found = []
     for data in (images, stored(tmp_path), stored(tmp_path)):
         torch.manual_seed(0)  # of the network's weights
@@ -133,6 +134,21 @@ def test_stored_rows_train_and_validate_as_their_images_do(target, grid, tmp_pat
     assert {"train/loss", "val/loss", "val/theorem1_covered"} <= found[0].keys()
     assert found[1] == found[2]
     assert found[1] == pytest.approx(found[0], rel=0.02, nan_ok=True)
+
+
+def test_for_a_network_that_looks_at_images_they_are_stored_as_they_are(target, grid, tmp_path):
+    data, images = stored(tmp_path), Noise(6)
+    fit(TVE(target, grid, Small, STILL), data)
+    for batch in data.train_dataloader():
+        assert batch["image"].dtype == torch.uint8
+        assert torch.equal(batch["image"], images.images[batch["index"]])
+
+
+def test_stored_meta_attributions_are_not_those_of_random_crops(target, grid, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"expected explainer.min_crop=null, got 0.5; .* or take a datamodule of images"
+    ):
+        fit(light(target, grid, [0], min_crop=0.5), stored(tmp_path))
 
 
 def classes_of_images(folder):
@@ -150,7 +166,7 @@ def test_labels_are_those_of_the_samples(target, grid, tmp_path, kind, limit):
         build = partial(unlabelled_images, [str(tmp_path / "images")], 32)
     build = partial(build, limit=limit) if kind != "digits" else partial(Digits, size=limit or 9, image_size=32)
     data = stored(tmp_path / "rows", train=build)
-    fit(TVE(target, grid, partial(LightNetwork, blocks=[0], width=12, depth=1), STILL), data)
+    fit(light(target, grid, [0]), data)
     samples = build()
     for batch in data.train_dataloader():
         assert batch["label"].tolist() == [int(samples[index]["label"]) for index in batch["index"].tolist()]

@@ -27,7 +27,7 @@ IMAGE_FOLDERS = ("train", "val", "imagenet_samples", "imagenette/train", "imagen
 GROUPS = sorted(
     (path.parent.name, path.stem)
     for path in (ROOT / "configs").glob("*/*.yaml")
-    if path.parent.name not in ("experiment", "metrics")
+    if path.parent.name not in ("experiment", "figures", "metrics", "reference")
 )
 
 
@@ -68,6 +68,10 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += [f"data_dir={data_dir}", "data.batch_size=4", "data.num_workers=0"]
     if "PaperNetwork" in str(cfg.explainer):
         overrides += SMALL_PAPER_NETWORK
+    if cfg.explainer.get("weights"):  # what other experiments leave
+        overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
+    if experiment == "tve_from_scratch":
+        overrides += ["target.model.checkpoint_path=''"]
     loss = train(*overrides, folder=tmp_path / "run")
     assert math.isfinite(loss)
     assert json.loads((tmp_path / "run/metrics.json").read_text())["train/loss"] > 0

@@ -17,7 +17,7 @@ ALLOWED = {
     "augmentation": {"sampling"},
     "exchange": {"target"},
     "networks": {"masking", "target"},
-    "paper_network": {"masking", "target"},
+    "paper_network": {"masking", "networks", "target"},
     "meta_attribution": {"masking", "sampling", "target"},
     "metrics.perturbation": {"masking"},
     "metrics.agreement": set(),

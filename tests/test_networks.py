@@ -1,5 +1,6 @@
 import pytest
 import torch
+from references import neighbourhood, pooled
 
 from explainers.networks import LightNetwork
 
@@ -63,23 +64,47 @@ def test_a_light_network_corrects_its_guesses_in_units_of_their_deviations(light
     torch.testing.assert_close(after[:, :, 1], embeddings[:, None] + 0.1 * (before[:, :, 1] - embeddings[:, None]))
 
 
-def test_a_light_network_keeps_the_rows_and_columns_of_the_maps(target, grid):
-    """Blind to positions and with nothing that mixes patches, a change at one place changes that place alone."""
-    network = LightNetwork(target, grid, [0], depth=0)
+def test_a_light_network_sees_of_the_maps_what_is_near_a_patch(target, grid):
+    """A change at one place changes what is said of the patches whose neighbourhood it is in, and of no other."""
     embeddings, before = torch.randn(1, 24), torch.zeros(1, 24, 4, 4)
     after = before.clone()
     after[0, :, 1, 3] = torch.randn(24)
-    changed = (network(None, embeddings, [after]) != network(None, embeddings, [before])).flatten(2).any(-1)
-    assert changed.nonzero().tolist() == [[0, 1 * 4 + 3]]
+    for hops in ([0], [1], [1, 0]):
+        network = LightNetwork(target, grid, [0], hops)
+        changed = (network(None, embeddings, [after]) != network(None, embeddings, [before])).flatten(2).any(-1)
+        assert set(changed[0].nonzero().flatten().tolist()) == neighbourhood(1 * 4 + 3, 4, max(hops))
+
+
+@pytest.mark.parametrize("hops", [0, 1, 2])
+def test_what_is_near_a_patch_is_averaged(target, grid, hops):
+    """Equal means around a patch are equal for it."""
+    network, (features,) = LightNetwork(target, grid, [0], [hops]), torch.randn(1, 1, 24, 4, 4)
+    mean = torch.stack([pooled(channel, 2 * hops + 1) for channel in features[0]])[None]
+    averaged = LightNetwork(target, grid, [0], [0])
+    averaged.load_state_dict(network.state_dict())
+    embeddings = torch.randn(1, 24)
+    torch.testing.assert_close(network(None, embeddings, [features]), averaged(None, embeddings, [mean]))
 
 
 def test_maps_of_another_resolution_are_resampled_where_they_are(target, grid):
-    network = LightNetwork(target, grid, [0], depth=0)
+    network = LightNetwork(target, grid, [0], [0])
     embeddings, plain = torch.randn(1, 24), torch.randn(1, 24, 1, 1).expand(1, 24, 8, 8)
     marked = plain.clone()
     marked[0, :, 2:4, 6:8] = torch.randn(24)[:, None, None]
     changed = (network(None, embeddings, [marked]) - network(None, embeddings, [plain])).flatten(2).norm(dim=-1)
     assert changed.argmax() == 1 * 4 + 3
+
+
+def test_what_is_said_of_some_patches_is_what_is_said_of_them_among_all(light, images):
+    network, target = light
+    predicted, embeddings = look(network, target, images)
+    _, maps = target.embed_with_maps(target.normalise(images), network.blocks)
+    patches = torch.tensor([[3, 1], [0, 15], [7, 7], [8, 2], [5, 4]])
+    of_some = network(images, embeddings, maps, patches)
+    assert of_some.shape == (5, 2, 2, target.embed_dim)
+    for i, drawn in enumerate(patches.tolist()):
+        for z, patch in enumerate(drawn):
+            torch.testing.assert_close(of_some[i, z], predicted[i, patch])
 
 
 def untrained(network, predicted):

@@ -46,8 +46,12 @@ def mae_checkpoint(grid, width=16, depth=2, decoder_width=8, decoder_depth=1, de
 
 
 def test_the_papers_network_gives_two_embeddings_for_every_patch(paper, target, images):
-    assert paper(images).shape == (5, 16, 2, target.embed_dim)
-    assert not torch.allclose(paper(images)[:, :, 0], paper(images)[:, :, 1])  # g and h have autoencoders and heads of their own
+    predicted = paper(images)
+    assert predicted.shape == (5, 16, 2, target.embed_dim)
+    assert not torch.allclose(predicted[:, :, 0], predicted[:, :, 1])
+    drawn = torch.tensor([[3, 1], [0, 15], [7, 7], [8, 2], [5, 4]])
+    for i, of_image in enumerate(paper(images, patches=drawn)):
+        torch.testing.assert_close(of_image, predicted[i, drawn[i]])
 
 
 def test_a_shared_trunk_is_half_the_autoencoders_and_g_and_h_still_differ(paper, target, grid, images):
@@ -71,9 +75,7 @@ def test_without_a_shared_trunk_g_and_h_share_nothing(paper, images):
 @pytest.mark.parametrize("token_mixing", [False, True])
 def test_every_parameter_of_the_papers_network_gets_a_gradient(token_mixing, shared_trunk, target, grid, images):
     """Distributed training would wait for the others for ever."""
-    network = PaperNetwork(
-        target, grid, **TINY, head_layers=3, token_mixing=token_mixing, shared_trunk=shared_trunk
-    )
+    network = PaperNetwork(target, grid, **TINY, head_layers=3, token_mixing=token_mixing, shared_trunk=shared_trunk)
     (network(images) - 1).square().sum().backward()
     got = {name for name, weight in network.named_parameters() if weight.grad is not None}
     frozen = {f"autoencoders.{i}.decoder_pos_embed" for i in range(1 if shared_trunk else 2)}

@@ -5,23 +5,16 @@ new ones, one sweep serves several tests, and every other process is a fork of t
 """
 
 import json
-import multiprocessing
-import os
-import runpy
-import signal
-import socket
 import subprocess
-import sys
 import time
-from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import MARK, QUIET, ROOT, composed, evaluate, running, train
+from commands import QUIET, composed, evaluate, running, train
+from forks import Forks, forked
 from lightning import Callback
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
@@ -30,63 +23,6 @@ from explainers import runs
 TVE_RUN = ("target=tiny", "data=digits", "explainer=tve_light", "explainer.network.width=24", "logger=csv", *QUIET)
 SIZES = ("data.train.size=16", "data.val.size=7", "data.test.size=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
-FORK = multiprocessing.get_context("fork")
-
-
-def run_program(program, *overrides, folder):
-    """`python train.py *overrides`, in a fork."""
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "WANDB_"))]:
-        del os.environ[name]
-    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), MARK: str(folder)})
-    os.chdir(ROOT)
-    with open(f"{folder}.log", "w") as log:
-        os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
-    sys.argv = [program, *overrides, f"hydra.run.dir={folder}"]
-    runpy.run_path(program, run_name="__main__")
-
-
-@contextmanager
-def forked(program, *overrides, folder):
-    """The process of a command, which nothing outlives; `<folder>.log` has what the processes it starts print."""
-    process = FORK.Process(target=run_program, args=(program, *overrides), kwargs={"folder": folder})
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        for started in running(folder):
-            with suppress(ProcessLookupError):
-                os.kill(started, signal.SIGKILL)
-        process.join()
-
-
-def run_as_rank(work, rank, count, port):
-    """What torchrun tells its processes, in a fork."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
-    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "forks"}
-    os.environ.update({name: str(value) for name, value in told.items()})
-    rank_zero_only.rank = rank  # Lightning asks the environment when it is imported
-    work()
-
-
-class Forks:
-    """What Popen gives for a torchrun, one whose processes are forks that do `work`."""
-
-    def __init__(self, work, command):
-        (count,) = (int(word.partition("=")[2]) for word in command if word.startswith("--nproc_per_node="))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.processes = [FORK.Process(target=run_as_rank, args=(work, rank, count, port)) for rank in range(count)]
-        for process in self.processes:
-            process.start()
-
-    def wait(self):
-        for process in self.processes:
-            process.join(120)
-            process.kill()  # one that hangs
-            process.join()
-        return max(abs(process.exitcode) for process in self.processes)
 
 
 class Losses(Callback):
@@ -120,25 +56,30 @@ def losses(folder):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A run in one process, and the folder, exit code and output of a sweep of two: one that fails, and the same run."""
+    """The folder of a run in one process; and of a sweep of two, of which the first fails and the second is the same
+    run, its folder, its exit code and what its processes printed.
+    """
     root = tmp_path_factory.mktemp("processes")
-    callbacks = ("losses", "bomb")
     common = (*TVE_RUN, *SIZES, "trainer.max_epochs=2", "explainer.patches_per_image=2")
-    common += tuple(f"+callbacks.{name}._target_=test_processes.{name.capitalize()}" for name in callbacks)
+    common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
     train(*common, "data.batch_size=8", "explainer.seed=0", folder=root / "one")
     sweep = ("-m", "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
-    with forked("train.py", *common, *sweep, folder=root / "unused") as process:
-        process.join(300)
+    with forked("train.py", *sweep, *common, folder=root / "unused") as process:
+        process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
+
+
+def runs_by_seed(sweep):
+    """The folders in a sweep's folder."""
+    folders = [path for path in sweep.iterdir() if path.is_dir()]
+    return sorted((OmegaConf.load(folder / "config.yaml").explainer.seed, folder) for folder in folders)
 
 
 @pytest.fixture
 def one_and_two(swept):
     """The folders of the same run in one process and in two."""
-    one, sweep, _, printed = swept
-    found = list(sweep.glob("*explainer.seed=0*"))
-    assert len(found) == 1, printed
-    return one, found[0]
+    one, sweep, _, _ = swept
+    return one, dict(runs_by_seed(sweep))[0]
 
 
 @pytest.mark.slow
@@ -163,10 +104,7 @@ def test_two_processes_validate_as_one_though_seven_images_cannot_be_halved(one_
 @pytest.mark.slow
 def test_a_sweep_with_two_processes_makes_one_folder_of_runs(swept):
     _, sweep, _, printed = swept
-    folders = sorted(path for path in sweep.iterdir() if path.is_dir())
-    seeds = [OmegaConf.load(folder / "config.yaml").explainer.seed for folder in folders]
-    assert sorted(seeds) == [0, 1], printed
-    assert all(f"explainer.seed={seed}" in folder.name for folder, seed in zip(folders, seeds, strict=True))
+    assert [seed for seed, _ in runs_by_seed(sweep)] == [0, 1], printed
     assert not sweep.with_name("unused").exists()
 
 
@@ -174,10 +112,10 @@ def test_a_sweep_with_two_processes_makes_one_folder_of_runs(swept):
 def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
     _, sweep, code, printed = swept
     assert code not in (0, None) and "the bomb went off in process 1 of 2" in printed
-    (failed,) = sweep.glob("*explainer.seed=1*")
+    (_, whole), (_, failed) = runs_by_seed(sweep)
     assert (failed / "checkpoints/last.ckpt").exists()  # of the first epoch
-    assert [path.parent.name for path in sweep.glob("*/explainer.safetensors")] != [failed.name]
-    assert len(list(sweep.glob("*/metrics.json"))) == 1  # of the later run
+    for name in ("explainer.safetensors", "metrics.json"):
+        assert (whole / name).exists() and not (failed / name).exists()
 
 
 @pytest.mark.slow

@@ -94,9 +94,9 @@ def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images
 
 
 def test_a_head_of_another_width_is_refused_with_both_widths(make_model):
-    with pytest.raises(ValueError, match="width 25, the backbone gives 24"):
+    with pytest.raises(ValueError, match="width 24, which vit_tiny_patch16_224 gives; .* reads width 25"):
         TargetModel(make_model(), head=nn.Linear(25, 3))
-    with pytest.raises(ValueError, match="width 24, the backbone gives 48"):
+    with pytest.raises(ValueError, match="width 48, .* reads width 24"):
         TargetModel(make_model("deit_tiny_distilled_patch16_224"), head=nn.Linear(24, 3))
 
 
@@ -152,7 +152,7 @@ def test_a_target_without_a_head_of_its_own_takes_one_from_outside(images):
 
 def test_a_head_file_of_another_width_is_refused(make_model, tmp_path):
     save_file({"weight": torch.zeros(3, 7), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
-    with pytest.raises(ValueError, match="width 7, the backbone gives 24"):
+    with pytest.raises(ValueError, match=r"width 24, .*head\.safetensors reads width 7: fit one for this backbone"):
         TargetModel(make_model(), head=str(tmp_path / "head.safetensors"))
 
 
@@ -168,16 +168,14 @@ def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(t
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles for a CPU with one")
-def test_a_compiled_backbone_is_the_same_backbone(make_model, images, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    plain, compiled = TargetModel(make_model()).eval(), TargetModel(make_model(), compile=True).eval()
+def test_a_compiled_backbone_is_the_same_backbone(make_model, images):
+    plain, compiled = TargetModel(make_model(depth=1)).eval(), TargetModel(make_model(depth=1), compile=True).eval()
     assert compiled.weights_hash() == plain.weights_hash()
     assert compiled.state_dict().keys() == plain.state_dict().keys()
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with torch.no_grad():
-        for some in (images, images[:2]):  # the last batch is smaller
-            torch.testing.assert_close(compiled(some), plain(some), rtol=1e-4, atol=1e-4)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > graphs
+        torch.testing.assert_close(compiled(images), plain(images), rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before  # it was compiled
 
 
 def test_features_are_the_embedding_and_the_maps_of_one_pass(target, images):

@@ -5,21 +5,15 @@ import os
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 from commands import QUIET, SMALL_DIGITS, composed, draw_images, start, stop, train
 from hydra.utils import instantiate
 from safetensors.torch import load_file
 
-from datamodules.store import Store
-from explainers.meta_attribution import MetaAttributions
-from explainers.target import Features
-
 SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
 TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", *QUIET)
 DIGITS = ("data=digits", *SMALL_DIGITS)
-CACHED = ("data=digits_attributions", "explainer.min_crop=null", "data.compute_batch_size=4", *SMALL_DIGITS)
 
 
 def csv_rows(path):
@@ -151,90 +145,6 @@ def test_a_killed_run_ends_as_one_that_was_not(make_data, tmp_path):
     assert same(*(load_file(folder / "explainer.safetensors") for folder in (killed, whole)))
     epochs_after = {int(row["epoch"]) for row in csv_rows(killed / "csv/version_1/metrics.csv") if row["train/loss"]}
     assert epochs_after == set(range(reached + 1, 5))  # it did go on
-
-
-def killed_while(sabotage, *command, folder):
-    """Train in a fork of this process, in which `sabotage` ends it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(60)
-            sabotage()
-            train(*command, folder=folder)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-
-
-def at_call(number, function, end):
-    """`function`, which at its call of this number does `end`."""
-    calls = []
-
-    def counted(*args, **kwargs):
-        calls.append(1)
-        return (end if len(calls) == number else function)(*args, **kwargs)
-
-    return counted
-
-
-def tear(store, index, rows):
-    """Write rubbish, and die before the rows are marked as done."""
-    for array in store.arrays.values():
-        array[index.numpy()] = 7
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def watched(function, computed):
-    """A source's `__call__` that also writes down which rows it computes."""
-
-    def call(source, batch, *args):
-        computed.extend((source.provides, index) for index in batch["index"].tolist())
-        return function(source, batch, *args)
-
-    return call
-
-
-@pytest.mark.parametrize("dies", [MetaAttributions, Features, Store])
-def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
-    def sabotage():
-        if dies is Store:
-            Store.write = at_call(3, Store.write, tear)
-        else:
-            dies.__call__ = at_call(3, dies.__call__, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-
-    command = (*TVE_RUN, *CACHED)
-    killed_while(sabotage, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
-    computed = []
-    for source in (MetaAttributions, Features):
-        monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
-    train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
-    done = {"meta": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
-    todo = [(rows, index) for rows, count in done.items() for index in (*range(count, 16), *range(8))]
-    assert sorted(computed) == sorted(todo)
-    computed.clear()
-    train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "second")
-    assert not computed
-    train(*command, f"cache_dir={tmp_path / 'whole'}", folder=tmp_path / "third")
-    assert len(computed) == 2 * (16 + 8)
-    stores = [sorted((tmp_path / name).rglob("*.npy")) for name in ("killed", "whole")]
-    assert [path.relative_to(tmp_path / "killed") for path in stores[0]] == [
-        path.relative_to(tmp_path / "whole") for path in stores[1]
-    ]
-    assert len(stores[0]) > 8
-    assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))
-
-
-def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
-    """When it alone is missing, too."""
-    draw_images(tmp_path / "train", count=9), draw_images(tmp_path / "val", count=4)
-    (tmp_path / "train/cat/0.jpg").write_bytes(b"no image")
-    roots = (f"data.train.roots=[{tmp_path / 'train'}]", f"data.val.roots=[{tmp_path / 'val'}]")
-    options = ("+data.train.skip_corrupt=true", "data.num_workers=0", "data.batch_size=8", f"cache_dir={tmp_path}")
-    for name in ("first", "second"):
-        command = (*TVE_RUN, "data=attributions", "explainer.min_crop=null", *roots, *options)
-        with pytest.warns(UserWarning, match=r"left out: .*cat/0\.jpg"):
-            train(*command, folder=tmp_path / name)
-    assert same(*(load_file(tmp_path / name / "explainer.safetensors") for name in ("first", "second")))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  #
 def loss_of(tve, images):
     """Of an epoch's draws, without a step."""
     seen = complete(batch_of(images), tve.sources)
-    return tve.loss(tve._at_drawn(seen), seen["meta"])
+    return tve.loss(tve.predict(seen, seen["patch"]), seen["meta"])
 
 
 @torch.no_grad()
@@ -133,8 +133,8 @@ class Nearly(Perfect):
         super().__init__(target, grid)
         self.off = nn.Parameter(torch.tensor(off))
 
-    def forward(self, images, embeddings, maps):
-        return super().forward(images, embeddings, maps) * (1 + self.off)
+    def forward(self, images, embeddings, maps, patches=None):
+        return super().forward(images, embeddings, maps, patches) * (1 + self.off)
 
 
 @pytest.mark.parametrize("off", [0.0, 0.03, 0.3])
@@ -157,15 +157,15 @@ def test_validation_measures_theorem_1_on_the_predicted_classes(target, grid, im
     assert logged["val/theorem1_covered"].item() == pytest.approx(len(covered) / len(found))
 
 
-@pytest.mark.parametrize("network", [Small, LIGHT])
-def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, network):
+@pytest.mark.parametrize(("network", "lr"), [(Small, 3e-4), (LIGHT, 1e-2)])
+def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, network, lr):
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
     before = state(target)
     torch.manual_seed(0)  # of the network's weights
-    tve = TVE(target, grid, network, ADAM, hops=(1,), patches_per_image=4)
+    tve = TVE(target, grid, network, partial(torch.optim.Adam, lr=lr), hops=(1,), patches_per_image=4)
     start = loss_of(tve.eval(), images).item()
-    fit(tve, images, epochs=100)
-    assert loss_of(tve, images) < start / 3
+    fit(tve, images, epochs=25)
+    assert loss_of(tve, images) < start / 2
     assert equal(state(target), before)
     assert all(weight.grad is None for weight in target.parameters())
 

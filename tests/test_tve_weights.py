@@ -80,7 +80,9 @@ def refused(source, own):
     """What is said of weights of `source` in the hands of another backbone."""
     hashes = [re.escape(target.weights_hash()[:12]) for target in (source, own)]
     assert hashes[0] != hashes[1]
-    return pytest.raises(ValueError, match=r"SHA-256 {}\) than this .*\({}\).* allow_finetuned_backbone".format(*hashes))
+    return pytest.raises(
+        ValueError, match=r"SHA-256 {}\) than this .*\({}\).* allow_finetuned_backbone".format(*hashes)
+    )
 
 
 def test_an_explainer_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):

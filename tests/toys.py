@@ -8,7 +8,7 @@ from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from explainers.networks import LightNetwork
+from explainers.networks import LightNetwork, at_patches
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
@@ -24,10 +24,11 @@ class Perfect(nn.Module):
         super().__init__()
         self.known = target, grid.side, hops  # in a tuple, so that the target is not a part of this module
 
-    def forward(self, images, embeddings, maps):
+    def forward(self, images, embeddings, maps, patches=None):
         target, side, hops = self.known
         normalised = target.normalise(images)
-        return torch.stack([references.meta_attribution(target.embed, image, side, hops) for image in normalised])
+        meta = [references.meta_attribution(target.embed, image, side, hops) for image in normalised]
+        return at_patches(torch.stack(meta), patches)
 
 
 class Small(nn.Module):
@@ -40,8 +41,8 @@ class Small(nn.Module):
         self.linear = nn.Linear(3 * grid.image_size**2, grid.num_patches * 2 * target.embed_dim)
         self.shape = grid.num_patches, 2, target.embed_dim
 
-    def forward(self, images, embeddings, maps):
-        return self.linear(images.flatten(1) / 255 - 0.5).unflatten(1, self.shape)
+    def forward(self, images, embeddings, maps, patches=None):
+        return at_patches(self.linear(images.flatten(1) / 255 - 0.5).unflatten(1, self.shape), patches)
 
 
 class Given(nn.Module):
@@ -53,8 +54,8 @@ class Given(nn.Module):
         super().__init__()
         self.meta = meta
 
-    def forward(self, images, embeddings, maps):
-        return self.meta
+    def forward(self, images, embeddings, maps, patches=None):
+        return at_patches(self.meta, patches)
 
 
 def batch_of(images, first=0):

@@ -1,0 +1,79 @@
+"""Commands and torchrun without the seconds that a new process takes to import: forks of this process."""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+from contextlib import contextmanager, suppress
+
+from commands import MARK, ROOT, running
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from explainers import runs
+
+FORK = multiprocessing.get_context("fork")
+
+
+def ask_no_gpu():
+    """For a fork, which cannot start CUDA where its parent has: to ask a GPU for its name would do so."""
+    runs.devices = list
+
+
+def run_program(program, *overrides, folder):
+    """`python train.py *overrides`, in a fork."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "WANDB_"))]:
+        del os.environ[name]
+    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), MARK: str(folder)})
+    os.chdir(ROOT)
+    with open(f"{folder}.log", "w") as log:
+        os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+    ask_no_gpu()
+    sys.argv = [program, *overrides, f"hydra.run.dir={folder}"]
+    runpy.run_path(program, run_name="__main__")
+
+
+@contextmanager
+def forked(program, *overrides, folder):
+    """The process of a command, which nothing outlives; `<folder>.log` has what the processes it starts print."""
+    process = FORK.Process(target=run_program, args=(program, *overrides), kwargs={"folder": folder})
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        for started in running(folder):
+            with suppress(ProcessLookupError):
+                os.kill(started, signal.SIGKILL)
+        process.join()
+
+
+def run_as_rank(work, rank, count, port):
+    """What torchrun tells its processes, in a fork."""
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
+    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "forks"}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    rank_zero_only.rank = rank  # Lightning asks the environment when it is imported
+    ask_no_gpu()
+    work()
+
+
+class Forks:
+    """What Popen gives for a torchrun, one whose processes are forks that do `work`."""
+
+    def __init__(self, work, command):
+        (count,) = (int(word.partition("=")[2]) for word in command if word.startswith("--nproc_per_node="))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.processes = [FORK.Process(target=run_as_rank, args=(work, rank, count, port)) for rank in range(count)]
+        for process in self.processes:
+            process.start()
+
+    def wait(self):
+        for process in self.processes:
+            process.join(120)
+            process.kill()  # one that hangs
+            process.join()
+        return max(abs(process.exitcode) for process in self.processes)
