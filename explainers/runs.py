@@ -79,7 +79,7 @@ def errors_in_one_line() -> Iterator[None]:
         expected = misspelt or other_weights or isinstance(cause, users)
         if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        message = str(error if isinstance(cause, TypeError) else cause)
+        message = str(error if isinstance(cause, TypeError) else cause) or f"{type(cause).__name__}; see the line above"
         if "Original Traceback" in message:  # of a loader's process
             message = message.rpartition(f"{type(cause).__name__}: ")[2]
         sys.exit(f"error: {' '.join(message.split())}")

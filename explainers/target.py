@@ -75,7 +75,7 @@ class TargetModel(nn.Module):
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
             raise ValueError(
-                f"expected a head for embeddings of width {self.embed_dim}, which {self.name} gives; {given} reads width"
+                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {given} reads width"
                 f" {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
             )
 
