@@ -36,19 +36,19 @@ def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
 
 
 def theorem_1(file: str | Path) -> Figure:
-    """Theorem 1 over the epochs of a run: |φ̂ − φ|, ε, and the bound 2ε / (1 − ε), which there is where ε < 1.
+    """Theorem 1 over the epochs of a run: the share of patches with a small ε, and their mean |φ̂ − φ|, bound and ε.
 
     Args:
         file: metrics.csv of a run.
     """
-    names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon")]
-    epoch, error, bound, epsilon = _columns(file, "epoch", *names)
-    bounded = epsilon < 1
+    names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon", "covered")]
+    epoch, error, bound, epsilon, covered = _columns(file, "epoch", *names)
     figure, axis = _single()
     axis.plot(epoch, error, marker=".", label="explanation error |φ̂ − φ|")
-    axis.plot(epoch, np.where(bounded, bound, np.nan), marker=".", label="bound 2ε / (1 − ε), where ε < 1")
+    axis.plot(epoch, bound, marker=".", label="bound 2ε / (1 − ε)")
     axis.plot(epoch, epsilon, marker=".", color="grey", linestyle="--", label="ε")
-    axis.set_yscale("log")
+    axis.plot(epoch, covered, marker=".", color="black", label="share of patches with ε ≤ 0.5, which the others are of")
+    axis.set_ylim(bottom=0)
     axis.set_xlabel("epoch")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False, fontsize=9)

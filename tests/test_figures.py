@@ -139,9 +139,9 @@ def test_results_without_what_a_figure_shows_are_named():
 def log(tmp_path):
     """As Lightning writes it: rows of training and of validation, each with empty cells."""
     rows = [{"step": step, "train/loss": loss} for step, loss in zip((9, 19, 29, 39), (4, 1, 4, 7), strict=True)]
-    for epoch, (error, bound, epsilon) in enumerate([(0.9, math.inf, 1.5), (0.5, 2.0, 0.5), (0.1, 0.5, 0.2)]):
-        names = ("val/theorem1_error", "val/theorem1_bound", "val/theorem1_epsilon")
-        rows.append({"epoch": epoch, "step": 9} | dict(zip(names, (error, bound, epsilon), strict=True)))
+    names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon", "covered")]
+    for epoch, found in enumerate([(0.9, 1.8, 0.47, 0.1), (0.5, 1.5, 0.43, 0.2), (0.1, 0.5, 0.2, 0.4)]):
+        rows.append({"epoch": epoch, "step": 9} | dict(zip(names, found, strict=True)))
     path = tmp_path / "metrics.csv"
     with open(path, "w") as file:
         writer = csv.DictWriter(file, ["epoch", "step", "train/loss", *names])
@@ -164,12 +164,13 @@ def test_a_window_longer_than_the_run_is_the_run(log):
     assert len(mean) == 4 and np.isfinite(mean).all()
 
 
-def test_theorem_1_has_a_bound_where_epsilon_is_below_one(log):
+def test_theorem_1_shows_error_bound_epsilon_and_how_many_patches_they_are_of(log):
     (axis,) = theorem_1(log).axes
-    error, bound, epsilon = axis.lines
+    error, bound, epsilon, covered = axis.lines
     assert error.get_xydata().tolist() == [[0, 0.9], [1, 0.5], [2, 0.1]]
-    np.testing.assert_array_equal(bound.get_ydata(), [math.nan, 2.0, 0.5])
-    assert epsilon.get_ydata().tolist() == [1.5, 0.5, 0.2]
+    assert bound.get_ydata().tolist() == [1.8, 1.5, 0.5]
+    assert epsilon.get_ydata().tolist() == [0.47, 0.43, 0.2]
+    assert covered.get_ydata().tolist() == [0.1, 0.2, 0.4]
 
 
 def test_a_log_without_the_columns_or_rows_is_named(log, tmp_path):
