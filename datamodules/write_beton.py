@@ -150,10 +150,11 @@ def watched_processes() -> Iterator[None]:
         while not done.wait(0.1):
             if any(process.exitcode for process in WatchedProcess.started):
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
-                return
+                done.wait(1)  # and again: what is raised inside of a destructor or of a tracer is lost
 
     def stop(number: int, frame: object) -> None:
-        raise RuntimeError("a writing process died, its error stands above; is the disk full, or the memory?")
+        if not done.is_set():
+            raise RuntimeError("a writing process died, its error stands above; is the disk full, or the memory?")
 
     earlier = signal.signal(signal.SIGUSR1, stop)
     watcher = threading.Thread(target=watch)

@@ -94,7 +94,7 @@ def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images
 
 
 def test_a_head_of_another_width_is_refused_with_both_widths(make_model):
-    with pytest.raises(ValueError, match="width 24, which vit_tiny_patch16_224 gives; .* reads width 25"):
+    with pytest.raises(ValueError, match="width 24, .* reads width 25"):
         TargetModel(make_model(), head=nn.Linear(25, 3))
     with pytest.raises(ValueError, match="width 48, .* reads width 24"):
         TargetModel(make_model("deit_tiny_distilled_patch16_224"), head=nn.Linear(24, 3))

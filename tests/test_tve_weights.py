@@ -15,8 +15,9 @@ from explainers.tve import TVE
 @pytest.mark.parametrize("network", [Small, LIGHT])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, grid, images, network, tmp_path):
     def build():
-        torch.manual_seed(3)
-        return TVE(make_target(), grid, network, ADAM, hops=(0, 1), min_crop=0.5)
+        target = make_target()
+        torch.manual_seed(3)  # of the network's weights
+        return TVE(target, grid, network, ADAM, hops=(0, 1), min_crop=0.5)
 
     straight, halfway, resumed = build(), build(), build()
     fit(straight, images, epochs=4)
