@@ -32,6 +32,23 @@ def read_network(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def check_identity(saved: Mapping[str, str], own: Mapping[str, str], path: str, wanted: Mapping[str, str]) -> None:
+    """Compare what a file belongs to with what it is loaded for.
+
+    Args:
+        wanted: the keys that have to be equal, each with the words that stand before its value.
+
+    Raises:
+        ValueError: names the first key that differs, with both values.
+    """
+    for key, what in wanted.items():
+        if saved.get(key) != own[key]:
+            raise ValueError(
+                f"{path} explains {saved.get('backbone')} with {what} {saved.get(key)}; "
+                f"this target, {own['backbone']}, has {own[key]}"
+            )
+
+
 def without_part(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     """A state dict less one submodule: what a checkpoint holds of a module with a frozen target."""
     return {name: value for name, value in state.items() if not name.startswith(f"{part}.")}

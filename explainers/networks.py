@@ -21,6 +21,21 @@ def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
     return tokens if patches is None else tokens[torch.arange(len(tokens), device=tokens.device)[:, None], patches]
 
 
+def on_grid(feature_map: Tensor, side: int) -> Tensor:
+    """A feature map (B, C, P', P') at the resolution of the patches: (B, C, P, P)."""
+    if feature_map.shape[-1] == side:
+        return feature_map
+    return F.interpolate(feature_map.float(), (side, side), mode="bilinear", antialias=True)
+
+
+def small_linear(width_in: int, width: int) -> nn.Linear:
+    """A last layer that starts near 0, so that a network starts near its trivial guess."""
+    layer = nn.Linear(width_in, width)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class Trunk(nn.Module):
     """What the target saw around every patch, as tokens (B, N, width): features of several blocks, averaged over N(z).
 
@@ -63,10 +78,8 @@ class Trunk(nn.Module):
 
     def _around(self, feature_map: Tensor) -> Tensor:
         """A feature map (B, C, P', P') on the grid, averaged over N(z): (B, C, P, P)."""
-        if feature_map.shape[-1] != self.side:
-            size = (self.side, self.side)
-            feature_map = F.interpolate(feature_map.float(), size, mode="bilinear", antialias=True)
-        return F.avg_pool2d(feature_map, 2 * self.hops + 1, 1, self.hops, count_include_pad=False)
+        window = 2 * self.hops + 1
+        return F.avg_pool2d(on_grid(feature_map, self.side), window, 1, self.hops, count_include_pad=False)
 
 
 class LightNetwork(nn.Module):
@@ -94,9 +107,7 @@ class LightNetwork(nn.Module):
         super().__init__()
         self.blocks = tuple(blocks)
         self.trunk = Trunk(target, grid, blocks, hops, width, depth)
-        self.write = nn.Linear(width, 2 * target.embed_dim)
-        nn.init.trunc_normal_(self.write.weight, std=0.02)
-        nn.init.zeros_(self.write.bias)
+        self.write = small_linear(width, 2 * target.embed_dim)
         self.register_buffer("mean_g", torch.zeros(target.embed_dim))
         self.register_buffer("scale", torch.ones(2, target.embed_dim))
 

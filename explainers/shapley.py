@@ -18,6 +18,7 @@ from explainers import Source, complete
 from explainers.augmentation import random_resized_crop
 from explainers.coalitions import CoalitionValues
 from explainers.exchange import (
+    check_identity,
     load_target,
     read_network,
     save_network,
@@ -186,12 +187,7 @@ class Shapley(LightningModule):
 
     def _check_identity(self, saved: dict[str, str], path: str) -> None:
         own = self.identity()
-        for key, what in (("num_classes", "classes:"), ("patches_per_side", "patches a side:")):
-            if saved.get(key) != own[key]:
-                raise ValueError(
-                    f"{path} explains {saved.get('backbone')} with {what} {saved.get(key)}; "
-                    f"this target, {own['backbone']}, has {own[key]}"
-                )
+        check_identity(saved, own, path, {"num_classes": "classes:", "patches_per_side": "patches a side:"})
         if any(saved[key] != own[key] for key in ("backbone_sha256", "head_sha256")):
             raise ValueError(
                 f"{path} was trained on other weights of {own['backbone']} or its head, and Shapley values are of one "

@@ -12,11 +12,10 @@ import timm
 import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explainers.exchange import copy_target
 from explainers.masking import PatchGrid
-from explainers.networks import Trunk
+from explainers.networks import Trunk, on_grid, small_linear
 from explainers.target import TargetModel
 
 
@@ -127,15 +126,4 @@ class FastSHAPNetwork(nn.Module):
 
     def forward(self, images: Tensor, embeddings: Tensor | None = None, maps: list[Tensor] | None = None) -> Tensor:
         (features,) = self.backbone((images.float() / 255 - self.mean) / self.std)
-        if features.shape[-1] != self.side:
-            size = (self.side, self.side)
-            features = F.interpolate(features.float(), size, mode="bilinear", antialias=True)
-        return self.write(features.flatten(2).mT)
-
-
-def small_linear(width_in: int, width: int) -> nn.Linear:
-    """A last layer that starts near 0, where the normalisation spreads the whole effect evenly over the patches."""
-    layer = nn.Linear(width_in, width)
-    nn.init.trunc_normal_(layer.weight, std=0.02)
-    nn.init.zeros_(layer.bias)
-    return layer
+        return self.write(on_grid(features, self.side).flatten(2).mT)

@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric
 
 from explainers import complete
 from explainers.augmentation import random_resized_crop
-from explainers.exchange import read_network, save_network, with_part, without_part
+from explainers.exchange import check_identity, read_network, save_network, with_part, without_part
 from explainers.masking import PatchGrid
 from explainers.meta_attribution import MetaAttributions, transfer
 from explainers.metrics.error_bound import ErrorBound
@@ -191,12 +191,8 @@ class TVE(LightningModule):
 
     def _check_identity(self, saved: dict[str, str], path: str) -> None:
         own = self.identity()
-        for key, what in (("embed_dim", "embeddings of width"), ("patches_per_side", "patches a side:")):
-            if saved.get(key) != own[key]:
-                raise ValueError(
-                    f"{path} explains {saved.get('backbone')} with {what} {saved.get(key)}; "
-                    f"this target, {own['backbone']}, has {own[key]}"
-                )
+        wanted = {"embed_dim": "embeddings of width", "patches_per_side": "patches a side:"}
+        check_identity(saved, own, path, wanted)
         if saved["backbone_sha256"] != own["backbone_sha256"] and not self.allow_finetuned_backbone:
             raise ValueError(
                 f"{path} was trained on other weights of {own['backbone']} (SHA-256 {saved['backbone_sha256'][:12]}) "
