@@ -39,17 +39,17 @@ METHODS = {
     "oracle": ["explainer=oracle", "explainer.cache_dir=null"],
 }
 """What a method adds to the configuration of a target. The oracle explains one image: it takes 2 N forward passes."""
-CLASSES = 10  # of every task
 
 Call = Callable[[Tensor], object]
 
 
-def build(target: str, methods: Sequence[str], checkpoint: str, device: torch.device) -> dict[str, Any]:
-    """The modules of all methods, on one and the same target."""
+def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, device: torch.device) -> dict[str, Any]:
+    """The modules of all methods, on one and the same target with a head of so many classes."""
     own = [f"target={target}", "target.model.pretrained=false", f"target.model.checkpoint_path='{checkpoint}'"]
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         configs = {method: compose("train", [*own, *METHODS[method]]) for method in methods}
-    modules: dict[str, Any] = {"plain": instantiate(configs["plain"].target)}
+    modules: dict[str, Any] = {"plain": (plain := instantiate(configs["plain"].target))}
+    plain.head = nn.Linear(plain.embed_dim, classes)
     for method in configs.keys() - {"plain"}:
         modules[method] = instantiate(configs[method].explainer, target=modules["plain"])
     return {method: modules[method].to(device).eval() for method in methods}
@@ -121,7 +121,8 @@ def one_by_one(tve: Any, heads: Sequence[nn.Module], images: Tensor) -> None:
 
 def compare_tasks(tve: Any, images: Tensor, most: int, rounds: int) -> dict[str, dict[str, float]]:
     """Seconds per image to explain T = 1, 2, 4, ... tasks: `tasks` together, `tasks_one_by_one` each by itself."""
-    heads = [nn.Linear(tve.target.embed_dim, CLASSES).to(images.device) for _ in range(most)]
+    own = tve.target
+    heads = [nn.Linear(own.embed_dim, own.num_classes).to(images.device) for _ in range(most)]
     counts = [2**i for i in range(most.bit_length())]
     calls: dict[str, Call] = {}
     for t in counts:
@@ -144,10 +145,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
-    machine = {key: vars(options)[key] for key in ("threads", "precision", "batch_size", "rounds")}
+    machine = {key: vars(options)[key] for key in ("threads", "precision", "batch_size", "rounds", "classes")}
     found: dict[str, Any] = {"machine": versions() | {"device": device_name(device)} | machine, "networks": {}}
     for target in options.target:
-        modules = build(target, [name for name in METHODS if name not in options.skip], options.checkpoint, device)
+        methods = [name for name in METHODS if name not in options.skip]
+        modules = build(target, methods, options.checkpoint, options.classes, device)
         size = modules["light"].grid.image_size
         images = torch.randint(0, 256, (options.batch_size, 3, size, size), dtype=torch.uint8, device=device)
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
@@ -185,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", action="append", help="of configs/target, repeatable (vit_tiny)")
     parser.add_argument("--checkpoint", default="", help="weights of the target (random)")
     parser.add_argument("--skip", action="append", default=[], choices=["shared", "paper", "oracle"], help="repeatable")
+    parser.add_argument("--classes", type=int, default=10, help="of every task (10)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU (all)")
@@ -195,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.target = options.target or ["vit_tiny"]
     found = measure(options)
-    print(f"{found['machine']['device']}, {options.threads} threads, {options.precision}\n\n{markdown(found)}")
+    how = f"{options.threads} threads, {options.precision}, {options.classes} classes"
+    print(f"{found['machine']['device']}, {how}\n\n{markdown(found)}")
     if options.output:
         options.output.write_text(json.dumps(found, indent=2))
 

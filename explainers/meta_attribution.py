@@ -33,21 +33,24 @@ def transfer(
     meta: Tensor,
     h_weight: float = 1.0,
     score: Literal["log_probability", "logit"] = "log_probability",
+    classes: Tensor | None = None,
 ) -> Tensor:
-    """Definition 2: φ(z) = log H(g; y) − log H(h; y), the attribution of every patch to every class y.
+    """Definition 2: φ(z) = log H(g; y) − log H(h; y), the attribution of every patch to every class y, or to one.
 
     Args:
         head: the task's classifier H, embeddings (..., D) → logits (..., K).
         meta: g and h of every patch, (B, N, 2, D).
         h_weight, score: the released code has 0 and `logit`.
+        classes: of each image (B,); by default all.
 
     Returns:
-        (B, K, N).
+        (B, K, N), or (B, N) of `classes`.
     """
     scores = head(meta).float()  # (B, N, 2, K)
     if score == "log_probability":
         scores = scores.log_softmax(-1)
-    return (scores[:, :, 0] - h_weight * scores[:, :, 1]).mT
+    scores = scores.permute(0, 3, 1, 2) if classes is None else scores[torch.arange(len(scores)), :, :, classes]
+    return scores[..., 0] - h_weight * scores[..., 1]
 
 
 class MetaAttributions:

@@ -5,6 +5,7 @@ the patches (B, Z) that were drawn, (B, Z, 2, D). `blocks` names the feature map
 network with no blocks looks at the images alone, and needs no forward pass of the target.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, neighbourhoods
 from explainers.target import TargetModel
 
 
@@ -22,10 +23,12 @@ def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
 
 
 def on_grid(feature_map: Tensor, side: int) -> Tensor:
-    """A feature map (B, C, P', P') at the resolution of the patches: (B, C, P, P)."""
-    if feature_map.shape[-1] == side:
+    """A feature map (B, N', C) at the resolution of the patches: (B, N, C)."""
+    own = math.isqrt(feature_map.shape[1])
+    if own == side:
         return feature_map
-    return F.interpolate(feature_map.float(), (side, side), mode="bilinear", antialias=True)
+    square = feature_map.float().mT.unflatten(-1, (own, own))
+    return F.interpolate(square, (side, side), mode="bilinear", antialias=True).flatten(2).mT
 
 
 def small_linear(width_in: int, width: int) -> nn.Linear:
@@ -49,6 +52,8 @@ class Trunk(nn.Module):
         width, depth: of the tokens, and the number of residual layers.
     """
 
+    near: Tensor
+
     def __init__(
         self,
         target: TargetModel,
@@ -59,7 +64,9 @@ class Trunk(nn.Module):
         depth: int,
     ) -> None:
         super().__init__()
-        self.side, self.hops = grid.side, max(hops)
+        self.side = grid.side
+        near = neighbourhoods(grid, max(hops)).float()
+        self.register_buffer("near", near / near.sum(-1, keepdim=True), persistent=False)
         channels = [*target.map_channels(blocks), target.embed_dim]
         self.read = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, width)) for c in channels)
         self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
@@ -71,15 +78,15 @@ class Trunk(nn.Module):
         tokens = at_patches(self.position.expand(len(embeddings), -1, -1), patches)  # (B, N or Z, width)
         tokens = tokens + read_embedding(embeddings)[:, None]
         for read, feature_map in zip(read_maps, maps, strict=True):
-            tokens = tokens + read(at_patches(self._around(feature_map).flatten(2).mT, patches))
+            tokens = tokens + read(self._around(feature_map, patches))
         for layer in self.layers:
             tokens = tokens + layer(tokens)
         return self.norm(tokens)
 
-    def _around(self, feature_map: Tensor) -> Tensor:
-        """A feature map (B, C, P', P') on the grid, averaged over N(z): (B, C, P, P)."""
-        window = 2 * self.hops + 1
-        return F.avg_pool2d(on_grid(feature_map, self.side), window, 1, self.hops, count_include_pad=False)
+    def _around(self, feature_map: Tensor, patches: Tensor | None) -> Tensor:
+        """A feature map (B, N', C) averaged over N(z): (B, N or Z, C). Pooling would be several times slower."""
+        near = self.near if patches is None else self.near[patches]  # (N, N) or (B, Z, N)
+        return near @ on_grid(feature_map, self.side)
 
 
 class LightNetwork(nn.Module):

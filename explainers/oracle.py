@@ -41,7 +41,7 @@ class Oracle(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         meta = self.meta(images) if self.cache_dir is None else self._remembered(images, self.cache_dir)
-        heatmaps = transfer(self.target.classify, meta)[torch.arange(len(images)), classes]  # (B, N)
+        heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
         return heatmaps.unflatten(-1, (self.grid.side, -1))
 
     def meta(self, images: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class ViTShapleyNetwork(nn.Module):
     def forward(self, images: Tensor, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
         if self.own is not None:
             embeddings, maps = self.own.embed_with_maps(self.own.normalise(images), self.last)
-        patches = self.norm(maps[0].flatten(2).mT)  # (B, N, D)
+        patches = self.norm(maps[0])  # (B, N, D)
         whole = embeddings.unflatten(-1, (-1, patches.shape[-1]))  # (B, 1, D), of a distilled DeiT (B, 2, D)
         return self.write(self.attention(torch.cat([whole, patches], 1))[:, whole.shape[1] :])
 
@@ -126,4 +126,4 @@ class FastSHAPNetwork(nn.Module):
 
     def forward(self, images: Tensor, embeddings: Tensor | None = None, maps: list[Tensor] | None = None) -> Tensor:
         (features,) = self.backbone((images.float() / 255 - self.mean) / self.std)
-        return self.write(on_grid(features, self.side).flatten(2).mT)
+        return self.write(on_grid(features.flatten(2).mT, self.side))

@@ -9,6 +9,7 @@ import timm.data
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 
@@ -111,9 +112,12 @@ class TargetModel(nn.Module):
         return self._pool(self.backbone.forward_features(normalised))
 
     def embed_with_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The embeddings (B, D) and, from the same forward pass, the feature maps (B, C, P', P') of `blocks`."""
-        features, maps = self.backbone.forward_intermediates(normalised, indices=list(blocks), output_fmt="NCHW")
-        return self._pool(features), maps
+        """The embeddings (B, D) and, from the same forward pass, the maps (B, N', C) of `blocks`, row by row."""
+        tokens = isinstance(self.backbone, VisionTransformer)  # they need no copy, and other models have maps only
+        features, maps = self.backbone.forward_intermediates(
+            normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
+        )
+        return self._pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
 
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
         """The number of channels of each of the feature maps of `embed_with_maps`."""
@@ -144,7 +148,7 @@ class TargetModel(nn.Module):
 class Features:
     """A source (see `explainers`): what a network reads of the frozen target, in one forward pass.
 
-    Rows: `embedding` (B, D), and `map_0`, `map_1`, ... (B, C, P', P') of the blocks.
+    Rows: `embedding` (B, D), and `map_0`, `map_1`, ... (B, N', C) of the blocks.
     """
 
     provides = "embedding"
@@ -158,7 +162,7 @@ class Features:
         return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
 
     def key(self) -> dict[str, str]:
-        return self.target.identity() | {"source": "features", "blocks": str(self.blocks)}
+        return self.target.identity() | {"source": "tokens", "blocks": str(self.blocks)}
 
 
 class Pixels:

@@ -88,7 +88,7 @@ class TVE(LightningModule):
         seen = self._look(images)
         if classes is None:
             classes = self._predicted(seen)
-        return self._heatmaps(self.predict(seen), self.target.classify)[torch.arange(len(images)), classes]
+        return self._heatmaps(self.predict(seen), self.target.classify, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class at once: heatmaps (B, K, P, P)."""
@@ -103,9 +103,9 @@ class TVE(LightningModule):
         """
         seen = self._look(images)
         embeddings = seen["embedding"] if "embedding" in seen else self.target.embed(self.target.normalise(images))
-        meta, everyone = self.predict(seen).float(), torch.arange(len(images))
+        meta = self.predict(seen).float()
         with torch.autocast(images.device.type, enabled=False):  # attributions are small differences of logits
-            heatmaps = [self._heatmaps(meta, head)[everyone, head(embeddings.float()).argmax(-1)] for head in heads]
+            heatmaps = [self._heatmaps(meta, head, head(embeddings.float()).argmax(-1)) for head in heads]
         return torch.stack(heatmaps, 1)
 
     def predict(self, seen: dict[str, Tensor], patches: Tensor | None = None) -> Tensor:
@@ -160,9 +160,9 @@ class TVE(LightningModule):
         logits = self.target.classify(seen["embedding"]) if "embedding" in seen else self.target(seen["image"])
         return logits.argmax(-1)
 
-    def _heatmaps(self, meta: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Meta-attributions (B, N, 2, D) → heatmaps of every class (B, K, P, P)."""
-        heatmaps = transfer(head, meta, self.h_weight, self.score).unflatten(-1, (self.grid.side, -1))
+    def _heatmaps(self, meta: Tensor, head: Callable[[Tensor], Tensor], classes: Tensor | None = None) -> Tensor:
+        """Meta-attributions (B, N, 2, D) → heatmaps of every class (B, K, P, P), or of `classes` (B,): (B, P, P)."""
+        heatmaps = transfer(head, meta, self.h_weight, self.score, classes).unflatten(-1, (self.grid.side, -1))
         if self.pooling > 1:
             heatmaps = F.avg_pool2d(heatmaps, self.pooling, 1, self.pooling // 2, count_include_pad=False)
         return heatmaps

@@ -66,9 +66,9 @@ def test_a_light_network_corrects_its_guesses_in_units_of_their_deviations(light
 
 def test_a_light_network_sees_of_the_maps_what_is_near_a_patch(target, grid):
     """A change at one place changes what is said of the patches whose neighbourhood it is in, and of no other."""
-    embeddings, before = torch.randn(1, 24), torch.zeros(1, 24, 4, 4)
+    embeddings, before = torch.randn(1, 24), torch.zeros(1, 16, 24)
     after = before.clone()
-    after[0, :, 1, 3] = torch.randn(24)
+    after[0, 1 * 4 + 3] = torch.randn(24)
     for hops in ([0], [1], [1, 0]):
         network = LightNetwork(target, grid, [0], hops)
         changed = (network(None, embeddings, [after]) != network(None, embeddings, [before])).flatten(2).any(-1)
@@ -78,8 +78,9 @@ def test_a_light_network_sees_of_the_maps_what_is_near_a_patch(target, grid):
 @pytest.mark.parametrize("hops", [0, 1, 2])
 def test_what_is_near_a_patch_is_averaged(target, grid, hops):
     """Equal means around a patch are equal for it."""
-    network, (features,) = LightNetwork(target, grid, [0], [hops]), torch.randn(1, 1, 24, 4, 4)
-    mean = torch.stack([pooled(channel, 2 * hops + 1) for channel in features[0]])[None]
+    network, (features,) = LightNetwork(target, grid, [0], [hops]), torch.randn(1, 1, 16, 24)
+    squares = features[0].mT.unflatten(-1, (4, 4))
+    mean = torch.stack([pooled(channel, 2 * hops + 1).flatten() for channel in squares], -1)[None]
     averaged = LightNetwork(target, grid, [0], [0])
     averaged.load_state_dict(network.state_dict())
     embeddings = torch.randn(1, 24)
@@ -88,9 +89,9 @@ def test_what_is_near_a_patch_is_averaged(target, grid, hops):
 
 def test_maps_of_another_resolution_are_resampled_where_they_are(target, grid):
     network = LightNetwork(target, grid, [0], [0])
-    embeddings, plain = torch.randn(1, 24), torch.randn(1, 24, 1, 1).expand(1, 24, 8, 8)
+    embeddings, plain = torch.randn(1, 24), torch.randn(1, 1, 24).expand(1, 64, 24)
     marked = plain.clone()
-    marked[0, :, 2:4, 6:8] = torch.randn(24)[:, None, None]
+    marked.unflatten(1, (8, 8))[0, 2:4, 6:8] = torch.randn(24)
     changed = (network(None, embeddings, [marked]) - network(None, embeddings, [plain])).flatten(2).norm(dim=-1)
     assert changed.argmax() == 1 * 4 + 3
 

@@ -1,4 +1,5 @@
 import copy
+import math
 import re
 import shutil
 
@@ -56,8 +57,8 @@ def test_one_forward_pass_gives_the_embedding_and_the_maps(model, images):
     embeddings, maps = target.embed_with_maps(normalised, [0, 1])
     assert len(calls) == len(set(calls)) > 5
     torch.testing.assert_close(embeddings, target.embed(normalised))
-    assert [feature_map.shape[1] for feature_map in maps] == target.map_channels([0, 1])
-    assert all(feature_map.dim() == 4 and feature_map.shape[2] == feature_map.shape[3] for feature_map in maps)
+    assert [feature_map.shape[2] for feature_map in maps] == target.map_channels([0, 1])
+    assert all(math.isqrt(feature_map.shape[1]) ** 2 == feature_map.shape[1] for feature_map in maps)
 
 
 def test_a_feature_map_is_what_its_block_says_of_each_patch_row_by_row(make_target, images):
@@ -67,7 +68,19 @@ def test_a_feature_map_is_what_its_block_says_of_each_patch_row_by_row(make_targ
     _, (feature_map,) = target.embed_with_maps(target.normalise(images), [1])
     for row in range(4):
         for column in range(4):
-            torch.testing.assert_close(feature_map[:, :, row, column], seen[0][:, 5 + 4 * row + column])
+            torch.testing.assert_close(feature_map[:, 4 * row + column], seen[0][:, 5 + 4 * row + column])
+
+
+def test_the_feature_map_of_a_stage_is_numbered_row_by_row_too(make_target, images):
+    target = make_target("test_resnet")
+    seen = []
+    target.backbone.layer2.register_forward_hook(lambda *call: seen.append(call[-1]))
+    block = [info["module"] for info in target.backbone.feature_info].index("layer2")
+    _, (feature_map,) = target.embed_with_maps(target.normalise(images), [block])
+    side = seen[0].shape[-1]
+    assert side > 1
+    for place in range(side**2):
+        torch.testing.assert_close(feature_map[:, place], seen[0][:, :, place // side, place % side])
 
 
 def test_a_block_that_is_not_there_is_named(target):
