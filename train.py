@@ -11,7 +11,7 @@ from explainers import runs
 
 
 def train(cfg: DictConfig) -> float | None:
-    """Fit, validate and export one module; returns the metric `objective` for sweeps."""
+    """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
     folder = runs.run_dir()
     last, found = folder / "checkpoints" / "last.ckpt", folder / "metrics.json"
     seed_everything(cfg.seed, workers=True)
@@ -25,9 +25,15 @@ def train(cfg: DictConfig) -> float | None:
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
     resume = last if cfg.ckpt_path == "last" or (cfg.ckpt_path is None and last.exists()) else cfg.ckpt_path
-    trainer.fit(module, data, ckpt_path=resume)
+    if cfg.fit:
+        trainer.fit(module, data, ckpt_path=resume)
+    else:
+        trainer.validate(module, data, verbose=False)
     metrics = json.loads(found.read_text()) if found.exists() else {}  # a run that was complete measures nothing new
     metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
+    if cfg.test:
+        trainer.test(module, data, verbose=False)
+        metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
     runs.write_atomically(found, json.dumps(metrics, indent=2))
     if trainer.is_global_zero and not trainer.fast_dev_run:
         module.export(folder)

@@ -23,13 +23,18 @@ SPLITS = {"train": slice(0, 1200), "val": slice(1200, 1500), "test": slice(1500,
 """Which handwritten digits a split uses: the data set is in order of writers, so that splits share next to none."""
 
 
+DOMAINS = ("spots", "plain", "inverted", "coloured", "textured", "small", "mixed")
+"""How a canvas looks: digits of any colour on grey with spots; white on black; black on white; of any colour on any
+other; of any colour on stripes; white on black at two thirds of the size; and each like one of the last five."""
+
+
 class Digits(Dataset[dict[str, Tensor]]):
-    """`size` canvases of one split with the labels of one task.
+    """`size` canvases of one split with the labels of one task, all of one domain.
 
     A sample holds `image` uint8 (3, S, S), `label`, `index`, and `truth` boolean (S, S): the box around the digit.
 
     Raises:
-        ValueError: for a task or a split that is not there.
+        ValueError: for a task, a split or a domain that is not there.
     """
 
     def __init__(
@@ -39,19 +44,24 @@ class Digits(Dataset[dict[str, Tensor]]):
         size: int = 2000,
         image_size: int = 64,
         scraps: int = 4,
+        domain: str = "spots",
         seed: int = 0,
     ) -> None:
         if task not in TASKS:
             raise ValueError(f"the digits' tasks are {', '.join(TASKS)}; got {task!r}")
         if split not in SPLITS:
             raise ValueError(f"the digits' splits are {', '.join(SPLITS)}; got {split!r}")
+        if domain not in DOMAINS:
+            raise ValueError(f"the digits' domains are {', '.join(DOMAINS)}; got {domain!r}")
         self.classes, label_of = TASKS[task]
-        self.task, self.image_size, self.scraps = task, image_size, scraps
+        self.task, self.image_size, self.scraps, self.domain = task, image_size, scraps, domain
         self.seed = seed * len(SPLITS) + list(SPLITS).index(split)
         digits = load_digits()
         ink = torch.from_numpy(digits.images[SPLITS[split]]).float()[:, None] / 16  # (n, 1, 8, 8)
-        side = image_size * 3 // 8
-        self.strokes = F.interpolate(ink, (side, side), mode="bilinear").numpy()  # (n, 1, side, side)
+        sides = {False: image_size * 3 // 8, True: image_size // 4}
+        self.strokes = {  # of small digits and others, (n, 1, side, side)
+            small: F.interpolate(ink, (side, side), mode="bilinear").numpy() for small, side in sides.items()
+        }
         self.stroke_labels = [label_of[digit] for digit in digits.target[SPLITS[split]]]
         self.canvases = [self._draw(index) for index in range(size)]
         self.labels = torch.tensor([int(canvas["label"]) for canvas in self.canvases])  # int64, (size,)
@@ -59,7 +69,7 @@ class Digits(Dataset[dict[str, Tensor]]):
     def fingerprint(self) -> str:
         """Equal for equal samples."""
         drawn = self.seed, self.task, len(self), self.image_size, self.scraps
-        return f"digits: seed, task, size, pixels, scraps {drawn}"
+        return f"digits: seed, task, size, pixels, scraps {drawn}" + f" {self.domain}" * (self.domain != "spots")
 
     def __len__(self) -> int:
         return len(self.canvases)
@@ -69,29 +79,52 @@ class Digits(Dataset[dict[str, Tensor]]):
 
     def _draw(self, index: int) -> dict[str, Tensor]:
         random = np.random.default_rng((self.seed, index))
-        which, *others = random.integers(len(self.strokes), size=1 + self.scraps)
-        canvas = self._background(random)
-        half = self.strokes.shape[-1] // 2
+        which, *others = random.integers(len(self.stroke_labels), size=1 + self.scraps)
+        domain = str(random.choice(DOMAINS[1:-1])) if self.domain == "mixed" else self.domain
+        strokes = self.strokes[domain == "small"]
+        canvas = self._background(domain, random)
+        half = strokes.shape[-1] // 2
         for other in others:
             row, column = random.integers(0, half, size=2)  # a quarter of a digit shows strokes, not which digit
-            self._place(canvas, self.strokes[other, :, row : row + half, column : column + half], random)
-        box = self._place(canvas, self.strokes[which], random)
+            self._place(canvas, strokes[other, :, row : row + half, column : column + half], domain, random)
+        box = self._place(canvas, strokes[which], domain, random)
         truth = torch.zeros(canvas.shape[1:], dtype=torch.bool)
         truth[box] = True
         image = torch.from_numpy((canvas.clip(0, 1) * 255).round().astype(np.uint8))
         label = torch.tensor(self.stroke_labels[which])
         return {"image": image, "label": label, "index": torch.tensor(index), "truth": truth}
 
-    def _background(self, random: np.random.Generator) -> np.ndarray:
-        """Mid-grey with coloured spots, (3, S, S)."""
+    def _background(self, domain: str, random: np.random.Generator) -> np.ndarray:
+        """What the digits lie on, (3, S, S)."""
+        size = self.image_size
+        if domain in ("plain", "small", "inverted"):
+            return np.full((3, size, size), domain == "inverted", np.float32)
+        if domain == "coloured":
+            return np.broadcast_to(random.uniform(0, 1, (3, 1, 1)), (3, size, size)).astype(np.float32)
+        if domain == "textured":
+            angle, period = random.uniform(0, np.pi), random.uniform(size / 12, size / 6)
+            row, column = np.mgrid[:size, :size]
+            wave = np.sin((row * np.sin(angle) + column * np.cos(angle)) * 2 * np.pi / period)
+            return (0.5 + 0.2 * wave * random.choice([-1, 1], size=(3, 1, 1))).astype(np.float32)
         spots = random.normal(0.5, 0.06, (3, 8, 8)).astype(np.float32)
-        return spots.repeat(self.image_size // 8, 1).repeat(self.image_size // 8, 2)
+        return spots.repeat(size // 8, 1).repeat(size // 8, 2)
 
-    def _place(self, canvas: np.ndarray, strokes: np.ndarray, random: np.random.Generator) -> tuple[slice, slice]:
-        """Paint strokes (1, side, side) in a random colour somewhere on `canvas`, in place; the box around them."""
+    def _colour(self, canvas: np.ndarray, domain: str, random: np.random.Generator) -> np.ndarray:
+        """Of strokes that show on the canvas, (3, 1, 1)."""
+        if domain in ("plain", "small", "inverted"):
+            return np.full((3, 1, 1), domain != "inverted", np.float32)
+        if domain == "coloured":
+            behind = canvas.mean((1, 2), keepdims=True)
+            return behind + np.where(behind < 0.5, 1, -1) * random.uniform(0.4, 0.5, (3, 1, 1)).astype(np.float32)
+        return 0.5 + random.choice([-1, 1], size=(3, 1, 1)) * random.uniform(0.3, 0.5, (3, 1, 1)).astype(np.float32)
+
+    def _place(
+        self, canvas: np.ndarray, strokes: np.ndarray, domain: str, random: np.random.Generator
+    ) -> tuple[slice, slice]:
+        """Paint strokes (1, side, side) somewhere on `canvas`, in place; the box around them."""
         side = strokes.shape[-1]
         row, column = random.integers(0, self.image_size - side + 1, size=2)
-        colour = 0.5 + random.choice([-1, 1], size=(3, 1, 1)) * random.uniform(0.3, 0.5, (3, 1, 1)).astype(np.float32)
+        colour = self._colour(canvas, domain, random)
         box = slice(row, row + side), slice(column, column + side)
         canvas[:, *box] += strokes * (colour - canvas[:, *box])
         return box

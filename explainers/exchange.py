@@ -16,7 +16,12 @@ from explainers.target import DistilledHead, TargetModel
 
 def save_network(network: nn.Module, path: Path, identity: Mapping[str, str]) -> Path:
     """Write the weights of a network, and what they belong to as metadata, as a safetensors file."""
-    save_file(_on_cpu(network.state_dict()), path, metadata=dict(identity))
+    return save_state(network.state_dict(), path, identity)
+
+
+def save_state(state: Mapping[str, Tensor], path: Path, identity: Mapping[str, str]) -> Path:
+    """Write a state dict like the weights of a network: see `save_network`."""
+    save_file(_on_cpu(state), path, metadata=dict(identity))
     return path
 
 

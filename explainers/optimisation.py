@@ -27,19 +27,19 @@ def configure(
 
 
 def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
-    """Linear warm-up over a fraction `warmup` of the steps, then a cosine to 0 (TVE, Table 4)."""
+    """Linear warm-up, then a cosine to 0 (TVE, Table 4). `warmup`: a fraction of the steps or, from 1, their number."""
     rising, falling = _split(total_steps, warmup)
     return _after_warmup(optimizer, rising, CosineAnnealingLR(optimizer, falling))
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
-    """Linear warm-up over a fraction `warmup` of the steps, then a straight line to 0 (TVE, Table 2)."""
+    """Linear warm-up, then a straight line to 0 (TVE, Table 2). `warmup`: see `warmup_cosine`."""
     rising, falling = _split(total_steps, warmup)
     return _after_warmup(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))
 
 
 def _split(total_steps: int, warmup: float) -> tuple[int, int]:
-    rising = max(1, round(warmup * total_steps))
+    rising = max(1, round(warmup if warmup >= 1 else warmup * total_steps))
     return rising, max(1, total_steps - rising)
 
 

@@ -119,6 +119,26 @@ class TargetModel(nn.Module):
         )
         return self._pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
 
+    def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """The embeddings (B, D) and, after the same final normalisation, those of the patches (B, N', D), row by row.
+
+        Raises:
+            ValueError: for a distilled DeiT, whose embedding is twice as wide as its patches'.
+        """
+        if self.distilled:
+            raise ValueError(
+                f"expected a model whose patches have embeddings like its images, got {self.name}: two tokens speak for"
+                " an image; take a ViT with one, or deit3"
+            )
+        features = self.backbone.forward_features(normalised)
+        if isinstance(self.backbone, VisionTransformer):
+            patches = self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
+        elif features.shape[-1] == self.embed_dim:  # Swin, channels last
+            patches = features.flatten(1, 2)
+        else:
+            patches = features.flatten(2).mT
+        return self._pool(features), patches
+
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
         """The number of channels of each of the feature maps of `embed_with_maps`."""
         info = list(self.backbone.feature_info)
