@@ -6,10 +6,10 @@ BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv demo test lint lock clean
+.PHONY: help setup ffcv demo demo-vectors test lint lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothing when it is there
 
@@ -39,6 +39,13 @@ demo: setup ## train and measure TVE on the embedded digits: a table, curves and
 	$(BIN)/python train.py experiment=quickstart_tve
 	$(BIN)/python train.py -m experiment=quickstart_head data.train.task=odd,five_or_more,loop
 	$(BIN)/python eval.py experiment=quickstart_eval
+
+demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
+	$(BIN)/python train.py experiment=quickstart_base
+	$(BIN)/python train.py -m experiment=quickstart_predicting data.train.domain=plain,inverted,coloured,small
+	$(BIN)/python train.py -m experiment=quickstart_explaining data.train.domain=plain,inverted,coloured,small
+	$(BIN)/python train.py -m experiment=quickstart_vector data.train.domain=inverted,coloured,small
+	$(BIN)/python eval.py experiment=quickstart_vectors_eval
 
 test: setup lint ## lint, type-check and test
 	$(BIN)/python -m pytest --cov --cov-report=term --durations=15

@@ -26,9 +26,9 @@ def evaluate(cfg: DictConfig) -> None:
     for task, settings in tasks.items():
         seed_everything(cfg.seed, workers=True)  # of every task by itself, whichever came before
         target = instantiate(cfg.target, head=settings.head)
+        nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
         explainers = {
-            name: instantiate(node, **({"target": target} if "target" in node else {}))
-            for name, node in cfg.explainers.items()
+            name: instantiate(node, **({"target": target} if "target" in node else {})) for name, node in nodes.items()
         }
         evaluation = instantiate(cfg.evaluation, target=target, explainers=explainers)
         heatmaps = instantiate(cfg.heatmaps, name=task)

@@ -21,7 +21,8 @@ def train(cfg: DictConfig) -> float | None:
     if runs.launch(runs.number_of_processes(cfg.trainer)):
         return json.loads(found.read_text()).get(cfg.objective)
     module = instantiate(cfg.explainer)
-    trainer = instantiate(cfg.trainer, callbacks=runs.build_all(cfg.callbacks), logger=runs.build_all(cfg.logger))
+    callbacks, loggers = runs.build_all(cfg.get("callbacks")), runs.build_all(cfg.logger)
+    trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
     resume = last if cfg.ckpt_path == "last" or (cfg.ckpt_path is None and last.exists()) else cfg.ckpt_path

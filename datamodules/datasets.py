@@ -7,7 +7,7 @@ import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -171,10 +171,12 @@ def image_folder(
     limit: int | None = None,
     skip_corrupt: bool = False,
     split: str = "",
+    half: Literal[0, 1] | None = None,
 ) -> ImageFiles:
     """Labelled images, <root>/<split>/<class>/<file>: the layout of ImageNet.
 
     Every subfolder is a class, an empty one too: the labels of a part of the images agree with those of the whole.
+    `half`: only every second image, from the first or the second on, so that two splits come of one folder.
     """
     folder = existing_folder(Path(root) / split, "with one subfolder per class")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -183,7 +185,7 @@ def image_folder(
         raise FileNotFoundError(
             f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
         )
-    paths, labels = zip(*files, strict=True)
+    paths, labels = zip(*(files if half is None else files[half::2]), strict=True)
     return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
 
 

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
 from explainers.masking import PatchGrid, Removal
-from explainers.metrics.agreement import RankCorrelation
+from explainers.metrics.agreement import RankCorrelation, RootMeanSquaredError, TopOverlap
 from explainers.metrics.localization import PointingGame
 from explainers.metrics.perturbation import Fidelity, perturbation_sweep
+from explainers.self_explaining import SelfExplaining
 from explainers.target import TargetModel
+
+Agreement = Literal["e_rmse", "iou", "rank_correlation"]
 
 
 class Evaluation(LightningModule):
     """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`, and `identity`.
 
     Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the
-    rank correlation with the explainer called `reference` where there is one, and explained images per second of one
-    process, after a first batch that does not count.
+    agreement with the explainer called `reference` where there is one, the accuracy of explainers that are classifiers
+    themselves, and explained images per second of one process, after a first batch that does not count.
 
     Args:
         target: the model that is explained and perturbed.
@@ -31,6 +34,7 @@ class Evaluation(LightningModule):
         removal: what a removed pixel becomes.
         classes: explain the `predicted` class of each image, or its `label`.
         reference: the name of the explainer to compare the others with.
+        agreement: how; the errors `e_rmse` want explainers of the same units. k: of `iou`, IoU@K.
     """
 
     def __init__(
@@ -42,23 +46,30 @@ class Evaluation(LightningModule):
         removal: Removal = "zero",
         classes: Literal["predicted", "label"] = "predicted",
         reference: str = "oracle",
+        agreement: Sequence[Agreement] = ("rank_correlation",),
+        k: int = 10,
         chunk_size: int = 256,
     ) -> None:
         super().__init__()
         self.target, self.grid = target.eval(), grid
         self.explainers = nn.ModuleDict({name: explainer.eval() for name, explainer in explainers.items()})
         self.levels, self.removal, self.classes = levels, removal, classes
-        self.reference, self.chunk_size = reference, chunk_size
+        self.reference, self.agreement, self.k, self.chunk_size = reference, agreement, k, chunk_size
         self.metrics = nn.ModuleDict({name: nn.ModuleDict(self._metrics()) for name in explainers})
         self.accuracy, self.images = MeanMetric(), SumMetric()
         self.results: dict[str, dict[str, Any]] = {}
         self.measured: dict[str, float] = {}
 
     def _metrics(self) -> dict[str, Metric]:
-        return {
+        agreement: dict[Agreement, Metric] = {
+            "e_rmse": RootMeanSquaredError(),
+            "iou": TopOverlap(self.k),
+            "rank_correlation": RankCorrelation(nan_strategy="ignore"),
+        }
+        return {name: agreement[name] for name in self.agreement} | {
+            "accuracy": MeanMetric(),
             "fidelity": Fidelity(self.grid.num_patches, self.levels),
             "pointing_game": PointingGame(),
-            "rank_correlation": RankCorrelation(nan_strategy="ignore"),
             "seconds": SumMetric(),
             "timed_images": SumMetric(),
         }
@@ -82,10 +93,13 @@ class Evaluation(LightningModule):
                 metrics["seconds"].update(self._now() - start)
                 metrics["timed_images"].update(len(images))
             metrics["fidelity"].update(*self._sweep(normalised, heatmaps[name], classes))
+            if isinstance(explainer, SelfExplaining):
+                metrics["accuracy"].update((explainer.look(images)[0].argmax(-1) == batch["label"]).float())
             if "truth" in batch:
                 metrics["pointing_game"].update(heatmaps[name], batch["truth"])
         for name in heatmaps.keys() - {self.reference} if self.reference in heatmaps else ():
-            self._of(name)["rank_correlation"].update(heatmaps[name], heatmaps[self.reference])
+            for metric in self.agreement:
+                self._of(name)[metric].update(heatmaps[name], heatmaps[self.reference])
         return {"heatmaps": heatmaps, "classes": classes}
 
     def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,8 +125,7 @@ class Evaluation(LightningModule):
         for name in self.explainers:
             metrics = self._of(name)
             found = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
-            found["pointing_game"] = metrics["pointing_game"].compute().item()
-            found["rank_correlation"] = metrics["rank_correlation"].compute().item()
+            found |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
             found["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
             self.results[name] = {key: value for key, value in found.items() if value == value}  # NaN: was not measured
         self.log_dict(

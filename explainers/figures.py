@@ -50,6 +50,37 @@ def fidelity_bars(results: Results) -> Figure:
     return figure
 
 
+def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
+    """Agreement with the reference against forward passes an image: a column for each task.
+
+    Args:
+        passes: explainer → how many; they make a line.
+        one: explainers of a single pass, a point each.
+    """
+    sides = {"e_rmse": "E-RMSE  (lower is better)", "rank_correlation": "ρ with the reference"}
+    wanted = [*passes, *one]
+    _require({task: {name: found.get(name, {}) for name in wanted} for task, found in results.items()}, *sides)
+    figure = Figure(figsize=(1 + 3 * len(results), 6), layout="constrained")
+    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    colours = colours_of(["line", *one])
+    for column, (task, found) in enumerate(results.items()):
+        for axis, side in zip(axes[:, column], sides, strict=True):
+            counts = sorted(passes, key=lambda name: passes[name])
+            line = [found[name][side] for name in counts]
+            axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
+            for name in one:
+                axis.plot(1, found[name][side], "o", color=colours[name], label=name)
+                axis.axhline(found[name][side], color=colours[name], linewidth=0.8, linestyle=":")
+            axis.set_xscale("log")
+            axis.grid(alpha=0.3)
+        axes[0, column].set_title(task)
+        axes[1, column].set_xlabel("forward passes an image")
+    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
+        axis.set_ylabel(label)
+    legend_below(figure, axes.flat)
+    return figure
+
+
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
     """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of these means.
 

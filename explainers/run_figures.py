@@ -55,6 +55,29 @@ def theorem_1(file: str | Path) -> Figure:
     return figure
 
 
+def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
+    """What a model with an explainability vector loses and gains, against λ₂.
+
+    Args:
+        files: label → metrics.csv of a sweep.
+    """
+    sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with KernelSHAP"}
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
+    colours = colours_of(files)
+    for label, path in files.items():
+        lambda_2, *found = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
+        for axis, values in zip(axes.flat, found, strict=True):
+            axis.plot(lambda_2, values, marker=".", color=colours[label], label=label)
+    for axis, name in zip(axes.flat, sides.values(), strict=True):
+        axis.set_ylabel(name)
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("λ₂")
+    legend_below(figure, axes.flat)
+    return figure
+
+
 def throughput_bars(file: str | Path) -> Figure:
     """Explained images per second (TVE, Figure 6): a group for each target, a bar for each method.
 

@@ -1,7 +1,8 @@
 """Arithmetic on weights that moves the skill of explaining itself from one model to another (Yoshikawa et al., 2025).
 
-All functions take and give state dicts of one architecture. What is no floating-point number, such as a count of
-batches, takes no part in it, and neither does the head, which is fixed and belongs to the task.
+All functions take and give state dicts of one architecture. Only what was learned takes part: no counts of batches,
+and no statistics of them either, for a variance less another may be negative. Nor does the head, which is fixed and
+belongs to the task.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,13 @@ def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
         ValueError: if they are not of one architecture; it names the first key that differs.
     """
     check_alike(explaining, predicting)
-    return {name: explaining[name] - value for name, value in predicting.items() if value.is_floating_point()}
+    return {name: explaining[name] - value for name, value in learned(predicting).items()}
+
+
+def learned(state: State) -> dict[str, Tensor]:
+    """Of a state dict what training with gradients changes: neither integers nor the statistics of BatchNorm."""
+    statistics = ("running_mean", "running_var")
+    return {name: value for name, value in state.items() if value.is_floating_point() and not name.endswith(statistics)}
 
 
 def transfer(
@@ -33,7 +40,7 @@ def transfer(
         ValueError: if they are not of one architecture; it names the first key that differs.
     """
     check_alike(base, target)
-    check_alike({name: value for name, value in target.items() if value.is_floating_point()}, vector)
+    check_alike(learned(target), vector)
     moved = dict(target)
     for name, difference in vector.items():
         if lambda_1 != 1:

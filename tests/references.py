@@ -178,6 +178,36 @@ def exact_shapley(values, num_patches):
     return torch.stack(phi)
 
 
+def kernel_shap(coalitions, values, null, grand, num_patches, weights=None):
+    """φ (N,) of one class: the least Σ_S w(S) (v(S) − v(∅) − Σ_{z ∈ S} φ_z)² of those with Σ_z φ_z = v(all) − v(∅).
+
+    By the condition on the Lagrangian's derivatives, in double precision; of several solutions the shortest.
+    `coalitions` are sets, `values` and `weights` lists of numbers.
+    """
+    system = torch.zeros(num_patches + 1, num_patches + 1, dtype=torch.double)
+    wanted = torch.zeros(num_patches + 1, 1, dtype=torch.double)
+    for coalition, value, weight in zip(coalitions, values, weights or [1] * len(values), strict=True):
+        for patch in coalition:
+            wanted[patch] += 2 * weight * (value - null)
+            for other in coalition:
+                system[patch, other] += 2 * weight
+    system[:num_patches, num_patches] = system[num_patches, :num_patches] = 1
+    wanted[num_patches] = grand - null
+    return torch.linalg.lstsq(system, wanted, rcond=1e-9, driver="gelsd").solution[:num_patches, 0]
+
+
+def prototypes(embeddings, labels, num_classes):
+    """The unit vector from the mean of all classes to the mean of each, as lists (K, D)."""
+    width = len(embeddings[0])
+    means = []
+    for label in range(num_classes):
+        own = [embeddings[i] for i in range(len(labels)) if labels[i] == label]
+        means.append([sum(row[d] for row in own) / len(own) for d in range(width)])
+    centre = [sum(mean[d] for mean in means) / num_classes for d in range(width)]
+    away = [[mean[d] - centre[d] for d in range(width)] for mean in means]
+    return [[x / math.sqrt(sum(y * y for y in row)) for x in row] for row in away]
+
+
 def error_bound(predicted, exact):
     """ε, its bound and |φ̂ − φ| of one patch, from the probabilities [H(ĝ), H(ĥ)] and [H(g), H(h)] (TVE, Theorem 1)."""
     epsilon = max(abs(guess / true - 1) for guess, true in zip(predicted, exact, strict=True))
@@ -196,3 +226,18 @@ def two_points(predict, image, label, near, side):
     """The mean of what N(z) adds to everything else, and to nothing (TVE, Equation 3)."""
     rest = set(range(side**2)) - near
     return sum(gain(predict, image, label, near, subset, side) for subset in (rest, set())) / 2
+
+
+def self_explaining_loss(logits, attributions, labels, explained, shapley, alpha):
+    """α · CE + (1 − α) · MSE (explainability vectors): of logits (B, K), and of attributions (B, N, K) to one class.
+
+    `labels`, `explained` (B,); `shapley` (B, N), of the explained class.
+    """
+    entropies, errors = [], []
+    for image in range(len(logits)):
+        scores = logits[image].tolist()
+        entropies.append(math.log(sum(math.exp(score) for score in scores)) - scores[labels[image]])
+        for patch in range(shapley.shape[1]):
+            attribution = attributions[image, patch, explained[image]].item()
+            errors.append((attribution - shapley[image, patch].item()) ** 2)
+    return alpha * sum(entropies) / len(entropies) + (1 - alpha) * sum(errors) / len(errors)

@@ -1,8 +1,17 @@
+import math
+
 import pytest
+import references
 import torch
 from scipy.stats import spearmanr
 
-from explainers.metrics.agreement import RankCorrelation, spearman
+from explainers.metrics.agreement import RankCorrelation, RootMeanSquaredError, TopOverlap, iou_at_k, spearman
+
+
+def overlap(first, second, k):
+    """IoU@K of two lists of scores."""
+    tops = references.top(first, k), references.top(second, k)
+    return len(tops[0] & tops[1]) / len(tops[0] | tops[1])
 
 
 @pytest.mark.parametrize("values", [1000, 3, 2])  # how many different ones there are: many ties with few
@@ -43,6 +52,71 @@ def test_the_metric_is_the_mean_over_images_that_have_an_order():
 def test_two_processes_find_the_correlation_of_one():
     heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
     one, first, second = RankCorrelation(), RankCorrelation(), RankCorrelation()
+    one.update(heatmaps, reference)
+    first.update(heatmaps[:1], reference[:1])
+    second.update(heatmaps[1:], reference[1:])
+    first.merge_state(second)
+    torch.testing.assert_close(first.compute(), one.compute())
+
+
+@pytest.mark.parametrize("values", [1000, 3, 2])  # how many different ones there are: many ties with few
+@pytest.mark.parametrize("k", [1, 5, 24, 25])
+def test_iou_at_k_is_of_the_sets_of_the_most_important_patches(values, k):
+    first, second = torch.randint(0, values, (6, 25)).float(), torch.randint(0, values, (6, 25)).float()
+    second[0] = first[0]
+    second[1] = -first[1]
+    found = iou_at_k(first, second, k)
+    assert found.tolist() == pytest.approx([overlap(first[i].tolist(), second[i].tolist(), k) for i in range(6)])
+    assert found[0] == 1
+
+
+def test_of_equal_scores_the_earlier_patch_is_in_the_top():
+    first, second = torch.tensor([[0.0, 2, 1, 1, 1]]), torch.tensor([[0.0, 3, 2, 1, 0]])
+    assert [iou_at_k(first, second, k).item() for k in (1, 2, 3)] == [1, 1, 1]
+    assert iou_at_k(first, second.flip(-1), 2).item() == pytest.approx(1 / 3)  # {1, 2} and {3, 2}
+    assert iou_at_k(torch.zeros(1, 5), torch.tensor([[1.0, 1, 0, 0, 0]]), 2).item() == 1
+
+
+@pytest.mark.parametrize("k", [0, -1, 17])
+def test_a_top_of_none_or_of_more_than_there_are_is_refused(k):
+    with pytest.raises(ValueError, match=f"expected k to be one of 1 to 16, the number of patches, got {k}"):
+        iou_at_k(torch.randn(2, 16), torch.randn(2, 16), k)
+
+
+def test_the_top_overlap_is_the_mean_over_images_of_uneven_batches():
+    heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
+    metric, first, second = TopOverlap(k=6), TopOverlap(k=6), TopOverlap(k=6)
+    for part in (slice(0, 1), slice(1, 5)):
+        metric.update(heatmaps[part], reference[part])
+    rows = zip(heatmaps.flatten(1).tolist(), reference.flatten(1).tolist(), strict=True)
+    expected = sum(overlap(one, other, 6) for one, other in rows) / 5
+    assert metric.compute().item() == pytest.approx(expected)
+    first.update(heatmaps[:1], reference[:1])
+    second.update(heatmaps[1:], reference[1:])
+    first.merge_state(second)
+    assert first.compute().item() == pytest.approx(expected)
+    assert TopOverlap.higher_is_better and not RootMeanSquaredError.higher_is_better
+
+
+def test_the_root_mean_squared_error_is_over_all_patches_of_all_images_of_uneven_batches():
+    """And not the mean of roots: one image is off by far more than the others."""
+    heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
+    heatmaps[4] += 10
+    metric = RootMeanSquaredError()
+    for part in (slice(0, 3), slice(3, 4), slice(4, 5)):
+        metric.update(heatmaps[part], reference[part])
+    squares = [
+        (heatmaps[image, row, column].item() - reference[image, row, column].item()) ** 2
+        for image in range(5)
+        for row in range(4)
+        for column in range(4)
+    ]
+    assert metric.compute().item() == pytest.approx(math.sqrt(sum(squares) / (5 * 4 * 4)), rel=1e-5)
+
+
+def test_two_processes_find_the_root_mean_squared_error_of_one():
+    heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
+    one, first, second = RootMeanSquaredError(), RootMeanSquaredError(), RootMeanSquaredError()
     one.update(heatmaps, reference)
     first.update(heatmaps[:1], reference[:1])
     second.update(heatmaps[1:], reference[1:])

@@ -1,13 +1,16 @@
 """The programs in benchmarks run, and count right. What they measure is another machine's business."""
 
 import json
+from collections import Counter
 
 import pytest
+import references
 import torch
 from commands import PAPER_NETWORK
 from torch import nn
 
-from benchmarks import explain
+from benchmarks import explain, kernelshap
+from explainers.metrics.agreement import spearman
 
 
 @pytest.fixture(scope="module")
@@ -80,4 +83,55 @@ def test_the_first_round_is_not_counted_and_calls_take_turns():
     calls = {name: lambda images, name=name: order.append(name) for name in ("a", "b")}
     taken = explain.seconds(calls, torch.zeros(1), rounds=2)
     assert order == ["a", "b"] * 3
+    assert {name: len(each) for name, each in taken.items()} == {"a": 2, "b": 2}
+
+
+def test_kernelshap_is_measured_beside_captums_and_finds_the_same(tmp_path, capsys):
+    path = tmp_path / "kernelshap.json"
+    small = ["--target-size", "tiny", "--budget", "100", "--threads", "1", "--device", "cpu"]
+    kernelshap.main([*small, "--rounds", "2", "--perturbations-per-eval", "50", "--output", str(path)])
+    found = json.loads(path.read_text())
+    assert list(found["methods"]) == ["ours", "captum, 1 at a time", "captum, 50 at a time"]
+    for name, numbers in found["methods"].items():
+        low, high = numbers["spread"]
+        assert 0 < low <= numbers["images_per_second"] <= high
+        assert (numbers["ours_is_faster_by"] == 1) == (name == "ours")
+        assert numbers["spearman_with_ours"] > 0.95
+    assert {"torch", "timm", "device", "threads", "budget", "images", "rounds", "patches"} <= found["machine"].keys()
+    printed = capsys.readouterr().out.splitlines()
+    assert "100 coalitions of 9 patches, 2 images" in printed[0]
+    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in found["methods"]]
+
+
+def test_both_kernelshaps_ask_about_the_same_coalitions_of_the_grids_patches(monkeypatch):
+    target, grid = kernelshap.build("tiny", torch.device("cpu"))
+    asked, embed = [], target.embed
+    monkeypatch.setattr(target, "embed", lambda normalised: asked.append(normalised) or embed(normalised))
+    images, classes = torch.randint(0, 256, (1, 3, 24, 24), dtype=torch.uint8), torch.tensor([3])
+    whole, found, seen = target.normalise(images)[0], {}, {}
+    for name, call in (("ours", kernelshap.explain_ours), ("captum", kernelshap.explain_captum)):
+        asked.clear()
+        found[name] = call(target, grid, 8, images, classes, budget=60)
+        patches = [[given[references.window(patch, 3, 8)] for patch in range(9)] for given in torch.cat(asked)]
+        own = [whole[references.window(patch, 3, 8)] for patch in range(9)]
+        visible = [[torch.equal(patch, part) for patch, part in zip(row, own, strict=True)] for row in patches]
+        hidden = [[not patch.any() for patch in row] for row in patches]
+        assert torch.equal(torch.tensor(visible), ~torch.tensor(hidden))
+        seen[name] = Counter(map(tuple, visible))
+    assert seen["ours"].total() == 62
+    assert seen["captum"] - seen["ours"] in (Counter(), Counter([(True,) * 9]))  # the image once more, for its shape
+    assert seen["ours"] <= seen["captum"]
+    assert spearman(found["ours"], found["captum"]).item() > 0.95
+
+
+def test_kernelshaps_take_turns_after_a_short_call_that_is_not_counted():
+    order = []
+
+    def call(images, classes, budget, name):
+        order.append((name, budget))
+        return images
+
+    calls = {name: (lambda images, classes, budget, name=name: call(images, classes, budget, name)) for name in "ab"}
+    taken, _ = kernelshap.take_turns(calls, torch.zeros(1), torch.zeros(1), budget=9, rounds=2)
+    assert order == [("a", 2), ("b", 2), ("a", 9), ("b", 9), ("a", 9), ("b", 9)]
     assert {name: len(each) for name, each in taken.items()} == {"a": 2, "b": 2}

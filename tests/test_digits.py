@@ -1,7 +1,9 @@
+import hashlib
+
 import pytest
 import torch
 
-from datamodules.digits import SPLITS, TASKS, Digits
+from datamodules.digits import DOMAINS, SPLITS, TASKS, Digits
 
 
 def same(first, second):
@@ -32,7 +34,7 @@ def test_a_sample_is_an_image_a_label_an_index_and_the_place_of_the_digit():
 
 
 def test_no_handwritten_digit_is_in_two_splits():
-    handwritten = {split: {stroke.tobytes() for stroke in Digits(split, size=0).strokes} for split in SPLITS}
+    handwritten = {split: {stroke.tobytes() for stroke in Digits(split, size=0).strokes[False]} for split in SPLITS}
     assert {split: len(strokes) for split, strokes in handwritten.items()} == {"train": 1200, "val": 300, "test": 297}
     assert not handwritten["train"] & handwritten["test"]
     assert not handwritten["train"] & handwritten["val"]
@@ -80,7 +82,10 @@ def test_the_digit_in_the_box_is_the_one_of_the_label():
     """Whatever its colour, the mean image that is most like what is in the box is mostly that of the label."""
     data = Digits("test", size=200, scraps=0)
     means = torch.stack(
-        [torch.from_numpy(data.strokes)[torch.tensor(data.stroke_labels) == d].mean(0).flatten() for d in range(10)]
+        [
+            torch.from_numpy(data.strokes[False])[torch.tensor(data.stroke_labels) == d].mean(0).flatten()
+            for d in range(10)
+        ]
     )
     means = torch.nn.functional.normalize(means - means.mean(1, keepdim=True))
     right = 0
@@ -107,3 +112,80 @@ def test_an_unknown_task_or_split_is_named_with_those_that_there_are():
         Digits(task="colour")
     with pytest.raises(ValueError, match=r"train, val, test; got 'trial'"):
         Digits("trial")
+
+
+def test_an_unknown_domain_is_named_with_those_that_there_are():
+    with pytest.raises(ValueError, match=r"spots, plain, inverted, coloured, textured, small, mixed; got 'photos'"):
+        Digits(domain="photos")
+
+
+def images(size=20, **settings):
+    data = Digits(size=size, **settings)
+    return torch.stack([data[i]["image"] for i in range(size)])
+
+
+def test_canvases_with_spots_are_what_they_always_were():
+    digest = hashlib.sha256(images(domain="spots").numpy().tobytes()).hexdigest()
+    assert digest == hashlib.sha256(images().numpy().tobytes()).hexdigest()
+    assert digest.startswith("9de370983b36")
+    assert Digits(size=1).fingerprint() == "digits: seed, task, size, pixels, scraps (0, 'digit', 1, 64, 4)"
+
+
+def test_domains_are_told_apart_by_their_fingerprints_and_their_looks():
+    assert len({Digits(size=2, domain=domain).fingerprint() for domain in DOMAINS}) == len(DOMAINS)
+    assert len({images(4, domain=domain).numpy().tobytes() for domain in DOMAINS}) == len(DOMAINS)
+
+
+def test_every_domain_is_an_image_of_the_same_kind_with_a_box():
+    for domain in DOMAINS:
+        sample = Digits("val", size=1, domain=domain)[0]
+        assert sample["image"].shape == (3, 64, 64) and sample["image"].dtype == torch.uint8
+        assert sample["truth"].any() and sample["image"].float().std() > 5
+
+
+def test_plain_digits_are_white_on_black_and_inverted_ones_their_negative():
+    plain, inverted = Digits(size=20, domain="plain"), Digits(size=20, domain="inverted")
+    for one, other in zip(plain, inverted, strict=True):
+        assert ((255 - one["image"].int()) - other["image"].int()).abs().max() <= 1  # both are rounded
+        assert torch.equal(one["truth"], other["truth"]) and one["label"] == other["label"]
+        assert (one["image"] == one["image"][:1]).all()  # no colours
+        assert one["image"].median() == 0 and one["image"].max() > 200
+
+
+def test_small_digits_are_white_on_black_in_smaller_boxes():
+    small, plain = Digits(size=10, domain="small"), Digits(size=10, domain="plain")
+    for one, other in zip(small, plain, strict=True):
+        assert one["truth"].sum() == 16**2 and other["truth"].sum() == 24**2
+        assert (one["image"] == one["image"][:1]).all() and one["image"].median() == 0
+
+
+def test_coloured_digits_lie_on_one_colour_each():
+    behind = set()
+    for sample in Digits(size=20, domain="coloured", scraps=0):
+        outside = sample["image"][:, ~sample["truth"]]
+        assert (outside == outside[:, :1]).all()
+        inside = sample["image"][:, sample["truth"]].int()
+        assert ((inside - outside[:, :1].int()).abs().amax(1) > 60).all()  # strokes show in every channel
+        behind.add(tuple(outside[:, 0].tolist()))
+    assert len(behind) == 20
+
+
+def test_textures_are_uneven_everywhere_and_of_many_kinds():
+    seen = set()
+    for sample in Digits(size=20, domain="textured", scraps=0):
+        blocks = sample["image"].unfold(1, 16, 16).unfold(2, 16, 16).flatten(3).float()
+        touched = sample["truth"].unfold(0, 16, 16).unfold(1, 16, 16).flatten(2).any(-1)
+        assert (blocks.std(-1)[:, ~touched] > 5).all()
+        seen.add(sample["image"][:, ~sample["truth"]].numpy().tobytes())
+    assert len(seen) == 20
+
+
+def test_mixed_digits_look_like_those_of_all_other_domains():
+    """By what lies behind them: black, white, one colour, or more than one; and by the size of the box."""
+    looks = set()
+    for sample in Digits(size=60, domain="mixed", scraps=0):
+        outside = sample["image"][:, ~sample["truth"]]
+        colours = [tuple(pixel) for pixel in outside.T.unique(dim=0).tolist()]
+        behind = {(0, 0, 0): "black", (255, 255, 255): "white"}.get(colours[0], "colour")
+        looks.add(("many" if len(colours) > 1 else behind, sample["truth"].sum().item()))
+    assert looks == {("black", 576), ("white", 576), ("colour", 576), ("many", 576), ("black", 256)}

@@ -5,12 +5,13 @@ import signal
 
 import numpy as np
 import pytest
-from commands import SMALL_DIGITS, draw_images, train
+from commands import QUIET, SMALL_DIGITS, draw_images, train
 from forks import ask_no_gpu
 from safetensors.torch import load_file
 from test_train import TVE_RUN, same
 
 from datamodules.store import Store
+from explainers.kernel_shap import ShapleyLabels
 from explainers.meta_attribution import MetaAttributions
 from explainers.target import Features
 
@@ -87,6 +88,34 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     ]
     assert len(stores[0]) > 8
     assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))
+
+
+@pytest.mark.parametrize("dies", [ShapleyLabels, Store])
+def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(dies, tmp_path):
+    """In the middle of the training images, or with rows torn while they were written."""
+
+    def sabotage():
+        if dies is Store:
+            Store.write = at_call(6, Store.write, tear)  # the first 4 write the pixels
+        else:
+            dies.__call__ = at_call(2, dies.__call__, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+    common = ("target=tiny", "explainer=self_explaining", "data=digits_attributions", "logger=csv", *QUIET)
+    common += (*SMALL_DIGITS, "data.compute_batch_size=4", "explainer.labels.budget=10")
+    common += ("explainer.projection._target_=explainers.heads.simplex_of",)  # 16 images show not every class
+    train(*common, "explainer.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
+    command = (*common, f"explainer.teacher={tmp_path / 'predicting/model.safetensors'}")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed_while(sabotage, *command, f"cache_dir={killed}", folder=tmp_path / "first")
+    (path,) = killed.rglob("shapley.npy")
+    assert np.load(path.with_name("done.npy")).sum() == 4  # of 16: one batch
+    for cache, folder in ((killed, "first"), (whole, "second")):
+        train(*command, f"cache_dir={cache}", folder=tmp_path / folder)
+    files = [{path.relative_to(cache): path.read_bytes() for path in cache.rglob("*.*")} for cache in (killed, whole)]
+    assert len([path for path in files[0] if path.name == "shapley.npy"]) == 2
+    assert files[0] == files[1]
+    exported = [load_file(tmp_path / folder / "model.safetensors") for folder in ("first", "second")]
+    assert same(*exported)
 
 
 def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):

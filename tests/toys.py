@@ -6,9 +6,12 @@ import references
 import torch
 from lightning import Trainer
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
+from explainers.exchange import copy_target
+from explainers.heads import FixedHead, simplex
 from explainers.networks import LightNetwork, at_patches
+from explainers.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
@@ -76,3 +79,53 @@ def state(module):
 
 def equal(state, other):
     return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+class Marked(Dataset):
+    """Noise with one bright patch, whose colour is the class and whose place is anywhere; it counts what is read."""
+
+    classes = ("red", "green", "blue")
+
+    def __init__(self, count=7, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.images = torch.randint(0, 120, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        self.labels, self.seed, self.read = torch.arange(count) % 3, seed, []
+        for i, patch in enumerate(torch.randint(16, (count,), generator=generator).tolist()):
+            self.images[i, self.labels[i]][references.window(patch, 4, 8)] = 255
+
+    def fingerprint(self):
+        return f"marked {self.seed}"
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return {"image": self.images[index], "label": self.labels[index], "index": torch.as_tensor(index)}
+
+
+def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02):
+    """The file of a self-explaining model: a copy of `base`, or of the file `start`, with noise on the weights."""
+    module = SelfExplaining(copy_target(base), grid, alpha=alpha, weights=start)
+    if start is None:
+        module.target.head = FixedHead(simplex(len(Marked.classes), base.embed_dim), scale=10.0)
+    generator = torch.Generator().manual_seed(seed or 0)
+    with torch.no_grad():
+        for weight in module.target.backbone.parameters() if seed is not None else ():
+            weight.add_(noise * torch.randn(weight.shape, generator=generator))
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(module.export(folder))
+
+
+def three_models(base, grid, folder):
+    """Files of a source task's models without and with attributions, and of a target task's without."""
+    predicting = exported(base, grid, folder / "predicting", seed=1)
+    explaining = exported(base, grid, folder / "explaining", alpha=0.8, seed=2, start=predicting, noise=0.05)
+    return {"predicting": predicting, "explaining": explaining, "onto": exported(base, grid, folder / "onto", seed=3)}
+
+
+def marked_splits():
+    """7 and 5 images in batches of 3: the data sets by name, and the arguments of a datamodule of them."""
+    sets = {"train": Marked(4, seed=8), "val": Marked(7, seed=1), "test": Marked(5, seed=2)}
+    builders = {name: (lambda each=each: each) for name, each in sets.items()}
+    return sets, builders | {"batch_size": 3, "num_workers": 0}

@@ -1,0 +1,95 @@
+"""What self-explaining models read of patches: their embeddings, beside those of the images."""
+
+import pytest
+import torch
+from torch import nn
+
+from explainers.self_explaining import patch_means
+
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+
+
+def listen(module):
+    """What a module answers from now on."""
+    answers = []
+    module.register_forward_hook(lambda *call: answers.append(call[-1]))
+    return answers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("vit_tiny_patch16_224", 1), ("deit_tiny_patch16_224", 1), ("vit_small_patch14_reg4_dinov2", 5)],
+)
+def test_patches_of_a_vit_are_its_last_tokens_in_one_pass(make_target, images, name, tokens):
+    target = make_target(name)
+    normalised = target.normalise(images)
+    answers = listen(target.backbone.norm)
+    embeddings, patches = target.embed_with_patches(normalised)
+    (seen,) = answers
+    torch.testing.assert_close(embeddings, target.embed(normalised))
+    torch.testing.assert_close(embeddings, seen[:, 0])
+    assert patches.shape == (5, 16, 24)
+    for patch in range(16):
+        torch.testing.assert_close(patches[:, patch], seen[:, tokens + patch])
+
+
+@torch.no_grad()
+def test_patches_of_an_averaging_vit_are_normalised_as_their_average_is(make_target, images):
+    target = make_target(global_pool="avg")
+    norm = target.backbone.fc_norm
+    assert isinstance(norm, nn.LayerNorm)
+    answers = listen(target.backbone.blocks[-1])
+    embeddings, patches = target.embed_with_patches(target.normalise(images))
+    (seen,) = answers
+    torch.testing.assert_close(embeddings, norm(seen[:, 1:].mean(1)))
+    for patch in range(16):
+        torch.testing.assert_close(patches[:, patch], norm(seen[:, 1 + patch]))
+
+
+@torch.no_grad()
+def test_patches_of_a_swin_are_read_row_by_row(make_target, images):
+    target = make_target("swin_tiny_patch4_window7_224", **SWIN)
+    answers = listen(target.backbone.norm)
+    embeddings, patches = target.embed_with_patches(target.normalise(images))
+    (seen,) = answers
+    assert patches.shape == (5, 16, 24)
+    for patch in range(16):
+        torch.testing.assert_close(patches[:, patch], seen[:, patch // 4, patch % 4])
+    torch.testing.assert_close(embeddings, patches.mean(1))
+
+
+@torch.no_grad()
+def test_the_mean_of_a_resnets_patches_is_the_embedding(make_target):
+    target = make_target("test_resnet")
+    images = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
+    answers = listen(target.backbone.layer4)
+    embeddings, patches = target.embed_with_patches(target.normalise(images))
+    (seen,) = answers
+    assert patches.shape == (2, 9, 96)
+    for patch in range(9):
+        torch.testing.assert_close(patches[:, patch], seen[:, :, patch // 3, patch % 3])
+    torch.testing.assert_close(patches.mean(1), embeddings)
+
+
+def test_a_distilled_deit_is_refused(make_target, images):
+    target = make_target("deit_tiny_distilled_patch16_224")
+    with pytest.raises(ValueError, match="got deit_tiny_distilled_patch16_224: two tokens speak for an image"):
+        target.embed_with_patches(target.normalise(images))
+
+
+@pytest.mark.parametrize(("own", "side"), [(4, 2), (6, 3), (6, 2), (4, 4), (3, 1)])
+def test_a_coarser_patch_is_the_mean_of_its_parts(own, side):
+    patches = torch.randn(2, own**2, 3)
+    means = patch_means(patches, side)
+    assert means.shape == (2, side**2, 3)
+    for patch in range(side**2):
+        row, column, size = patch // side, patch % side, own // side
+        parts = [(row * size + r) * own + column * size + c for r in range(size) for c in range(size)]
+        torch.testing.assert_close(means[:, patch], sum(patches[:, part] for part in parts) / len(parts))
+
+
+@pytest.mark.parametrize(("own", "side"), [(4, 3), (2, 4)])
+def test_a_grid_that_the_patches_do_not_fit_in_is_refused(own, side):
+    with pytest.raises(ValueError, match=f"{own} x {own} patches .* got {side} x {side}: set grid.patch_size"):
+        patch_means(torch.randn(2, own**2, 3), side)

@@ -1,0 +1,241 @@
+"""Self-explaining models: what they read, learn, and leave behind."""
+
+from functools import partial
+
+import pytest
+import references
+import torch
+from lightning import Callback, Trainer
+from safetensors.torch import save_file
+from torch.optim.lr_scheduler import StepLR
+from toys import SILENT, Marked, equal, exported, state
+
+from datamodules.attributions import Attributions
+from datamodules.images import Images
+from explainers.exchange import copy_target, read_network, save_target
+from explainers.heads import FixedHead, simplex, simplex_of
+from explainers.kernel_shap import ShapleyLabels
+from explainers.self_explaining import SelfExplaining, exported_target, of_class
+from explainers.target import Pixels
+
+ADAM = partial(torch.optim.Adam, lr=1e-3)
+LABELS = partial(ShapleyLabels, budget=20)
+TRAIN, VAL = partial(Marked, 12), partial(Marked, 5, seed=1)
+
+
+@pytest.fixture
+def twin(target, grid, tmp_path):
+    """The file of a prediction-only model."""
+    return exported(target, grid, tmp_path / "twin", seed=5)
+
+
+def build(target, grid, twin=None, alpha=0.8, **settings):
+    settings = {"labels": LABELS, "optimizer": ADAM} | settings
+    return SelfExplaining(copy_target(target), grid, simplex_of, alpha=alpha, teacher=twin, **settings)
+
+
+def fit(module, folder=None, epochs=1, resume=None, **settings):
+    data = (Images if folder is None else partial(Attributions, str(folder), 4))(
+        TRAIN, VAL, batch_size=4, num_workers=0
+    )
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **SILENT, **settings)
+    trainer.fit(module, data, ckpt_path=resume)
+    return trainer
+
+
+class Watch(Callback):
+    """The weights before the first step, and the images of every step."""
+
+    def __init__(self):
+        self.images = []
+
+    def on_train_start(self, trainer, module):
+        self.weights, self.mode = state(module.target), (module.target.training, module.teacher)
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.images.append(batch["image"])
+
+
+@pytest.mark.parametrize("alpha", [1, 0.8, 0.3])
+@pytest.mark.parametrize("classes", ["label", "predicted"])
+def test_the_loss_is_that_of_the_explained_class(target, grid, twin, alpha, classes):
+    module = build(target, grid, twin, alpha, labels=partial(LABELS, classes=classes))
+    fit(module, limit_train_batches=0)
+    images = Marked(5, seed=3)
+    batch = images[torch.arange(5)]
+    logits, attributions = module.look(batch["image"])
+    rows = module.sources[1](batch)
+    expected = references.self_explaining_loss(
+        logits, attributions, batch["label"], rows["explained"], rows["shapley"], alpha
+    )
+    module.log = lambda *args, **kwargs: None
+    assert module.training_step(batch, 0).item() == pytest.approx(expected, rel=1e-5)
+    assert module.training_step(batch | rows, 0).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_heatmap_explains_the_class_that_was_asked_for_or_the_predicted_one(target, grid, twin, images):
+    model = exported_target(target, twin)
+    module = SelfExplaining(target, grid, alpha=1, weights=twin).eval()
+    _, patches = model.embed_with_patches(model.normalise(images))
+    classes = torch.tensor([2, 0, 1, 1, 0])
+    for asked, explained in ((classes, classes), (None, model(images).argmax(-1))):
+        heatmaps = module(images, asked)
+        assert heatmaps.shape == (5, 4, 4)
+        for image in range(5):
+            for patch in range(16):
+                unit = patches[image, patch] / patches[image, patch].norm()
+                expected = unit @ model.head.weight[explained[image]]
+                torch.testing.assert_close(heatmaps[image, patch // 4, patch % 4], expected)
+
+
+def test_one_by_one_is_as_in_a_batch(target, grid, twin, images):
+    module = SelfExplaining(target, grid, alpha=1, weights=twin).eval()
+    logits, attributions = module.look(images)
+    alone = [module.look(image[None]) for image in images]
+    torch.testing.assert_close(torch.cat([each[0] for each in alone]), logits)
+    torch.testing.assert_close(torch.cat([each[1] for each in alone]), attributions)
+
+
+def test_the_prediction_only_twin_needs_no_attributions(target, grid, tmp_path):
+    for labels in (LABELS, None):
+        module = build(target, grid, alpha=1, labels=labels)
+        assert [type(source) for source in module.sources] == [Pixels]
+        metrics = fit(module, tmp_path).callback_metrics
+        assert {"train/loss", "val/loss", "val/accuracy"} == metrics.keys()
+
+
+@pytest.mark.parametrize("labels", [LABELS, None])
+def test_what_explains_itself_needs_a_teacher(target, grid, labels):
+    with pytest.raises(ValueError, match=r"explainer\.teacher, a file, for alpha=0\.8, got none: train the") as caught:
+        fit(build(target, grid, labels=labels))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("alpha", [0, -0.1, 1.1])
+def test_alpha_is_a_part(target, grid, alpha):
+    with pytest.raises(ValueError, match=f"above 0 and at most 1, .* got {alpha}"):
+        build(target, grid, alpha=alpha)
+
+
+def test_only_the_backbone_learns_and_the_teacher_is_not_saved(target, grid, twin, tmp_path):
+    module = build(target, grid, twin)
+    watch = Watch()
+    before, teacher = state(target.backbone), state(module.teacher)
+    trainer = fit(module, tmp_path / "rows", epochs=2, callbacks=[watch])
+    assert watch.mode == (True, module.teacher) and not module.teacher.training
+    assert all(not torch.equal(value, before[name]) for name, value in module.target.backbone.named_parameters())
+    head = {name: value for name, value in watch.weights.items() if name.startswith("head.")}
+    assert equal(head, {f"head.{name}": value for name, value in module.target.head.state_dict().items()})
+    assert torch.equal(module.target.head.weight, simplex(3, 24))
+    assert equal(state(module.teacher), teacher)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert saved.keys() == {f"target.{name}" for name in module.target.state_dict()}
+
+
+def test_twins_start_alike_and_see_the_same_images_in_the_same_order(target, grid, twin, tmp_path):
+    watches = []
+    for file, alpha in ((None, 1), (twin, 0.8)):
+        watches.append(Watch())
+        torch.manual_seed(0)
+        fit(build(target, grid, file, alpha), tmp_path, epochs=3, callbacks=[watches[-1]])
+    assert equal(watches[0].weights, watches[1].weights)
+    assert len(watches[0].images) == 9
+    assert torch.equal(torch.stack(watches[0].images), torch.stack(watches[1].images))
+    assert not torch.equal(torch.cat(watches[0].images[:3]), torch.cat(watches[0].images[3:6]))
+
+
+def test_training_brings_attributions_and_predictions_nearer(target, grid, twin, tmp_path):
+    module = build(target, grid, twin, alpha=0.2, optimizer=partial(torch.optim.Adam, lr=3e-3))
+    images = Marked(12)[torch.arange(12)]
+    rows = module.sources[1](images)
+    found = []
+    for epochs in (0, 40):
+        trainer = fit(module.train(), tmp_path, epochs=epochs, num_sanity_val_steps=0)
+        with torch.no_grad():
+            logits, attributions = module.eval().look(images["image"])
+        error = (of_class(attributions, rows["explained"]) - rows["shapley"]).square().mean().item()
+        found.append((error, (logits.argmax(-1) == images["label"]).float().mean().item()))
+    assert found[1][0] < 0.5 * found[0][0]
+    assert found[1][1] > 0.9
+    assert -1 <= trainer.callback_metrics["val/rank_correlation"] <= 1
+
+
+def test_validation_is_over_all_images_of_uneven_batches(target, grid, twin, tmp_path):
+    module = build(target, grid, twin)
+    metrics = fit(module, tmp_path, limit_train_batches=1).callback_metrics
+    images = Marked(5, seed=1)[torch.arange(5)]
+    with torch.no_grad():
+        logits, attributions = module.eval().look(images["image"])
+        rows = module.sources[1](images)
+    loss = references.self_explaining_loss(logits, attributions, images["label"], *rows.values(), 0.8)
+    assert metrics["val/loss"].item() == pytest.approx(loss, rel=1e-3)  # the labels are kept in half precision
+    assert metrics["val/accuracy"].item() == pytest.approx((logits.argmax(-1) == images["label"]).float().mean().item())
+
+
+def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images, tmp_path):
+    module = build(target, grid, twin)
+    fit(module)
+    path = module.eval().export(tmp_path)
+    again = exported_target(target, path)
+    identity, _ = read_network(path)
+    assert path == tmp_path / "model.safetensors"
+    assert {"backbone": "vit_tiny_patch16_224", "alpha": "0.8", "base_sha256": target.weights_hash()}.items() <= (
+        identity.items()
+    )
+    assert identity["backbone_sha256"] == again.weights_hash() != target.weights_hash()
+    assert not again.training and again.num_classes == 3
+    assert torch.equal(again(images), module.target(images))
+    explainer = SelfExplaining(target, grid, alpha=1, weights=str(path)).eval()
+    assert torch.equal(explainer.look(images)[1], module.look(images)[1])
+    assert torch.equal(exported_target(copy_target(target).backbone, path)(images), again(images))
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("scale_patches", [True, False])
+def test_every_option_of_the_head_comes_back(target, grid, images, tmp_path, normalise, scale_patches):
+    module = SelfExplaining(target, grid, alpha=1)
+    between = torch.randn(7, 24)
+    module.target.head = FixedHead(torch.randn(3, 7), between, normalise, 3.5, scale_patches)
+    again = SelfExplaining(copy_target(target), grid, alpha=1, weights=str(module.export(tmp_path))).eval()
+    for got, expected in zip(again.look(images), module.eval().look(images), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_the_file_of_another_architecture_is_refused(make_model, twin):
+    with pytest.raises(ValueError, match="expected weights of one architecture, got .* for cls_token"):
+        exported_target(make_model(embed_dim=48), twin)
+    with pytest.raises(ValueError, match="expected weights of one architecture, got .* and nothing for conv1"):
+        exported_target(make_model("test_resnet"), twin)
+
+
+def test_a_file_of_something_else_is_refused(target, tmp_path):
+    save_target(target, tmp_path / "target.safetensors")
+    save_file({"weight": torch.ones(2)}, tmp_path / "any.safetensors", {"head": "{}"})
+    for name in ("target", "any"):
+        with pytest.raises(ValueError, match=rf"model.safetensors of a self-explaining model, got .*{name}\.safe"):
+            exported_target(target, tmp_path / f"{name}.safetensors")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        exported_target(target, tmp_path / "nowhere.safetensors")
+
+
+class Stop(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, module):
+        trainer.save_checkpoint(self.path)
+        raise KeyboardInterrupt
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(target, grid, twin, tmp_path):
+    def halve(optimizer, total_steps):
+        return StepLR(optimizer, 4, 0.5)
+
+    whole, first, second = (build(target, grid, twin, scheduler=halve) for _ in range(3))
+    fit(whole, tmp_path, epochs=3)
+    with pytest.raises(SystemExit):
+        fit(first, tmp_path, epochs=3, callbacks=[Stop(tmp_path / "last.ckpt")])
+    assert not equal(state(first.target), state(whole.target))
+    fit(second, tmp_path, epochs=3, resume=tmp_path / "last.ckpt")
+    assert equal(state(second.target), state(whole.target))

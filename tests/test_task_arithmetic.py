@@ -1,0 +1,165 @@
+import math
+
+import pytest
+import timm
+import torch
+from conftest import timm_model
+
+from explainers.task_arithmetic import cosine, transfer, vector
+
+STEP = "bn1.num_batches_tracked"
+
+
+def state(seed):
+    """Of a small ResNet: floating-point weights and statistics, and BatchNorm's counts, which are integers."""
+    weights = timm_model("test_resnet", seed=seed).state_dict()
+    for value in weights.values():
+        if not value.is_floating_point():
+            value.fill_(seed)
+    return weights
+
+
+def equal_bytes(first, second):
+    return list(first) == list(second) and all(
+        first[name].dtype == second[name].dtype and first[name].numpy().tobytes() == second[name].numpy().tobytes()
+        for name in first
+    )
+
+
+def flat(weights):
+    return torch.cat([value.double().flatten() for value in weights.values()])
+
+
+@pytest.fixture
+def models():
+    """A base model, one for the target task, and the source task's without and with explanations."""
+    return [state(seed) for seed in range(4)]
+
+
+def test_no_vector_leaves_the_target_bit_for_bit(models):
+    base, target, predicting, explaining = models
+    target["conv1.0.weight"].flatten()[0] = -0.0  # adding 0 would make it +0
+    target["bn1.weight"][0] = math.nan
+    assert equal_bytes(transfer(base, target, vector(explaining, predicting), 1, 0), target)
+    assert equal_bytes(transfer(base, target, vector(explaining, predicting), lambda_2=0.0), target)
+
+
+def test_neither_vector_gives_the_base_model(models):
+    base, target, predicting, explaining = models
+    moved = transfer(base, target, vector(explaining, predicting), 0, 0)
+    floats = [name for name, value in base.items() if value.is_floating_point()]
+    assert equal_bytes({name: moved[name] for name in floats}, {name: base[name] for name in floats})
+
+
+def test_the_vector_of_identical_models_is_zero(models):
+    assert all(not value.any() for value in vector(models[0], state(0)).values())
+
+
+def test_the_vector_on_its_own_source_gives_the_explaining_model(models):
+    base, _, predicting, explaining = models
+    moved = transfer(base, predicting, vector(explaining, predicting))
+    for name, value in moved.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, explaining[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("one", "two"), [(1, 1), (1, 0.3), (0.5, 1.7), (1.4, 0.2), (0, 1), (0.25, 0), (1, -0.5)])
+def test_arithmetic_is_that_of_every_single_number(one, two):
+    names = {"weight": (3, 2), "bias": (2,), "scale": ()}
+    base, target, predicting, explaining = [
+        {name: torch.randn(shape) for name, shape in names.items()} for _ in range(4)
+    ]
+    moved = transfer(base, target, vector(explaining, predicting), one, two)
+    assert list(moved) == list(names)
+    for name in names:
+        numbers = [state[name].flatten().tolist() for state in (moved, base, target, predicting, explaining)]
+        for got, b, t, p, e in zip(*numbers, strict=True):
+            assert got == pytest.approx(b + one * (t - b) + two * (e - p), abs=1e-5)
+
+
+@pytest.mark.parametrize("point", [(1, 0), (1, 1), (0.5, 2)])
+def test_counts_are_the_targets_and_take_no_part(models, point):
+    base, target, predicting, explaining = models
+    difference = vector(explaining, predicting)
+    counts = {name for name, value in target.items() if not value.is_floating_point()}
+    assert STEP in counts and not counts & difference.keys()
+    assert difference.keys() | counts == target.keys()
+    moved = transfer(base, target, difference, *point)
+    assert all(moved[name].dtype == torch.int64 and moved[name] == 1 for name in counts)
+
+
+def test_statistics_of_batches_do_take_part(models):
+    base, target, predicting, explaining = models
+    moved = transfer(base, target, vector(explaining, predicting), 1, 1)["bn1.running_mean"]
+    expected = target["bn1.running_mean"] + explaining["bn1.running_mean"] - predicting["bn1.running_mean"]
+    torch.testing.assert_close(moved, expected)
+    assert not torch.allclose(moved, target["bn1.running_mean"])
+
+
+def test_the_result_loads_into_a_model(models):
+    base, target, predicting, explaining = models
+    model = timm.create_model("test_resnet", num_classes=5).eval()
+    model.load_state_dict(transfer(base, target, vector(explaining, predicting), 0.9, 0.1))
+    assert model(torch.randn(1, 3, 32, 32)).isfinite().all()
+
+
+def test_nothing_that_goes_in_is_changed(models):
+    base, target, predicting, explaining = models
+    difference = vector(explaining, predicting)
+    kept = {name: value.clone() for name, value in difference.items()}
+    for point in ((1, 0), (1, 1), (0.5, 0), (0.5, 2)):
+        moved = transfer(base, target, difference, *point)
+        assert moved is not target
+    cosine(difference, difference)
+    assert all(equal_bytes(weights, state(seed)) for seed, weights in enumerate(models))
+    assert equal_bytes(difference, kept)
+
+
+@pytest.mark.parametrize("function", [vector, cosine, lambda one, other: transfer(one, other, vector(other, other))])
+@pytest.mark.parametrize(
+    ("change", "first", "told"),
+    [
+        ({"a": None}, "a", r"\[2\] and nothing for a"),
+        ({"b": None, "c": None}, "b", r"\[3, 1\] and nothing for b"),
+        ({"z": (4,)}, "z", r"nothing and \[4\] for z"),
+        ({"b": (1, 3), "c": (9,)}, "b", r"\[3, 1\] and \[1, 3\] for b"),
+    ],
+)
+def test_the_first_key_that_differs_is_named(function, change, first, told):
+    shapes = {"a": (2,), "b": (3, 1), "c": (1,)}
+    others = {name: shape for name, shape in (shapes | change).items() if shape is not None}
+    one, other = ({name: torch.ones(shape) for name, shape in each.items()} for each in (shapes, others))
+    with pytest.raises(ValueError, match=f"of one architecture, got {told}") as caught:
+        function(one, other)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vector_of_another_architecture_is_refused(models):
+    base, target, predicting, explaining = models
+    difference = vector(explaining, predicting)
+    name = next(iter(difference))
+    for wrong in (difference | {"more": torch.ones(1)}, {n: v for n, v in difference.items() if n != name}):
+        with pytest.raises(ValueError, match=f"for ({name}|more): take models of one kind"):
+            transfer(base, target, wrong)
+
+
+def test_the_cosine_is_that_of_one_long_vector(models):
+    base, target, predicting, explaining = models
+    first, second = vector(target, base), vector(explaining, predicting)
+    expected = torch.nn.functional.cosine_similarity(flat(first), flat(second), dim=0).item()
+    assert abs(expected) < 0.9
+    assert cosine(first, second) == pytest.approx(expected, abs=1e-12)
+    assert cosine(second, first) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_vector_points_where_it_points_itself_and_away_from_its_negative(models):
+    first = vector(models[1], models[0])
+    assert cosine(first, first) == pytest.approx(1, abs=1e-12)
+    assert cosine(first, {name: 3 * value for name, value in first.items()}) == pytest.approx(1, abs=1e-7)
+    assert cosine(first, {name: -value for name, value in first.items()}) == pytest.approx(-1, abs=1e-12)
+
+
+def test_zero_points_nowhere(models):
+    first = vector(models[1], models[0])
+    zero = {name: torch.zeros_like(value) for name, value in first.items()}
+    assert all(math.isnan(cosine(one, other)) for one, other in ((first, zero), (zero, first), (zero, zero)))
