@@ -199,6 +199,7 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
     identifier = Path(folder) / "wandb_id"
     if not identifier.exists():
         write_atomically(identifier, secrets.token_hex(4))
-    run_id = identifier.read_text() if identifier.exists() else None
+    of_agent = "WANDB_SWEEP_ID" in os.environ  # W&B's own, of `wandb agent`, names the run
+    run_id = identifier.read_text() if identifier.exists() and not of_agent else None
     mode: Any = "offline" if offline else None  # `offline` of Lightning would set WANDB_MODE, for the later runs too
     return WandbLogger(name=name, save_dir=folder, mode=mode, project=project, group=group, id=run_id, resume="allow")

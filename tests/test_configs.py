@@ -16,18 +16,28 @@ from commands import (
     train,
 )
 from hydra.errors import ConfigCompositionException
+from hydra.utils import instantiate
 from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
+from explainers.heads import FixedHead, simplex
+from explainers.masking import PatchGrid
+from explainers.self_explaining import SelfExplaining
+
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
 EVALUATIONS = [name for name in EXPERIMENTS if "eval" in name.split("_")]
 TRAININGS = [name for name in EXPERIMENTS if name not in EVALUATIONS]
-IMAGE_FOLDERS = ("train", "val", "imagenet_samples", "imagenette/train", "imagenette/val")
+IMAGE_FOLDERS = (
+    "train",
+    "val",
+    "imagenet_samples",
+    *(f"{name}/{split}" for name in ("imagenette", "cats_vs_dogs") for split in ("train", "val")),
+)
 GROUPS = sorted(
     (path.parent.name, path.stem)
     for path in (ROOT / "configs").glob("*/*.yaml")
-    if path.parent.name not in ("experiment", "figures", "metrics", "reference")
+    if path.parent.name not in ("experiment", "figures", "labels", "metrics", "projection", "reference")
 )
 
 
@@ -72,9 +82,24 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if experiment == "tve_from_scratch":
         overrides += ["target.model.checkpoint_path=''"]
+    for role in sorted({"teacher", "predicting", "explaining", "onto"} & cfg.explainer.keys()):
+        alpha = 0.5 if role == "explaining" else 1
+        overrides += [f"explainer.{role}={self_explaining_file(*overrides, alpha=alpha, folder=tmp_path)}"]
     loss = train(*overrides, folder=tmp_path / "run")
     assert math.isfinite(loss)
-    assert json.loads((tmp_path / "run/metrics.json").read_text())["train/loss"] > 0
+    assert ("train/loss" in json.loads((tmp_path / "run/metrics.json").read_text())) == cfg.fit
+
+
+def self_explaining_file(*overrides, alpha, folder):
+    """What a self-explaining model of the target that `overrides` name leaves, untrained."""
+    cfg = composed(*overrides, folder=folder)
+    seed_everything(0)
+    target = instantiate(cfg.target)
+    target.head = FixedHead(simplex(10, target.embed_dim))
+    (folder / f"alpha_{alpha}").mkdir(exist_ok=True)
+    return SelfExplaining(target, PatchGrid(cfg.grid.image_size, cfg.grid.patch_size), alpha=alpha).export(
+        folder / f"alpha_{alpha}"
+    )
 
 
 @pytest.mark.slow
@@ -90,6 +115,13 @@ def test_every_option_of_every_group_composes(group, option, tmp_path):
     resolved = OmegaConf.to_container(cfg, resolve=True)
     if group not in ("debug", "callbacks", "logger"):
         assert "_target_" in resolved[group]
+
+
+def test_every_projection_composes(tmp_path):
+    for path in (ROOT / "configs/projection").glob("*.yaml"):
+        overrides = ("experiment=self_explaining", f"projection@explainer.projection={path.stem}")
+        cfg = composed(*overrides, folder=tmp_path)
+        assert callable(instantiate(cfg.explainer.projection))
 
 
 def test_every_option_of_the_metrics_composes(tmp_path):
