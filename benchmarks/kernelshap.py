@@ -41,6 +41,17 @@ SIZES: dict[str, tuple[PatchGrid, dict[str, Any]]] = {
         PatchGrid(24, 8),
         {"model_name": "vit_tiny_patch16_224", "img_size": 24, "patch_size": 8, "embed_dim": 24, "depth": 2},
     ),
+    "digits": (
+        PatchGrid(48, 8),
+        {
+            "model_name": "vit_tiny_patch16_224",
+            "img_size": 48,
+            "patch_size": 8,
+            "embed_dim": 64,
+            "depth": 2,
+            "num_heads": 2,
+        },
+    ),
     "small": (PatchGrid(224, 32), {"model_name": "vit_tiny_patch16_224"}),
     "base": (PatchGrid(224, 32), {"model_name": "vit_base_patch16_224"}),
 }
@@ -158,7 +169,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Images per second of this project's KernelSHAP and of captum's.")
-    parser.add_argument("--target-size", choices=list(SIZES), default="small", help="ViT-Ti/16 (small) or ViT-B/16")
+    parser.add_argument("--target-size", choices=list(SIZES), default="small", help="ViT-Ti/16 (small), ...")
     parser.add_argument("--budget", type=int, default=500, help="coalitions of each image (500)")
     parser.add_argument("--images", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="that are counted (1)")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from timm.models import load_checkpoint
 from torch import Tensor, nn
@@ -30,11 +30,15 @@ def read_network(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
     Raises:
         FileNotFoundError: if nothing is there.
+        ValueError: if it is something else.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no trained explainer at {path}: train one with train.py, or give another path")
-    with safe_open(path, "pt") as file:
-        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"expected a safetensors file of weights at {path}, got something else: {error}") from error
 
 
 def check_identity(saved: Mapping[str, str], own: Mapping[str, str], path: str, wanted: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Gives a prediction-only model the skill of explaining itself, without training (Yoshikawa et al., 2025)."""
 
 import logging
+import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,9 @@ from explainers.target import Pixels, TargetModel
 from explainers.task_arithmetic import State, cosine, transfer, vector
 
 log = logging.getLogger(__name__)
+
+TRANSFERRED = "transferred"
+"""Stands for alpha in the file of a model that no loss has made."""
 
 Point = tuple[float, float]
 """λ₁ and λ₂."""
@@ -86,6 +90,8 @@ class ExplainabilityVector(LightningModule):
         identity, weights = read_network(path)
         if identity.get("backbone") != target.name:
             raise ValueError(f"expected a {target.name} for explainer.{role}, got {identity.get('backbone')} in {path}")
+        if identity.get("alpha") == TRANSFERRED:
+            raise ValueError(f"expected for explainer.{role} a model that was trained, got a transferred one in {path}")
         explains = float(identity.get("alpha", 1)) < 1
         if explains != (role == "explaining"):
             raise ValueError(
@@ -144,9 +150,10 @@ class ExplainabilityVector(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Choose the best point, and log the curve."""
         self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
-        allowed = [row for row in self.sweep if row["accuracy"] >= self.sweep[0]["accuracy"] - self.tolerance]
+        lowest = self.sweep[0]["accuracy"] - self.tolerance - 1e-6  # accuracies are float32
         sign = -1 if self.select == "e_rmse" else 1
-        best = max(allowed, key=lambda row: sign * row[self.select])
+        allowed = [row for row in self.sweep if row["accuracy"] >= lowest]
+        best = max(allowed, key=lambda row: -math.inf if math.isnan(row[self.select]) else sign * row[self.select])
         self.best = (best["lambda_1"], best["lambda_2"])
         self.log_dict({f"val/{name}": value for name, value in best.items()} | {"val/cosine": self.cosine})
         if self.cosine < self.hurtful_cosine:
@@ -184,7 +191,7 @@ class ExplainabilityVector(LightningModule):
     def identity(self) -> dict[str, str]:
         """What the transferred model is made of."""
         self._take(self.best)
-        own = self.model.identity() | {"base_sha256": self.parents["base"], "alpha": "transferred"}
+        own = self.model.identity() | {"base_sha256": self.parents["base"], "alpha": TRANSFERRED}
         hashes = {f"{role}_sha256": value for role, value in self.parents.items()}
         return own | hashes | {"lambda_1": str(self.best[0]), "lambda_2": str(self.best[1])}
 

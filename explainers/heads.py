@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from explainers.target import TargetModel
 
@@ -55,6 +55,10 @@ class FixedHead(nn.Module):
         """K."""
         return len(self.weight)
 
+    def extra_repr(self) -> str:
+        """What its weights do not tell."""
+        return f"normalise={self.normalise}, scale_patches={self.scale_patches}"
+
     def forward(self, embeddings: Tensor) -> Tensor:
         """Embeddings (..., D) → logits (..., K)."""
         return self.scale * self._project(embeddings)
@@ -74,12 +78,10 @@ def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
     """An equiangular frame: K unit vectors (K, D), every two at the same angle, the widest there is (cos = −1/(K − 1)).
 
     Raises:
-        ValueError: where D < K, the frame that is turned at random has no place for it.
+        ValueError: for one class, and where D < K: the frame that is turned at random has no place for it.
     """
-    if width < num_classes:
-        raise ValueError(
-            f"expected embeddings at least as wide as the {num_classes} classes, got {width}: take another head"
-        )
+    if not 2 <= num_classes <= width:
+        raise ValueError(f"expected 2 classes to {width}, the width of the embeddings, got {num_classes}")
     generator = torch.Generator().manual_seed(seed)
     directions = torch.linalg.qr(torch.randn(width, num_classes, generator=generator)).Q  # (D, K), orthonormal
     return F.normalize((torch.eye(num_classes) - 1 / num_classes) @ directions.mT, dim=-1)
@@ -97,7 +99,8 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     counts = labels.bincount(minlength=num_classes)
     if len(counts) > num_classes or not counts.all():
         raise ValueError(
-            f"expected images of each of {num_classes} classes, got {counts.tolist()} of them: take more images"
+            f"expected images of each of {num_classes} classes, got {counts.tolist()} of them: take more images,"
+            " or simplex_of, which needs none"
         )
     means = torch.zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, embeddings) / counts[:, None]
     return F.normalize(means - means.mean(0), dim=-1)
@@ -140,10 +143,15 @@ def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size:
     count = min(limit, len(dataset))
     chosen = Subset(dataset, [i * len(dataset) // count for i in range(count)])
     embeddings, labels = [], []
-    for batch in DataLoader(chosen, batch_size, num_workers=data.num_workers):
+    for batch in DataLoader(chosen, batch_size, num_workers=data.num_workers, collate_fn=_readable):
         embeddings.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float().cpu())
         labels.append(batch["label"])
     return prototypes(torch.cat(embeddings), torch.cat(labels), len(data.classes))
+
+
+def _readable(samples: list[dict[str, Any] | None]) -> dict[str, Tensor]:
+    """A batch of those that are no corrupt images."""
+    return default_collate([sample for sample in samples if sample is not None])
 
 
 def text_of(

@@ -68,6 +68,11 @@ class ShapleyLabels:
         if self.classes == "all":
             return {"shapley": fit_shapley(seen["keep"], seen["values"], seen["null"], seen["grand"])}
         explained = batch["label"] if self.classes == "label" else seen["grand"].argmax(-1)
+        if explained.min() < 0 or explained.max() >= seen["grand"].shape[-1]:
+            raise ValueError(
+                f"expected labels from 0 to {seen['grand'].shape[-1] - 1}, got {explained.tolist()}, where -1 is an"
+                " image without one: take labelled images, or labels.classes=predicted"
+            )
         values, null, grand = (
             seen[name].take_along_dim(explained.view(-1, *[1] * (seen[name].dim() - 1)), -1)
             for name in ("values", "null", "grand")
@@ -75,7 +80,8 @@ class ShapleyLabels:
         return {"explained": explained, "shapley": fit_shapley(seen["keep"], values, null, grand)[..., 0]}
 
     def key(self) -> dict[str, str]:
-        return self.values.key() | {"source": "KernelSHAP", "classes": self.classes}
+        head = self.values.target.head.extra_repr()  # what its hash does not tell
+        return self.values.key() | {"source": "KernelSHAP", "classes": self.classes, "head": head}
 
 
 class KernelSHAP(nn.Module):

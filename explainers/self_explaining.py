@@ -66,7 +66,7 @@ class SelfExplaining(LightningModule):
         self.projection, self.normalise, self.scale, self.scale_patches = projection, normalise, scale, scale_patches
         self.teacher = None if teacher is None else exported_target(target, teacher).requires_grad_(False)
         self.sources: tuple[Source, ...] = (Pixels(),)
-        if labels is not None and self.teacher is not None:
+        if alpha < 1 and labels is not None and self.teacher is not None:
             self.sources += (labels(self.teacher, grid),)
         self.base_hash = target.weights_hash()
         self.optimizer, self.scheduler = optimizer, scheduler

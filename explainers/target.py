@@ -123,21 +123,24 @@ class TargetModel(nn.Module):
         """The embeddings (B, D) and, after the same final normalisation, those of the patches (B, N', D), row by row.
 
         Raises:
-            ValueError: for a distilled DeiT, whose embedding is twice as wide as its patches'.
+            ValueError: for models whose patches do not go the way of the whole image: a distilled DeiT, attention
+                pooling, layers after the pooling.
         """
-        if self.distilled:
-            raise ValueError(
-                f"expected a model whose patches have embeddings like its images, got {self.name}: two tokens speak for"
-                " an image; take a ViT with one, or deit3"
-            )
         features = self.backbone.forward_features(normalised)
-        if isinstance(self.backbone, VisionTransformer):
-            patches = self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
-        elif features.shape[-1] == self.embed_dim:  # Swin, channels last
-            patches = features.flatten(1, 2)
-        else:
-            patches = features.flatten(2).mT
-        return self._pool(features), patches
+        transformer = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
+        embeddings = self._pool(features)
+        if transformer and not self.distilled:
+            return embeddings, self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
+        after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
+        if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
+            if features.shape[-1] == self.embed_dim:  # Swin, channels last
+                return embeddings, features.flatten(1, 2)
+            if features.shape[1] == self.embed_dim:
+                return embeddings, features.flatten(2).mT
+        raise ValueError(
+            f"expected a model whose patches have embeddings like its images, got {self.name}: take a ViT with a class"
+            " token or average pooling, a Swin or a ResNet"
+        )
 
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
         """The number of channels of each of the feature maps of `embed_with_maps`."""

@@ -82,6 +82,10 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if experiment == "tve_from_scratch":
         overrides += ["target.model.checkpoint_path=''"]
+    if "projection" in cfg.explainer:
+        overrides += ["projection@explainer.projection=simplex"]  # 16 images are not of all classes
+    if "k" in cfg.explainer:
+        overrides += ["explainer.k=2"]
     for role in sorted({"teacher", "predicting", "explaining", "onto"} & cfg.explainer.keys()):
         alpha = 0.5 if role == "explaining" else 1
         overrides += [f"explainer.{role}={self_explaining_file(*overrides, alpha=alpha, folder=tmp_path)}"]

@@ -77,7 +77,7 @@ def test_a_simplex_depends_on_its_seed_alone():
 
 
 def test_a_simplex_is_refused_where_embeddings_are_too_narrow():
-    with pytest.raises(ValueError, match="at least as wide as the 5 classes, got 4: take another head"):
+    with pytest.raises(ValueError, match="expected 2 classes to 4, the width of the embeddings, got 5"):
         simplex(5, 4)
 
 

@@ -72,9 +72,20 @@ def test_the_mean_of_a_resnets_patches_is_the_embedding(make_target):
     torch.testing.assert_close(patches.mean(1), embeddings)
 
 
-def test_a_distilled_deit_is_refused(make_target, images):
-    target = make_target("deit_tiny_distilled_patch16_224")
-    with pytest.raises(ValueError, match="got deit_tiny_distilled_patch16_224: two tokens speak for an image"):
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("vit_base_patch16_siglip_224", {}),
+        ("test_convnext", {}),
+        ("test_efficientnet", {"num_classes": 3}),
+    ],
+)
+def test_models_whose_patches_go_another_way_than_their_images_are_refused(make_target, images, name, arguments):
+    target = make_target(name, **arguments)
+    if name == "test_efficientnet":  # as MobileNetV3, with layers between the pooling and the classifier
+        target.embed_dim += 1
+    with pytest.raises(ValueError, match=f"expected a model whose patches have embeddings like its images, got {name}"):
         target.embed_with_patches(target.normalise(images))
 
 

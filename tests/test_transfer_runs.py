@@ -161,14 +161,12 @@ def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):
     refused(build, r"explainer\.onto, got None in .*any\.safetensors", onto=str(tmp_path / "any.safetensors"))
 
 
-@pytest.mark.xfail(strict=True, reason="float('transferred')")
 def test_a_transferred_model_is_no_parent_and_is_named(build, tmp_path):
     path = str(build().export(tmp_path))
     for role in ("predicting", "explaining", "onto"):
         refused(build, rf"explainer\.{role} .*{path}", **{role: path})
 
 
-@pytest.mark.xfail(strict=True, reason="a SafetensorError is no ValueError, and errors_in_one_line lets it through")
 def test_a_file_that_is_no_safetensors_file_is_named(build, tmp_path):
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     refused(build, "torn.safetensors", onto=str(tmp_path / "torn.safetensors"))
