@@ -169,7 +169,12 @@ def markdown(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Images per second of this project's KernelSHAP and of captum's.")
-    parser.add_argument("--target-size", choices=list(SIZES), default="small", help="ViT-Ti/16 (small), ...")
+    parser.add_argument(
+        "--target-size",
+        choices=list(SIZES),
+        default="small",
+        help="a tiny ViT, that of the digits, ViT-Ti/16, ViT-B/16",
+    )
     parser.add_argument("--budget", type=int, default=500, help="coalitions of each image (500)")
     parser.add_argument("--images", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="that are counted (1)")

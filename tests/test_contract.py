@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from explainers.chance import Chance
+from explainers.exchange import copy_target
+from explainers.heads import FixedHead, simplex
+from explainers.kernel_shap import KernelSHAP
 from explainers.networks import LightNetwork
 from explainers.oracle import Oracle
 from explainers.paper_network import PaperNetwork
+from explainers.self_explaining import SelfExplaining
 from explainers.tve import TVE
 
 PAPER = {
@@ -31,6 +35,15 @@ EXPLAINERS = {
         TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
     ),
 }
+
+
+def self_explaining(target, grid):
+    own = copy_target(target)
+    own.head = FixedHead(simplex(5, own.embed_dim))
+    return SelfExplaining(own, grid, alpha=1)
+
+
+EXPLAINERS |= {"kernel_shap": partial(KernelSHAP, budget=40), "self_explaining": self_explaining}
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 
 

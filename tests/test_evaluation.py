@@ -10,11 +10,16 @@ from commands import evaluate as evaluate_command
 from lightning import Trainer
 from scipy.stats import spearmanr
 from torch.utils.data import DataLoader
+from toys import SILENT
 
 from datamodules.digits import Digits
 from explainers.chance import Chance
 from explainers.evaluation import Evaluation
+from explainers.exchange import copy_target
+from explainers.heads import FixedHead, simplex
+from explainers.kernel_shap import KernelSHAP
 from explainers.oracle import Oracle
+from explainers.self_explaining import SelfExplaining
 
 LEVELS = 6  # of 16 patches: not a divisor
 
@@ -209,3 +214,27 @@ def test_figures_of_training_runs_need_no_results(no_model, tmp_path):
 def test_without_files_the_way_to_give_some_is_told(no_model, tmp_path):
     with pytest.raises(SystemExit, match="error: nothing to draw: .*results.files"):
         evaluate_command("experiment=eval_replot", folder=tmp_path)
+
+
+def test_self_explaining_models_are_compared_with_the_reference_and_classify(target, grid, digits):
+    own = copy_target(target)
+    own.head = FixedHead(simplex(10, own.embed_dim))
+    explaining, exact = SelfExplaining(own, grid, alpha=1), KernelSHAP(target, grid, budget=40)
+    names = {"explaining": explaining, "exact": exact}
+    evaluation = Evaluation(
+        target, grid, names, 3, classes="label", reference="exact", agreement=["e_rmse", "iou", "rank_correlation"], k=3
+    )
+    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
+    found = evaluation.results["explaining"]
+    images, labels = torch.stack([sample["image"] for sample in digits]), digits.labels
+    with torch.no_grad():
+        ours, theirs, logits = explaining(images, labels), exact(images, labels), explaining.look(images)[0]
+    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())
+    assert found["e_rmse"] == pytest.approx((ours - theirs).square().mean().sqrt().item(), rel=1e-4)
+    tops = (
+        [{*a.flatten().topk(3).indices.tolist()} for a in ours],
+        [{*b.flatten().topk(3).indices.tolist()} for b in theirs],
+    )
+    overlaps = [len(a & b) / len(a | b) for a, b in zip(*tops, strict=True)]
+    assert found["iou"] == pytest.approx(sum(overlaps) / 7)
+    assert "accuracy" not in evaluation.results["exact"] and "e_rmse" not in evaluation.results["exact"]

@@ -9,8 +9,15 @@ from commands import ROOT, composed
 from hydra.utils import get_method
 from matplotlib.colors import to_hex
 
-from explainers.figures import ablation_bars, approximation_scatter, colours_of, fidelity_bars, fidelity_curves
-from explainers.run_figures import cost_of_tasks, loss_curves, theorem_1, throughput_bars
+from explainers.figures import (
+    ablation_bars,
+    approximation_scatter,
+    colours_of,
+    fidelity_bars,
+    fidelity_curves,
+    quality_against_passes,
+)
+from explainers.run_figures import cost_of_tasks, lambda_curves, loss_curves, theorem_1, throughput_bars
 
 
 def found(plus, minus):
@@ -191,6 +198,31 @@ def benchmark(tmp_path):
     tasks = {"tasks": {"10": 5.0, "2": 3.0}, "tasks_one_by_one": {"2": 4.0, "10": 20.0}}
     path.write_text(json.dumps({"machine": {}, "throughput": throughput} | tasks))
     return path
+
+
+def test_agreement_is_drawn_against_forward_passes_as_a_line_and_points(tmp_path):
+    numbers = {"shap_9": (0.5, 0.2), "shap_3": (0.9, 0.1), "before": (3.0, -0.2), "after": (1.0, 0.3)}
+    task = {name: {"e_rmse": error, "rank_correlation": rho} for name, (error, rho) in numbers.items()}
+    figure = quality_against_passes(
+        {"a": task | {"chance": {}}, "b": task}, {"shap_9": 9, "shap_3": 3}, ["before", "after"]
+    )
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["a", "b"]
+    errors, correlations = figure.axes[0], figure.axes[2]
+    assert errors.lines[0].get_xydata().tolist() == [[3, 0.9], [9, 0.5]]
+    assert correlations.lines[0].get_xydata().tolist() == [[3, 0.1], [9, 0.2]]
+    assert [errors.lines[i].get_xydata().tolist() for i in (1, 3)] == [[[1, 3.0]], [[1, 1.0]]]
+    with pytest.raises(ValueError, match="nothing to draw of shap_5 on b"):
+        quality_against_passes({"b": task}, {"shap_5": 5}, ["after"])
+
+
+def test_a_sweep_is_drawn_against_lambda_2(tmp_path):
+    columns = ["lambda_2", "accuracy", "e_rmse", "iou", "rank_correlation"]
+    rows = [[0.0, 0.9, 3.0, 0.1, -0.1], [0.5, 0.8, 1.0, 0.3, 0.2]]
+    lines = [",".join(f"sweep/{name}" for name in columns), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    figure = lambda_curves({"small": tmp_path / "metrics.csv"})
+    for i, axis in enumerate(figure.axes, 1):
+        assert axis.lines[0].get_xydata().tolist() == [[row[0], row[i]] for row in rows]
 
 
 def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axis(benchmark):

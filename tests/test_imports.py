@@ -16,6 +16,8 @@ ALLOWED = {
     "optimisation": set(),
     "augmentation": {"sampling"},
     "exchange": {"target"},
+    "heads": {"target"},
+    "task_arithmetic": set(),
     "networks": {"masking", "target"},
     "paper_network": {"masking", "networks", "target"},
     "meta_attribution": {"masking", "sampling", "target"},

@@ -31,7 +31,7 @@ def cells(line):
 
 def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_are_known():
     header, rule, *lines = markdown(RESULTS).splitlines()
-    wanted = ["Task", "Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "ρ with the oracle ↑", "Images/s ↑"]
+    wanted = ["Task", "Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "ρ with the reference ↑", "Images/s ↑"]
     assert cells(header) == wanted
     assert set(rule) <= set("|- ")
     assert cells(lines[0]) == ["odd_one", "tve", "0.432 ± 0.012", "0.100 ± 0.020", "-0.500", "12.3"]
