@@ -78,6 +78,29 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     return figure
 
 
+def similarity_scatter(folder: str | Path) -> Figure:
+    """The error after a transfer against the cosine of the task vectors of source and target, and their correlation.
+
+    Args:
+        folder: of a sweep of `ExplainabilityVector` over sources and targets: <source>/<target>/metrics.json.
+    """
+    paths = sorted(path for path in Path(folder).glob("*/*/metrics.json") if path.parts[-3] != path.parts[-2])
+    if len(paths) < 3:
+        raise FileNotFoundError(
+            f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}"
+        )
+    found = [json.loads(path.read_text()) for path in paths]
+    cosines, errors = ([row[key] for row in found] for key in ("val/cosine", "test/transferred/e_rmse"))
+    figure, axis = _single()
+    axis.plot(cosines, errors, "o")
+    for path, cosine, error in zip(paths, cosines, errors, strict=True):
+        axis.annotate(f"{path.parts[-3]} to {path.parts[-2]}", (cosine, error), fontsize=7)
+    axis.set_xlabel("cosine of the task vectors of source and target")
+    axis.set_ylabel("E-RMSE after the transfer")
+    axis.set_title(f"{len(paths)} transfers: r = {np.corrcoef(cosines, errors)[0, 1]:.2f}", fontsize=10)
+    return figure
+
+
 def throughput_bars(file: str | Path) -> Figure:
     """Explained images per second (TVE, Figure 6): a group for each target, a bar for each method.
 
