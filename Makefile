@@ -34,6 +34,9 @@ setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothin
 
 ffcv: .venv/ffcv ## build FFCV, once its system packages are there
 
+# Several threads spend more time waiting for one another than computing these small models.
+demo demo-vectors: export OMP_NUM_THREADS ?= 1
+
 demo: setup ## train and measure TVE on the embedded digits: a table, curves and heatmaps in runs/quickstart_eval
 	$(BIN)/python train.py experiment=quickstart_target
 	$(BIN)/python train.py experiment=quickstart_tve

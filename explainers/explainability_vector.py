@@ -161,8 +161,6 @@ class ExplainabilityVector(LightningModule):
                 f"the task vectors of source and target point apart (cosine {self.cosine:.2f}, below "
                 f"{self.hurtful_cosine:g}): the transfer may hurt; a source that is more like the target is safer"
             )
-        if self.trainer.sanity_checking:
-            return
         for logger in self.loggers:
             if isinstance(logger, WandbLogger):
                 logger.experiment.define_metric("sweep/*", step_metric="sweep/lambda_2")

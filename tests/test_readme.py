@@ -12,7 +12,7 @@ from hydra import compose, initialize
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text().replace("\\\n", " ")
 COMMANDS = sorted(set(re.findall(r"python (train|eval)\.py ([^\n`#]*)", TEXT)))
-MAKE = sorted(set(re.findall(r"\bmake ([a-z]+)\b", TEXT)))
+MAKE = sorted(set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)?)\b", TEXT)))
 
 
 @pytest.mark.parametrize(("script", "arguments"), COMMANDS, ids=" ".join)
