@@ -16,7 +16,7 @@ from explainers import complete
 from explainers.exchange import read_network, save_network, save_state
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation, RootMeanSquaredError, TopOverlap
-from explainers.self_explaining import LabelBuilder, SelfExplaining, exported_target, of_class, part
+from explainers.self_explaining import LabelBuilder, SelfExplaining, explained, exported_target, part
 from explainers.target import Pixels, TargetModel
 from explainers.task_arithmetic import State, cosine, transfer, vector
 
@@ -78,7 +78,10 @@ class ExplainabilityVector(LightningModule):
         self.cosine = cosine(vector(source[0], self.base), vector(self.onto, self.base))
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
         self.teacher = exported_target(target, onto).requires_grad_(False)
-        self.sources = (Pixels(), labels(self.teacher, grid))
+        compared = labels(self.teacher, grid)
+        if compared.classes == "all":
+            raise ValueError("expected attributions of one class to compare with, got labels.classes=all; take label")
+        self.sources = (Pixels(), compared)
         untouched = (1.0, 0.0)
         self.points = [untouched, *(point for point in product(lambda_1, lambda_2) if point != untouched)]
         self.best = untouched
@@ -130,7 +133,7 @@ class ExplainabilityVector(LightningModule):
         for point in points:
             self._take(point)
             logits, attributions = self.model.look(seen["image"])
-            phi = of_class(attributions, seen["explained"])
+            phi = explained(attributions, seen)
             metrics: Any = self.metrics[self.points.index(point)]
             metrics["accuracy"].update((logits.argmax(-1) == seen["label"]).float())
             for name in ("e_rmse", "iou", "rank_correlation"):

@@ -29,7 +29,7 @@ class SelfExplaining(LightningModule):
     """A classifier whose fixed head reads the attribution of every patch from the patch's own embedding.
 
     Minimises α · CE + (1 − α) · MSE: the cross entropy of the labels, and the mean squared error of the attributions of
-    one class to the patches. With α = 1 it is the prediction-only twin, which needs no attributions to learn from.
+    one class, or all, to the patches. With α = 1 it is the prediction-only twin, which needs none to learn from.
 
     Args:
         target: the base model. Its backbone is trained; its head gives way to a `FixedHead`.
@@ -134,14 +134,14 @@ class SelfExplaining(LightningModule):
         self.accuracy.update((logits.argmax(-1) == seen["label"]).float())
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
         if self.alpha < 1:
-            self.rank_correlation.update(of_class(attributions, seen["explained"]), seen["shapley"])
+            self.rank_correlation.update(explained(attributions, seen), seen["shapley"])
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
     def _loss(self, logits: Tensor, attributions: Tensor, seen: dict[str, Tensor]) -> Tensor:
         """α · CE + (1 − α) · MSE."""
         loss = self.alpha * F.cross_entropy(logits, seen["label"])
         if self.alpha < 1:
-            error = of_class(attributions, seen["explained"]) - seen["shapley"]
+            error = explained(attributions, seen) - seen["shapley"]
             loss = loss + (1 - self.alpha) * error.square().mean()
         return loss
 
@@ -188,9 +188,11 @@ def patch_means(patches: Tensor, side: int) -> Tensor:
     return blocks.mean((2, 4)).flatten(1, 2)
 
 
-def of_class(attributions: Tensor, classes: Tensor) -> Tensor:
-    """Of attributions to all classes (B, N, K), those to one of each image (B,): (B, N)."""
-    return attributions.take_along_dim(classes[:, None, None], -1)[..., 0]
+def explained(attributions: Tensor, seen: dict[str, Tensor]) -> Tensor:
+    """Of attributions to all classes (B, N, K), those that the rows of `ShapleyLabels` are of: (B, N), or all."""
+    if "explained" not in seen:
+        return attributions
+    return attributions.take_along_dim(seen["explained"][:, None, None], -1)[..., 0]
 
 
 def exported_target(model: TargetModel | nn.Module, head: str | Path, compile: bool = False) -> TargetModel:

@@ -15,7 +15,7 @@ from datamodules.images import Images
 from explainers.exchange import copy_target, read_network, save_target
 from explainers.heads import FixedHead, simplex, simplex_of
 from explainers.kernel_shap import ShapleyLabels
-from explainers.self_explaining import SelfExplaining, exported_target, of_class
+from explainers.self_explaining import SelfExplaining, explained, exported_target
 from explainers.target import Pixels
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -73,18 +73,32 @@ def test_the_loss_is_that_of_the_explained_class(target, grid, twin, alpha, clas
     assert module.training_step(batch | rows, 0).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_attributions_of_all_classes_can_be_learned(target, grid, twin):
+    module = build(target, grid, twin, 0.5, labels=partial(LABELS, classes="all"))
+    fit(module, limit_train_batches=0)
+    batch = Marked(5, seed=3)[torch.arange(5)]
+    logits, attributions = module.look(batch["image"])
+    wanted = module.sources[1](batch)["shapley"]
+    assert wanted.shape == attributions.shape
+    loss = (
+        0.5 * torch.nn.functional.cross_entropy(logits, batch["label"]) + 0.5 * (attributions - wanted).square().mean()
+    )
+    module.log = lambda *args, **kwargs: None
+    assert module.training_step(batch, 0).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
 def test_a_heatmap_explains_the_class_that_was_asked_for_or_the_predicted_one(target, grid, twin, images):
     model = exported_target(target, twin)
     module = SelfExplaining(target, grid, alpha=1, weights=twin).eval()
     _, patches = model.embed_with_patches(model.normalise(images))
     classes = torch.tensor([2, 0, 1, 1, 0])
-    for asked, explained in ((classes, classes), (None, model(images).argmax(-1))):
+    for asked, answered in ((classes, classes), (None, model(images).argmax(-1))):
         heatmaps = module(images, asked)
         assert heatmaps.shape == (5, 4, 4)
         for image in range(5):
             for patch in range(16):
                 unit = patches[image, patch] / patches[image, patch].norm()
-                expected = unit @ model.head.weight[explained[image]]
+                expected = unit @ model.head.weight[answered[image]]
                 torch.testing.assert_close(heatmaps[image, patch // 4, patch % 4], expected)
 
 
@@ -154,7 +168,7 @@ def test_training_brings_attributions_and_predictions_nearer(target, grid, twin,
         trainer = fit(module.train(), tmp_path, epochs=epochs, num_sanity_val_steps=0)
         with torch.no_grad():
             logits, attributions = module.eval().look(images["image"])
-        error = (of_class(attributions, rows["explained"]) - rows["shapley"]).square().mean().item()
+        error = (explained(attributions, rows) - rows["shapley"]).square().mean().item()
         found.append((error, (logits.argmax(-1) == images["label"]).float().mean().item()))
     assert found[1][0] < 0.5 * found[0][0]
     assert found[1][1] > 0.9

@@ -172,6 +172,10 @@ def test_a_file_that_is_no_safetensors_file_is_named(build, tmp_path):
     refused(build, "torn.safetensors", onto=str(tmp_path / "torn.safetensors"))
 
 
+def test_attributions_of_all_classes_are_nothing_to_compare_with(build):
+    refused(build, "labels.classes=all", labels=partial(LABELS, classes="all"))
+
+
 @pytest.mark.parametrize("empty", ["lambda_1", "lambda_2"])
 def test_nothing_to_try_is_refused(build, empty):
     refused(build, r"expected values of explainer\.lambda_1 and explainer\.lambda_2, got .*\[\]", **{empty: []})
