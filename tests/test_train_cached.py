@@ -102,7 +102,7 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
 
     common = ("target=tiny", "explainer=self_explaining", "data=digits_attributions", "logger=csv", *QUIET)
     common += (*SMALL_DIGITS, "data.compute_batch_size=4", "explainer.labels.budget=10")
-    common += ("explainer.projection._target_=explainers.heads.simplex_of",)  # 16 images show not every class
+    common += ("projection@explainer.projection=simplex",)  # 16 images show not every class
     train(*common, "explainer.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
     command = (*common, f"explainer.teacher={tmp_path / 'predicting/model.safetensors'}")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
