@@ -95,6 +95,7 @@ def similarity_scatter(folder: str | Path) -> Figure:
     axis.plot(cosines, errors, "o")
     for path, cosine, error in zip(paths, cosines, errors, strict=True):
         axis.annotate(f"{path.parts[-3]} to {path.parts[-2]}", (cosine, error), fontsize=7)
+    axis.margins(x=0.25)  # room for the names
     axis.set_xlabel("cosine of the task vectors of source and target")
     axis.set_ylabel("E-RMSE after the transfer")
     axis.set_title(f"{len(paths)} transfers: r = {np.corrcoef(cosines, errors)[0, 1]:.2f}", fontsize=10)
