@@ -5,6 +5,8 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 
+comma := ,
+
 .DEFAULT_GOAL := help
 .PHONY: help setup ffcv demo demo-vectors test lint lock clean
 
@@ -43,11 +45,15 @@ demo: setup ## train and measure TVE on the embedded digits: a table, curves and
 	$(BIN)/python train.py -m experiment=quickstart_head data.train.task=odd,five_or_more,loop
 	$(BIN)/python eval.py experiment=quickstart_eval
 
+# Two processes at a time, each with some of the domains: $(call by_domain,<experiment>,<domains>,<domains>)
+by_domain = $(BIN)/python train.py -m experiment=$(1) data.train.domain=$(2) trainer.enable_progress_bar=false & \
+  $(BIN)/python train.py -m experiment=$(1) data.train.domain=$(3) trainer.enable_progress_bar=false && wait $$!
+
 demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
 	$(BIN)/python train.py experiment=quickstart_base
-	$(BIN)/python train.py -m experiment=quickstart_predicting data.train.domain=plain,inverted,coloured,small
-	$(BIN)/python train.py -m experiment=quickstart_explaining data.train.domain=plain,inverted,coloured,small
-	$(BIN)/python train.py -m experiment=quickstart_vector data.train.domain=inverted,coloured,small
+	$(call by_domain,quickstart_predicting,plain$(comma)inverted,coloured$(comma)small)
+	$(call by_domain,quickstart_explaining,plain$(comma)inverted,coloured$(comma)small)
+	$(call by_domain,quickstart_vector,inverted,coloured$(comma)small)
 	$(BIN)/python eval.py experiment=quickstart_vectors_eval
 
 test: setup lint ## lint, type-check and test
