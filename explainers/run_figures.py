@@ -93,8 +93,10 @@ def similarity_scatter(folder: str | Path) -> Figure:
     cosines, errors = ([row[key] for row in found] for key in ("val/cosine", "test/transferred/e_rmse"))
     figure, axis = _single()
     axis.plot(cosines, errors, "o")
-    for path, cosine, error in zip(paths, cosines, errors, strict=True):
-        axis.annotate(f"{path.parts[-3]} to {path.parts[-2]}", (cosine, error), fontsize=7)
+    names = [f"{path.parts[-3]} to {path.parts[-2]}" for path in paths]
+    for i, (error, cosine, name) in enumerate(sorted(zip(errors, cosines, names, strict=True))):
+        beside = (4, 3 if i % 2 else -8)  # neighbours above and below
+        axis.annotate(name, (cosine, error), beside, textcoords="offset points", fontsize=7)
     axis.margins(x=0.25)  # room for the names
     axis.set_xlabel("cosine of the task vectors of source and target")
     axis.set_ylabel("E-RMSE after the transfer")
