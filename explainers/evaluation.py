@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
 from explainers.masking import PatchGrid, Removal
-from explainers.metrics.agreement import RankCorrelation, RootMeanSquaredError, TopOverlap
+from explainers.metrics.agreement import Agreement, agreement_metrics
 from explainers.metrics.localization import PointingGame
 from explainers.metrics.perturbation import Fidelity, perturbation_sweep
 from explainers.self_explaining import SelfExplaining
 from explainers.target import TargetModel
-
-Agreement = Literal["e_rmse", "iou", "rank_correlation"]
 
 
 class Evaluation(LightningModule):
@@ -61,11 +59,7 @@ class Evaluation(LightningModule):
         self.measured: dict[str, float] = {}
 
     def _metrics(self) -> dict[str, Metric]:
-        agreement: dict[Agreement, Metric] = {
-            "e_rmse": RootMeanSquaredError(),
-            "iou": TopOverlap(self.k),
-            "rank_correlation": RankCorrelation(nan_strategy="ignore"),
-        }
+        agreement = agreement_metrics(self.k)
         return {name: agreement[name] for name in self.agreement} | {
             "accuracy": MeanMetric(),
             "fidelity": Fidelity(self.grid.num_patches, self.levels),

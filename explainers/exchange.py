@@ -58,6 +58,11 @@ def check_identity(saved: Mapping[str, str], own: Mapping[str, str], path: str, 
             )
 
 
+def part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Of a state dict what belongs to a submodule, under the names that it has there."""
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
 def without_part(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     """A state dict less one submodule: what a checkpoint holds of a module with a frozen target."""
     return {name: value for name, value in state.items() if not name.startswith(f"{part}.")}

@@ -10,13 +10,13 @@ from typing import Any, Literal
 from lightning import LightningModule
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from explainers import complete
-from explainers.exchange import read_network, save_network, save_state
+from explainers.exchange import part, read_network, save_network, save_state
 from explainers.masking import PatchGrid
-from explainers.metrics.agreement import RankCorrelation, RootMeanSquaredError, TopOverlap
-from explainers.self_explaining import LabelBuilder, SelfExplaining, explained, exported_target, part
+from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.self_explaining import LabelBuilder, SelfExplaining, explained, exported_target
 from explainers.target import Pixels, TargetModel
 from explainers.task_arithmetic import State, cosine, transfer, vector
 
@@ -60,7 +60,7 @@ class ExplainabilityVector(LightningModule):
         lambda_2: Sequence[float],
         labels: LabelBuilder,
         tolerance: float = 0.02,
-        select: Literal["e_rmse", "rank_correlation", "iou"] = "e_rmse",
+        select: Agreement = "e_rmse",
         k: int = 10,
         hurtful_cosine: float = 0.0,
     ) -> None:
@@ -69,7 +69,7 @@ class ExplainabilityVector(LightningModule):
             raise ValueError(
                 f"expected values of explainer.lambda_1 and explainer.lambda_2, got {lambda_1} and {lambda_2}"
             )
-        self.tolerance, self.select, self.k, self.hurtful_cosine = tolerance, select, k, hurtful_cosine
+        self.tolerance, self.select, self.hurtful_cosine = tolerance, select, hurtful_cosine
         self.base = target.backbone.state_dict()
         self.parents: dict[str, str] = {"base": target.weights_hash()}
         source = self._read("predicting", predicting, target), self._read("explaining", explaining, target)
@@ -85,7 +85,8 @@ class ExplainabilityVector(LightningModule):
         untouched = (1.0, 0.0)
         self.points = [untouched, *(point for point in product(lambda_1, lambda_2) if point != untouched)]
         self.best = untouched
-        self.metrics = nn.ModuleList(nn.ModuleDict(self._metrics()) for _ in self.points)
+        of_each = ({"accuracy": MeanMetric(), **agreement_metrics(k)} for _ in self.points)
+        self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in of_each)
         self.sweep: list[dict[str, float]] = []
 
     def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
@@ -108,14 +109,6 @@ class ExplainabilityVector(LightningModule):
             )
         self.parents[role] = identity["backbone_sha256"]
         return part(weights, "backbone")
-
-    def _metrics(self) -> dict[str, Metric]:
-        return {
-            "accuracy": MeanMetric(),
-            "e_rmse": RootMeanSquaredError(),
-            "iou": TopOverlap(self.k),
-            "rank_correlation": RankCorrelation(nan_strategy="ignore"),
-        }
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain with the weights of the best point, as `SelfExplaining` does."""
@@ -192,7 +185,7 @@ class ExplainabilityVector(LightningModule):
     def identity(self) -> dict[str, str]:
         """What the transferred model is made of."""
         self._take(self.best)
-        own = self.model.identity() | {"base_sha256": self.parents["base"], "alpha": TRANSFERRED}
+        own = self.model.identity() | {"alpha": TRANSFERRED}
         hashes = {f"{role}_sha256": value for role, value in self.parents.items()}
         return own | hashes | {"lambda_1": str(self.best[0]), "lambda_2": str(self.best[1])}
 

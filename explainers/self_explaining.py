@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
 from explainers import Source, complete, task_arithmetic
-from explainers.exchange import copy_target, read_network, save_network, with_part, without_part
+from explainers.exchange import copy_target, part, read_network, save_network, with_part, without_part
 from explainers.heads import FixedHead, ProjectionBuilder
 from explainers.kernel_shap import ShapleyLabels
 from explainers.masking import PatchGrid
@@ -215,8 +215,3 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path, compile: b
         fixed["weight"], fixed.get("projection"), scale=fixed["scale"].item(), **json.loads(identity["head"])
     )
     return target.eval()
-
-
-def part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Of a state dict what belongs to a submodule, under the names that it has there."""
-    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

@@ -13,10 +13,10 @@ from toys import SILENT, Marked, marked_splits, three_models
 from datamodules.attributions import Attributions, StoredRows
 from datamodules.images import Images
 from explainers import explainability_vector, self_explaining
-from explainers.exchange import copy_target, read_network
+from explainers.exchange import copy_target, part, read_network
 from explainers.explainability_vector import ExplainabilityVector
 from explainers.kernel_shap import ShapleyLabels
-from explainers.self_explaining import exported_target, part
+from explainers.self_explaining import exported_target
 from explainers.task_arithmetic import transfer, vector
 
 LABELS = partial(ShapleyLabels, budget=20)

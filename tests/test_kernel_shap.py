@@ -6,6 +6,7 @@ import references
 import torch
 from captum.attr import KernelShap
 from torch import nn
+from toys import game
 
 from explainers.coalitions import CoalitionValues
 from explainers.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
@@ -29,13 +30,6 @@ def images():
 @pytest.fixture
 def batch(images):
     return {"image": images, "label": torch.tensor([3, 0, 4, 1, 1]), "index": torch.tensor([70, 3, 12, 5, 8])}
-
-
-@torch.no_grad()
-def game(target, image, predict=None):
-    """v of all coalitions of an image, and its exact Shapley values (N, K)."""
-    values = references.coalition_values(predict or target.probabilities, target.normalise(image[None])[0], side=3)
-    return values, references.exact_shapley(values, 9)
 
 
 def members(keep):

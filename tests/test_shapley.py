@@ -7,6 +7,7 @@ import torch
 from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader
+from toys import game
 
 from explainers import complete
 from explainers.coalitions import CoalitionValues
@@ -55,13 +56,6 @@ def images():
 
 def batch_of(images, first=0):
     return {"image": images, "index": first + torch.arange(len(images))}
-
-
-def game(target, image):
-    """v of all coalitions of an image, and its exact Shapley values (N, K)."""
-    with torch.no_grad():
-        values = references.coalition_values(target.probabilities, target.normalise(image[None])[0], side=3)
-        return values, references.exact_shapley(values, 9)
 
 
 def rows_of(values, coalitions):

@@ -14,11 +14,11 @@ from toys import SILENT, Marked, exported, marked_splits, three_models
 from datamodules.attributions import Attributions
 from datamodules.images import Images
 from datamodules.store import Store
-from explainers.exchange import copy_target, read_network
+from explainers.exchange import copy_target, part, read_network
 from explainers.explainability_vector import ExplainabilityVector
 from explainers.kernel_shap import ShapleyLabels
 from explainers.masking import PatchGrid
-from explainers.self_explaining import exported_target, part
+from explainers.self_explaining import exported_target
 from explainers.task_arithmetic import cosine, vector
 
 LABELS = partial(ShapleyLabels, budget=20)

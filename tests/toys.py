@@ -129,3 +129,10 @@ def marked_splits():
     sets = {"train": Marked(4, seed=8), "val": Marked(7, seed=1), "test": Marked(5, seed=2)}
     builders = {name: (lambda each=each: each) for name, each in sets.items()}
     return sets, builders | {"batch_size": 3, "num_workers": 0}
+
+
+@torch.no_grad()
+def game(target, image, predict=None):
+    """v of all coalitions of 3 × 3 patches of an image, and its exact Shapley values (N, K)."""
+    values = references.coalition_values(predict or target.probabilities, target.normalise(image[None])[0], side=3)
+    return values, references.exact_shapley(values, 9)

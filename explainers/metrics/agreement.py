@@ -1,8 +1,12 @@
 """How much two explanations of the same image agree."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
+
+Agreement = Literal["e_rmse", "iou", "rank_correlation"]
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:
@@ -73,3 +77,12 @@ class RankCorrelation(MeanMetric):
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         super().update(spearman(heatmaps.flatten(1), reference.flatten(1)))
+
+
+def agreement_metrics(k: int) -> dict[str, Metric]:
+    """A new metric of each `Agreement`. k: of IoU@K."""
+    return {
+        "e_rmse": RootMeanSquaredError(),
+        "iou": TopOverlap(k),
+        "rank_correlation": RankCorrelation(nan_strategy="ignore"),
+    }
