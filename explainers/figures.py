@@ -166,7 +166,8 @@ def _bars(
 def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
     """One for all panels, below them."""
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    columns = max(1, int(figure.get_figwidth() // 1.4))
+    longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # inches: the line before a name, and its letters
+    columns = max(1, int(figure.get_figwidth() // longest))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
 
