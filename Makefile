@@ -42,12 +42,12 @@ demo demo-vectors: export OMP_NUM_THREADS ?= 1
 demo: setup ## train and measure TVE on the embedded digits: a table, curves and heatmaps in runs/quickstart_eval
 	$(BIN)/python train.py experiment=quickstart_target
 	$(BIN)/python train.py experiment=quickstart_tve
-	$(BIN)/python train.py -m experiment=quickstart_head data.train.task=odd,five_or_more,loop
+	$(BIN)/python train.py -m experiment=quickstart_head data.task=odd,five_or_more,loop
 	$(BIN)/python eval.py experiment=quickstart_eval
 
 # Two processes at a time, each with some of the domains: $(call by_domain,<experiment>,<domains>,<domains>)
-by_domain = $(BIN)/python train.py -m experiment=$(1) data.train.domain=$(2) trainer.enable_progress_bar=false & \
-  $(BIN)/python train.py -m experiment=$(1) data.train.domain=$(3) trainer.enable_progress_bar=false && wait $$!
+by_domain = $(BIN)/python train.py -m experiment=$(1) data.domain=$(2) trainer.enable_progress_bar=false & \
+  $(BIN)/python train.py -m experiment=$(1) data.domain=$(3) trainer.enable_progress_bar=false && wait $$!
 
 demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
 	$(BIN)/python train.py experiment=quickstart_base

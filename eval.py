@@ -1,18 +1,24 @@
 """Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
 
+from typing import Any
+
 import hydra
 from hydra.utils import instantiate
 from lightning import seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from explainers import report, runs
-from explainers.results import ResultsFile
+from explainers import runs
+from explainers.errors import InputError
+from explainers.evaluation import report
+from explainers.evaluation.results import ResultsFile, read_columns
 
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     folder = runs.run_dir()
+    if not cfg.tasks and not cfg.results.files:
+        raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     file = ResultsFile(folder / "results.json", resolved, cfg.fresh)
     tasks = {task: settings for task, settings in cfg.tasks.items() if task not in file.kept}
@@ -24,29 +30,43 @@ def evaluate(cfg: DictConfig) -> None:
     runs.start_record(cfg, folder, go_on=True)
     file.tell()
     for task, settings in tasks.items():
-        seed_everything(cfg.seed, workers=True)  # of every task by itself, whichever came before
-        target = instantiate(cfg.target, head=settings.head)
-        nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
-        explainers = {
-            name: instantiate(node, **({"target": target} if "target" in node else {})) for name, node in nodes.items()
-        }
-        evaluation = instantiate(cfg.evaluation, target=target, explainers=explainers)
+        seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
+        evaluation = build(cfg, settings)
+        announce(task, len(data[task].dataset("test")), evaluation.forward_passes)
         heatmaps = instantiate(cfg.heatmaps, name=task)
         trainer = instantiate(cfg.trainer, callbacks=[heatmaps], logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)
-        file.add(task, evaluation.results, evaluation.identity())
+        file.add(task, evaluation)
     publish(cfg)
+
+
+def build(cfg: DictConfig, settings: DictConfig) -> Any:
+    """The evaluation of one task: its target, and explainers of that target."""
+    target = instantiate(cfg.target, **settings.get("target", {}))
+    nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
+    explainers = {name: instantiate(node, target=target) for name, node in nodes.items()}
+    return instantiate(cfg.evaluation, target=target, explainers=explainers)
+
+
+@rank_zero_only
+def announce(task: str, images: int, forward_passes: dict[str, int]) -> None:
+    """Print what a task costs, the dearest first, before it starts."""
+    each = sorted(forward_passes.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {count}" for name, count in each if count)
+    print(f"{task}: {images} images, {sum(forward_passes.values())} forward passes each ({parts})")
 
 
 @rank_zero_only
 def publish(cfg: DictConfig) -> None:
     """Tables and figures, of what stands in files alone."""
-    folder, tables = runs.run_dir(), report.tables(instantiate(cfg.results), instantiate(cfg.get("reference")))
+    folder = runs.run_dir()
+    results, titles = instantiate(cfg.results), read_columns(cfg.results.files)
+    tables = report.tables(results, titles, instantiate(cfg.get("reference")))
     for name, text in tables.items():
         runs.write_atomically(folder / name, text)
     for name, figure in (cfg.get("figures") or {}).items():
         instantiate(figure).savefig(folder / f"{name}.png", dpi=120)
-    print(tables.get("table.md", ""), f"Everything is in {folder}", sep="\n")
+    print(tables.get("table.md", ""), f"Everything is in {runs.relative(folder)}", sep="\n")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")

@@ -28,11 +28,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folders beside this one are not installed
 
 from benchmarks.explain import device_name, wait
-from explainers.kernel_shap import KernelSHAP
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
 from explainers.runs import versions
 from explainers.sampling import shapley_coalitions, stream
+from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
 
 SEED = 1  # of the coalitions

@@ -10,6 +10,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.transforms.functional import pil_to_tensor
 
 from datamodules.datasets import Sample, resize_short_side, spread
+from explainers.errors import InputError
 
 
 class Upsampled(Dataset[Sample]):
@@ -39,7 +40,7 @@ def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10",
     try:
         stored = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}[name](str(root), train=train, download=False)
     except (KeyError, RuntimeError) as error:
-        raise FileNotFoundError(
+        raise InputError(
             f"expected a whole CIFAR10 or CIFAR100 in {root}, got no {name}; fetch it with torchvision, download=True"
         ) from error
     return Upsampled(stored, spread(len(stored), limit), image_size)

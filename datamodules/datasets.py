@@ -7,7 +7,7 @@ import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
+from explainers.errors import InputError
+
 Sample = dict[str, Tensor | int]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 
 
-class CorruptImage(ValueError):
+class CorruptImage(InputError):
     """A file that should hold an image and cannot be decoded."""
 
 
@@ -31,7 +33,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):  # more than 8 bits, which Pillow would cut off at 255
         pixels = np.asarray(image)
         if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
-            raise ValueError(
+            raise InputError(
                 f"expected 8 or 16 bits a channel, got mode {image.mode}, {pixels.min()} to {pixels.max()}"
             )
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
@@ -78,7 +80,7 @@ def spread(length: int, limit: int | None) -> list[int]:
     if limit is None or limit >= length:
         return list(range(length))
     if limit < 1:
-        raise ValueError(f"expected limit to be at least 1 image, got {limit}; leave it out for all images")
+        raise InputError(f"expected limit to be at least 1 image, got {limit}; leave it out for all images")
     return [i * length // limit for i in range(limit)]
 
 
@@ -107,7 +109,7 @@ class ImageFiles(Dataset[Sample | None]):
         skip_corrupt: bool = False,
     ) -> None:
         if not 0 < crop_fraction <= 1:
-            raise ValueError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
+            raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
         chosen = spread(len(paths), limit)
         # Arrays, because every loader process would copy a list of a million strings: reading one counts a reference
         self._paths = np.array([os.fsencode(paths[i]) for i in chosen], dtype=np.bytes_)
@@ -160,7 +162,7 @@ def list_images(root: Path) -> list[Path]:
 def existing_folder(root: str | Path, expected: str) -> Path:
     """The folder, or an error that says what it should hold."""
     if not Path(root).is_dir():
-        raise FileNotFoundError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
+        raise InputError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
     return Path(root)
 
 
@@ -170,19 +172,25 @@ def image_folder(
     crop_fraction: float = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
-    split: str = "",
-    half: Literal[0, 1] | None = None,
+    half: int | None = None,
 ) -> ImageFiles:
-    """Labelled images, <root>/<split>/<class>/<file>: the layout of ImageNet.
+    """Labelled images, <root>/<class>/<file>.
 
     Every subfolder is a class, an empty one too: the labels of a part of the images agree with those of the whole.
-    `half`: only every second image, from the first or the second on, so that two splits come of one folder.
+
+    Args:
+        root: the folder of the classes.
+        image_size: see ImageFiles.
+        crop_fraction: see ImageFiles.
+        limit: see ImageFiles.
+        skip_corrupt: see ImageFiles.
+        half: 0 or 1 takes every second image, from the first or the second on, so that one folder gives two splits.
     """
-    folder = existing_folder(Path(root) / split, "with one subfolder per class")
+    folder = existing_folder(root, "with one subfolder per class")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     files = [(path, label) for label, name in enumerate(classes) for path in list_images(folder / name)]
     if not files:
-        raise FileNotFoundError(
+        raise InputError(
             f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
         )
     paths, labels = zip(*(files if half is None else files[half::2]), strict=True)
@@ -199,7 +207,7 @@ def unlabelled_images(
     """All images below the folders, labelled -1: pre-training needs no classes."""
     paths = [path for root in roots for path in list_images(existing_folder(root, "of images"))]
     if not paths:
-        raise FileNotFoundError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
+        raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
     return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)
 
 
@@ -228,9 +236,9 @@ def annotated_images(
         labels = [int(row["label"]) for row in rows]
         boxes = [[(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in row["boxes_xyxy"]] for row in rows]
         if not rows:
-            raise ValueError("an empty list")
+            raise InputError("an empty list")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f'{folder / annotations}: expected a list of {{"file": name, "label": class, "boxes_xyxy": [[left, top,'
             f" right, bottom], ...]}}, got something else ({error!r}); correct the file"
         ) from error
@@ -243,4 +251,4 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error
+        raise InputError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error

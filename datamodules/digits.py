@@ -4,12 +4,18 @@ Each canvas holds one of scikit-learn's digits in a random colour and place, amo
 depends on (`split`, its index, `seed`) alone.
 """
 
+from collections.abc import Mapping
+from functools import partial
+
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
+
+from datamodules.images import Images
+from explainers.errors import InputError
 
 TASKS: dict[str, tuple[list[str], list[int]]] = {
     "digit": ([str(digit) for digit in range(10)], list(range(10))),
@@ -34,7 +40,7 @@ class Digits(Dataset[dict[str, Tensor]]):
     A sample holds `image` uint8 (3, S, S), `label`, `index`, and `truth` boolean (S, S): the box around the digit.
 
     Raises:
-        ValueError: for a task, a split or a domain that is not there.
+        InputError: for a task, a split or a domain that is not there.
     """
 
     def __init__(
@@ -48,11 +54,11 @@ class Digits(Dataset[dict[str, Tensor]]):
         seed: int = 0,
     ) -> None:
         if task not in TASKS:
-            raise ValueError(f"the digits' tasks are {', '.join(TASKS)}; got {task!r}")
+            raise InputError(f"the digits' tasks are {', '.join(TASKS)}; got {task!r}")
         if split not in SPLITS:
-            raise ValueError(f"the digits' splits are {', '.join(SPLITS)}; got {split!r}")
+            raise InputError(f"the digits' splits are {', '.join(SPLITS)}; got {split!r}")
         if domain not in DOMAINS:
-            raise ValueError(f"the digits' domains are {', '.join(DOMAINS)}; got {domain!r}")
+            raise InputError(f"the digits' domains are {', '.join(DOMAINS)}; got {domain!r}")
         self.classes, label_of = TASKS[task]
         self.task, self.image_size, self.scraps, self.domain = task, image_size, scraps, domain
         self.seed = seed * len(SPLITS) + list(SPLITS).index(split)
@@ -128,3 +134,37 @@ class Digits(Dataset[dict[str, Tensor]]):
         box = slice(row, row + side), slice(column, column + side)
         canvas[:, *box] += strokes * (colour - canvas[:, *box])
         return box
+
+
+class DigitImages(Images):
+    """Batches of `Digits`: the same task and domain in every split.
+
+    Args:
+        image_size: side of the canvases, in pixels.
+        task: what the labels say, one of `TASKS`.
+        domain: how the canvases look, one of `DOMAINS`.
+        scraps: parts of other digits on each canvas.
+        size: number of canvases of each split.
+        batch_size: see `Images`.
+        eval_batch_size: see `Images`.
+        num_workers: see `Images`.
+        seed: see `Images`.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        task: str = "digit",
+        domain: str = "spots",
+        scraps: int = 4,
+        size: Mapping[str, int] | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        sizes = {"train": 6000, "val": 300, "test": 200} | dict(size or {})
+        train, val, test = (
+            partial(Digits, split, task, sizes[split], image_size, scraps, domain) for split in ("train", "val", "test")
+        )
+        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed)

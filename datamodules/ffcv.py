@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from datamodules.images import SPLITS, Shard, rank_and_world_size, shuffle
 from datamodules.write_beton import check_beton, keep_torch_threads, require_ffcv
+from explainers.errors import InputError
 
 if TYPE_CHECKING:
     from ffcv.loader import Loader
@@ -174,7 +175,7 @@ class FFCV(LightningDataModule):
         """The path and the number of samples of a split."""
         path = self.paths[split]
         if path is None:
-            raise ValueError(f"expected a .beton file for {split}, got none; set data.{split}, or skip that stage")
+            raise InputError(f"expected a .beton file for {split}, got none; set data.{split}, or skip that stage")
         require_ffcv()
         return path, check_beton(Path(path))
 

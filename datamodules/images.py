@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from datamodules.datasets import Sample
+from explainers.errors import InputError
 
 SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 
@@ -50,7 +51,7 @@ def collate(samples: list[Sample | None]) -> dict[str, Tensor]:
     """Stack the samples; those left out as corrupt are None."""
     readable = [sample for sample in samples if sample is not None]
     if not readable:
-        raise ValueError(f"expected at least 1 readable image in a batch, got {len(samples)} corrupt ones; repair them")
+        raise InputError(f"expected at least 1 readable image in a batch, got {len(samples)} corrupt ones; repair them")
     return default_collate(readable)
 
 
@@ -96,7 +97,7 @@ class Images(LightningDataModule):
                 self.dataset(split)
         train, val = (getattr(self.datasets.get(split), "classes", ()) for split in ("train", "val"))
         if train and val and list(train) != list(val):
-            raise ValueError(
+            raise InputError(
                 f"expected training and validation images of the same classes, got {len(train)} and {len(val)} that"
                 f" differ in {sorted(set(train) ^ set(val))[:5]}: labels go by sorted names; add the missing folders"
             )
@@ -106,7 +107,7 @@ class Images(LightningDataModule):
         if split not in self.datasets:
             build = self.builders[split]
             if build is None:
-                raise ValueError(f"expected a data set for {split}, got none; set data.{split}, or skip that stage")
+                raise InputError(f"expected a data set for {split}, got none; set data.{split}, or skip that stage")
             self.datasets[split] = build()
         return self.datasets[split]
 
@@ -115,24 +116,24 @@ class Images(LightningDataModule):
         """The names of the classes of the training images, in the order of their labels; empty where they have none."""
         return list(getattr(self.dataset("train"), "classes", ()))
 
-    def samples(self, split: str) -> Any:
-        """What the loader of a split loads: its data set, or something made of it."""
-        return self.dataset(split)
-
     def train_dataloader(self) -> DataLoader:
-        dataset, (rank, world_size) = self.samples("train"), rank_and_world_size(self)
-        sampler = shuffle(len(dataset), self.batch_size, rank, world_size, self.seed)
-        return self._loader(dataset, sampler, self.batch_size, drop_last=sampler.drop_last)
+        return self.training_loader(self.dataset("train"))
 
     def val_dataloader(self) -> DataLoader:
-        return self._evaluation_loader("val")
+        return self.evaluation_loader(self.dataset("val"))
 
     def test_dataloader(self) -> DataLoader:
-        return self._evaluation_loader("test")
+        return self.evaluation_loader(self.dataset("test"))
 
-    def _evaluation_loader(self, split: str) -> DataLoader:
-        dataset, (rank, world_size) = self.samples(split), rank_and_world_size(self)
-        return self._loader(dataset, Shard(dataset, world_size, rank), self.eval_batch_size, drop_last=False)
+    def training_loader(self, samples: Any) -> DataLoader:
+        """Shuffled batches of samples for this process."""
+        sampler = shuffle(len(samples), self.batch_size, *rank_and_world_size(self), self.seed)
+        return self._loader(samples, sampler, self.batch_size, drop_last=sampler.drop_last)
+
+    def evaluation_loader(self, samples: Any) -> DataLoader:
+        """Batches of samples in their order for this process."""
+        rank, world_size = rank_and_world_size(self)
+        return self._loader(samples, Shard(samples, world_size, rank), self.eval_batch_size, drop_last=False)
 
     def _loader(self, dataset: Dataset, sampler: DistributedSampler, batch_size: int, drop_last: bool) -> DataLoader:
         return EpochLoader(

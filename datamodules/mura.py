@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from datamodules.datasets import ImageFiles, existing_folder, list_images
+from explainers.errors import InputError
 
 CLASSES = ("negative", "positive")
 LAYOUT = "<root>/<split>/XR_WRIST/patient00001/study1_positive/image1.png"
@@ -22,12 +23,12 @@ def mura(
     They are grey, and of several sizes: every sample has three equal channels and its square centre.
 
     Raises:
-        FileNotFoundError: for a folder that is not there, or holds no images.
-        ValueError: for an image in a folder that is neither `_negative` nor `_positive`.
+        InputError: for a folder that is not there, or holds no images.
+        InputError: for an image in a folder that is neither `_negative` nor `_positive`.
     """
     paths = list_images(existing_folder(Path(root) / split, f"of MURA-v1.1, {LAYOUT}"))
     if not paths:
-        raise FileNotFoundError(f"expected images like {LAYOUT}, got none below {Path(root) / split}; correct the root")
+        raise InputError(f"expected images like {LAYOUT}, got none below {Path(root) / split}; correct the root")
     labels = [study_label(path) for path in paths]
     return ImageFiles(paths, labels, image_size, CLASSES, None, crop_fraction, limit, skip_corrupt)
 
@@ -36,5 +37,5 @@ def study_label(path: Path) -> int:
     """1 for an image of a positive, that is abnormal, study; 0 for one of a negative study."""
     _, _, name = path.parent.name.rpartition("_")
     if name not in CLASSES:
-        raise ValueError(f"{path}: expected a study's folder that ends in _negative or _positive; move the image away")
+        raise InputError(f"{path}: expected a study's folder that ends in _negative or _positive; move the image away")
     return CLASSES.index(name)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from datamodules.datasets import CorruptImage, ImageFiles, image_folder, read_image, resize_short_side
+from explainers.errors import InputError
 
 RGB_IMAGE, INT = 2, 1  # ffcv.types.TYPE_ID_HANDLER
 
@@ -42,7 +43,7 @@ def require_ffcv() -> None:
         with keep_torch_threads():
             import ffcv  # noqa: F401
     except ImportError as error:
-        raise ImportError(
+        raise InputError(
             f"FFCV is not installed ({error}): run `make ffcv`, or use a torch loader such as data=imagenet_folder"
         ) from error
 
@@ -51,10 +52,10 @@ def check_beton(path: Path) -> int:
     """The number of samples; raises where the file is missing or not whole: FFCV would crash on it, or hang."""
     write = f"python -m datamodules.write_beton <image folder> {path}"
     if not path.is_file():
-        raise FileNotFoundError(f"expected a .beton file {path}, got none; write it: {write}")
+        raise InputError(f"expected a .beton file {path}, got none; write it: {write}")
     samples, problem = inspect_beton(path)
     if problem:
-        raise ValueError(f"{path} is not a whole .beton of images and labels: {problem}; write it again: {write}")
+        raise InputError(f"{path} is not a whole .beton of images and labels: {problem}; write it again: {write}")
     return samples
 
 

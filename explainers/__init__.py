@@ -9,41 +9,31 @@ Letters used for tensor shapes in every file of this project:
 that the patch stays visible. Patches are numbered row by row.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 
 class Explainer(Protocol):
-    """What every explainer is, learned or not: a function from images and classes to heatmaps."""
+    """What every explainer is, learned or not: a function from images and classes to heatmaps.
+
+    Every explainer is built from the model that it explains, as the keyword argument `target`. What else is known of an
+    explainer it says by optional attributes:
+
+    - `forward_passes`: of the target for each image; 1 where the attribute is missing.
+    - `own_classes`: True for an explainer that explains a class of its own choice, whatever `classes` says.
+    - `timed`: False where calling it says nothing about its speed, because its heatmaps come from a cache.
+    """
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain `classes` (B,) in `images`, uint8 (B, C, H, W), with heatmaps (B, P, P): higher is more important."""
         ...
 
 
-class Source(Protocol):
-    """What a loss needs of a frozen model for a batch: computed in the training step, or once, and stored.
+@runtime_checkable
+class SelfExplainer(Protocol):
+    """An explainer that is a classifier itself, so that it has an accuracy."""
 
-    Modules name theirs in `sources`; the datamodule `Attributions` stores the rows of each by itself.
-    """
-
-    provides: str
-    """One of its rows: a batch that holds it needs no computing."""
-
-    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        """Rows for `image`, uint8 (B, C, H, W), and `index` (B,): tensors of B rows."""
+    def logits(self, images: Tensor) -> Tensor:
+        """uint8 images (B, C, H, W) → logits (B, K)."""
         ...
-
-    def key(self) -> dict[str, str]:
-        """Everything but the images that the rows of epoch 0 depend on."""
-        ...
-
-
-def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:
-    """The batch with the rows of all sources: those that it does not hold are computed."""
-    for source in sources:
-        if source.provides not in batch:
-            batch = batch | source(batch, epoch)
-    return batch

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from explainers.errors import InputError
+
 Removal = Literal["zero", "black"]
 """What a hidden pixel becomes: 0 after normalisation, the mean pixel (TVE), or 0 before it (the Chefer protocol)."""
 
@@ -20,7 +22,7 @@ class PatchGrid:
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:
-            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+            raise InputError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
 
     @property
     def side(self) -> int:
@@ -70,7 +72,7 @@ def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | fl
         fill: a number, or one for each channel, (C, 1, 1).
     """
     if images.shape[-1] != grid.image_size or images.shape[-2] != grid.image_size:
-        raise ValueError(f"the grid cuts {grid.image_size} × {grid.image_size} images; got {tuple(images.shape[-2:])}")
+        raise InputError(f"the grid cuts {grid.image_size} × {grid.image_size} images; got {tuple(images.shape[-2:])}")
     visible = keep.unflatten(-1, (1, grid.side, grid.side))
     visible = visible.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)  # (B, 1, H, W)
     return torch.where(visible, images, fill)

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,10 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "lightning",
-    "timm",
-    "torchmetrics",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-    "ffcv",
-    "numpy",
-)
+from explainers.errors import InputError
+from explainers.records import devices, first_difference, versions, write_atomically
 
 
 def folder_name(text: str) -> str:
@@ -43,12 +33,31 @@ def folder_name(text: str) -> str:
     return name if len(name) <= 200 else f"{name[:190]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+def fastest_precision(accelerator: str) -> str:
+    """bf16 autocast where the hardware computes it, and float32 elsewhere: emulated bf16 is ten times slower.
+
+    Args:
+        accelerator: Lightning's name of the device to compute on.
+    """
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    cpu = accelerator in ("auto", "cpu") and hasattr(torch.cpu, "get_capabilities")
+    features = torch.cpu.get_capabilities() if cpu else {}
+    return "bf16-mixed" if features.get("amx_bf16") or features.get("avx512_bf16") else "32-true"
+
+
 OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)
 
 
 def run_dir() -> Path:
     """The folder of this run, or of this job of a sweep."""
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def relative(path: Path) -> Path:
+    """The path as the user would type it: from the working directory, where it is below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def build_all(group: DictConfig | None) -> list[Any]:
@@ -58,31 +67,28 @@ def build_all(group: DictConfig | None) -> list[Any]:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End with the message of an error in the user's input; HYDRA_FULL_ERROR=1 shows where it came from."""
+    """End with one line at an error that the user can mend; HYDRA_FULL_ERROR=1 shows where it came from.
+
+    These are `InputError`s, and keys of the config that are misspelt or missing. Everything else keeps its traceback.
+    """
     try:
         yield
-    except (
-        InstantiationException,
-        OmegaConfBaseException,
-        ImportError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        cause: BaseException = error
-        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        misspelt = isinstance(cause, TypeError) and (cause is not error or "unexpected keyword" in str(cause))
-        other_weights = isinstance(cause, RuntimeError) and "loading state_dict" in str(cause)
-        users = FileNotFoundError | ImportError | MissingMandatoryValue | ValueError
-        expected = misspelt or other_weights or isinstance(cause, users)
-        if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+    except (InputError, InstantiationException, MissingMandatoryValue) as error:
+        message = _message(error)
+        if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        message = str(error if isinstance(cause, TypeError) else cause) or f"{type(cause).__name__}; see the line above"
-        if "Original Traceback" in message:  # of a loader's process
-            message = message.rpartition(f"{type(cause).__name__}: ")[2]
         sys.exit(f"error: {' '.join(message.split())}")
+
+
+def _message(error: BaseException) -> str | None:
+    """What to tell the user; None for a bug."""
+    cause = error
+    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, InputError):
+        return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader's process puts its traceback before
+    misspelt = isinstance(cause, TypeError) and re.search("unexpected keyword argument|missing .* required", str(cause))
+    return str(error) if misspelt or isinstance(cause, MissingMandatoryValue) else None
 
 
 def number_of_processes(trainer: DictConfig) -> int:
@@ -132,7 +138,7 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
         go_on: continue the run in the folder though its config was another one.
 
     Raises:
-        ValueError: if the folder holds a run of another config; it names the first key that differs.
+        InputError: if the folder holds a run of another config; it names the first key that differs.
     """
     resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     saved = folder / "config.yaml"
@@ -140,52 +146,13 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
         earlier: Any = OmegaConf.to_container(OmegaConf.load(saved))
         difference = first_difference(earlier, resolved | {key: earlier.get(key) for key in ("data_dir", "ckpt_path")})
         if difference:
-            raise ValueError(
+            raise InputError(
                 f"{folder} holds a run of another config: {difference}. Give this one a name of its own (name=...), "
                 "delete the folder, or go on from its checkpoint all the same (ckpt_path=last)"
             )
     write_atomically(saved, OmegaConf.to_yaml(OmegaConf.create(resolved)))
     record = {"command": sys.argv, "python": sys.version.split()[0], "packages": versions(), "devices": devices()}
     write_atomically(folder / "versions.json", json.dumps(record, indent=2))
-
-
-def first_difference(old: Any, new: Any, key: str = "") -> str | None:
-    """`key: old → new` of the first key whose values differ in two nested configs; None when they are equal."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(new.keys() | old.keys()):
-            found = first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
-            if found:
-                return found
-        return None
-    return None if old == new else f"{key}: {old} → {new}"
-
-
-def versions() -> dict[str, str | None]:
-    """The installed version of every package that can change a result."""
-
-    def find(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: find(package) for package in PACKAGES}
-
-
-def devices() -> list[str]:
-    """What the numbers were computed on."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [
-        f"CPU, {torch.get_num_threads()} threads"
-    ]
-
-
-@rank_zero_only
-def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old text or the new one, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)
 
 
 def wandb_logger(project: str, name: str, folder: str, group: str | None = None, offline: bool | None = None) -> Logger:

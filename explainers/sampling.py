@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from explainers.errors import InputError
+
 _MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # of Chris Wellons' "lowbias32" integer hash
 _UINT32 = 0xFFFFFFFF
 
@@ -71,10 +73,10 @@ def shapley_coalitions(index: Tensor, num_patches: int, count: int, seed: int, p
         Boolean, (B, count, N).
 
     Raises:
-        ValueError: for a single patch, which has no coalition but nothing and everything.
+        InputError: for a single patch, which has no coalition but nothing and everything.
     """
     if num_patches < 2:
-        raise ValueError(f"Shapley coalitions need at least 2 patches, got {num_patches}: take smaller patches")
+        raise InputError(f"Shapley coalitions need at least 2 patches, got {num_patches}: take smaller patches")
     drawn, order = _size_and_order(index, num_patches, -(-count // 2) if paired else count, seed)
     sizes = torch.arange(1, num_patches, device=index.device, dtype=torch.double)
     up_to = (1 / (sizes * (num_patches - sizes))).cumsum(0)

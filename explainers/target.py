@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import timm.data
 import torch
@@ -11,6 +12,25 @@ from safetensors.torch import load_file, save_file
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+
+from explainers.errors import InputError
+
+_hashes: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
+
+
+def weights_hash(module: nn.Module) -> str:
+    """SHA-256 of the names and values of a module's weights; computed again only after one of them has changed."""
+    state = sorted(module.state_dict().items())
+    versions = [(name, value.data_ptr(), value.dtype, value.shape, value._version) for name, value in state]
+    known = _hashes.get(module)
+    if known is not None and known[0] == versions:
+        return known[1]
+    digest = hashlib.sha256()
+    for name, value in state:
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    _hashes[module] = versions, digest.hexdigest()
+    return digest.hexdigest()
 
 
 class DistilledHead(nn.Module):
@@ -28,7 +48,7 @@ class DistilledHead(nn.Module):
 def load_head(path: str | Path) -> nn.Linear:
     """A linear head saved by `save_head`: `weight` (K, D) and `bias` (K,) in a safetensors file."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
+        raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
     weights = load_file(path)
     classes, width = weights["weight"].shape
     head = nn.Linear(width, classes)
@@ -46,13 +66,12 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classifier becomes `head` and the rest `backbone`.
         head: a head for another task on the same backbone, or the file that holds one; `None` keeps the model's own.
-        compile: let torch compile the backbone: half a minute at the start, and faster after it.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: Any, head: nn.Module | str | Path | None = None, compile: bool = False) -> None:
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
         own = model.get_classifier()
         self.distilled = isinstance(model, VisionTransformerDistilled)
@@ -63,8 +82,6 @@ class TargetModel(nn.Module):
         elif not isinstance(head, nn.Module):
             head = load_head(head)
         model.reset_classifier(0)
-        if compile:
-            model.forward_features = torch.compile(model.forward_features)
         self.backbone: Any = model  # timm has no type for what its models share
         self.head: Any = head
         self._check_head(given)
@@ -75,7 +92,7 @@ class TargetModel(nn.Module):
     def _check_head(self, given: str | Path) -> None:
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
-            raise ValueError(
+            raise InputError(
                 f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {given} reads width"
                 f" {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
             )
@@ -91,17 +108,9 @@ class TargetModel(nn.Module):
         """timm's name of the architecture."""
         return self.backbone.pretrained_cfg.get("architecture", type(self.backbone).__name__)
 
-    def weights_hash(self) -> str:
-        """SHA-256 of the backbone's weights: equal for equal backbones, whatever their heads."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.backbone.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
-
     def identity(self) -> dict[str, str]:
         """Which backbone this is: what was computed with it holds for no other."""
-        return {"backbone": self.name, "backbone_sha256": self.weights_hash()}
+        return {"backbone": self.name, "backbone_sha256": weights_hash(self.backbone)}
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → what the backbone was trained on."""
@@ -123,7 +132,7 @@ class TargetModel(nn.Module):
         """The embeddings (B, D) and, after the same final normalisation, those of the patches (B, N', D), row by row.
 
         Raises:
-            ValueError: for models whose patches do not go the way of the whole image: a distilled DeiT, attention
+            InputError: for models whose patches do not go the way of the whole image: a distilled DeiT, attention
                 pooling, layers after the pooling.
         """
         features = self.backbone.forward_features(normalised)
@@ -137,7 +146,7 @@ class TargetModel(nn.Module):
                 return embeddings, features.flatten(1, 2)
             if features.shape[1] == self.embed_dim:
                 return embeddings, features.flatten(2).mT
-        raise ValueError(
+        raise InputError(
             f"expected a model whose patches have embeddings like its images, got {self.name}: take a ViT with a class"
             " token or average pooling, a Swin or a ResNet"
         )
@@ -146,7 +155,7 @@ class TargetModel(nn.Module):
         """The number of channels of each of the feature maps of `embed_with_maps`."""
         info = list(self.backbone.feature_info)
         if max(blocks) >= len(info):
-            raise ValueError(f"{self.name} has {len(info)} blocks; blocks {list(blocks)} were asked for")
+            raise InputError(f"{self.name} has {len(info)} blocks; blocks {list(blocks)} were asked for")
         return [info[block]["num_chs"] for block in blocks]
 
     def classify(self, embeddings: Tensor) -> Tensor:
@@ -166,35 +175,3 @@ class TargetModel(nn.Module):
         if self.distilled:  # timm would average the two tokens, and the heads differ
             return features[:, :2].flatten(1)
         return self.backbone.forward_head(features, pre_logits=True)
-
-
-class Features:
-    """A source (see `explainers`): what a network reads of the frozen target, in one forward pass.
-
-    Rows: `embedding` (B, D), and `map_0`, `map_1`, ... (B, N', C) of the blocks.
-    """
-
-    provides = "embedding"
-
-    def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
-        self.target, self.blocks = target, tuple(blocks)
-
-    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        with torch.no_grad():
-            embeddings, maps = self.target.embed_with_maps(self.target.normalise(batch["image"]), self.blocks)
-        return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
-
-    def key(self) -> dict[str, str]:
-        return self.target.identity() | {"source": "tokens", "blocks": str(self.blocks)}
-
-
-class Pixels:
-    """A source: the images, for networks that read nothing of the target. Row: `image`, uint8 (B, C, H, W)."""
-
-    provides = "image"
-
-    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        return {"image": batch["image"]}
-
-    def key(self) -> dict[str, str]:
-        return {"source": "pixels"}

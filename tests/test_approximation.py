@@ -10,10 +10,10 @@ from scipy.stats import pearsonr, spearmanr
 from torch.utils.data import DataLoader
 
 from datamodules.digits import Digits
-from explainers.approximation import TwoPointStudy, correlations, gains, random_subsets
+from explainers.evaluation.approximation import TwoPointStudy, correlations, gains, random_subsets
 from explainers.masking import neighbourhoods
-from explainers.oracle import Oracle
 from explainers.sampling import stream
+from explainers.tve.oracle import Oracle
 
 
 def members(mask):

@@ -4,19 +4,19 @@ from functools import partial
 
 import pytest
 import torch
+from datamodules.attributions import Attributions
 from lightning import Trainer
 from PIL import Image
 from torch.utils.data import Dataset
 from toys import SILENT, Small
 
-from datamodules.attributions import Attributions
 from datamodules.datasets import image_folder, unlabelled_images
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers.meta_attribution import MetaAttributions
-from explainers.networks import LightNetwork
+from explainers.networks.light import LightNetwork
 from explainers.target import Features
-from explainers.tve import TVE
+from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve.module import TVE
 
 STILL = partial(torch.optim.SGD, lr=0.0)
 

@@ -7,8 +7,8 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from datamodules.images import Images
-from explainers.classifier import Classifier
 from explainers.target import TargetModel
+from explainers.targets.classifier import Classifier
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 ADAM = partial(torch.optim.Adam, lr=1e-2)

@@ -21,9 +21,9 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.heads import FixedHead, simplex
 from explainers.masking import PatchGrid
-from explainers.self_explaining import SelfExplaining
+from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
 EVALUATIONS = [name for name in EXPERIMENTS if "eval" in name.split("_")]

@@ -6,15 +6,15 @@ from functools import partial
 import pytest
 import torch
 
-from explainers.chance import Chance
-from explainers.exchange import copy_target
-from explainers.heads import FixedHead, simplex
-from explainers.kernel_shap import KernelSHAP
-from explainers.networks import LightNetwork
-from explainers.oracle import Oracle
-from explainers.paper_network import PaperNetwork
-from explainers.self_explaining import SelfExplaining
-from explainers.tve import TVE
+from explainers.networks.light import LightNetwork
+from explainers.networks.paper import PaperNetwork
+from explainers.posthoc.chance import Chance
+from explainers.shapley.kernel_shap import KernelSHAP
+from explainers.training.weights import copy_target
+from explainers.tve.module import TVE
+from explainers.tve.oracle import Oracle
+from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 PAPER = {
     "width": 16,

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 from datamodules.digits import Digits
-from explainers.chance import Chance
-from explainers.evaluation import Evaluation
-from explainers.exchange import copy_target
-from explainers.heads import FixedHead, simplex
-from explainers.kernel_shap import KernelSHAP
-from explainers.oracle import Oracle
-from explainers.self_explaining import SelfExplaining
+from explainers.evaluation.module import Evaluation
+from explainers.posthoc.chance import Chance
+from explainers.shapley.kernel_shap import KernelSHAP
+from explainers.training.weights import copy_target
+from explainers.tve.oracle import Oracle
+from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 LEVELS = 6  # of 16 patches: not a divisor
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from explainers.exchange import (
+from explainers.training.weights import (
     copy_target,
     load_target,
     read_network,

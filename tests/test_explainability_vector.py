@@ -5,19 +5,19 @@ from functools import partial
 import pytest
 import references
 import torch
+from datamodules.attributions import Attributions, StoredRows
 from lightning import Trainer
 from safetensors.torch import load_file
 from scipy.stats import spearmanr
 from toys import SILENT, Marked, marked_splits, three_models
 
-from datamodules.attributions import Attributions, StoredRows
 from datamodules.images import Images
 from explainers import explainability_vector, self_explaining
-from explainers.exchange import copy_target, part, read_network
-from explainers.explainability_vector import ExplainabilityVector
-from explainers.kernel_shap import ShapleyLabels
-from explainers.self_explaining import exported_target
-from explainers.task_arithmetic import transfer, vector
+from explainers.shapley.kernel_shap import ShapleyLabels
+from explainers.training.weights import copy_target, part, read_network
+from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.self_explaining import exported_target
+from explainers.vectors.task_arithmetic import transfer, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
 SWEEP = [i / 10 for i in range(21)]

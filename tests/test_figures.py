@@ -9,7 +9,7 @@ from commands import ROOT, composed
 from hydra.utils import get_method
 from matplotlib.colors import to_hex
 
-from explainers.figures import (
+from explainers.evaluation.figures import (
     ablation_bars,
     approximation_scatter,
     colours_of,
@@ -17,7 +17,7 @@ from explainers.figures import (
     fidelity_curves,
     quality_against_passes,
 )
-from explainers.run_figures import (
+from explainers.evaluation.run_figures import (
     cost_of_tasks,
     lambda_curves,
     loss_curves,

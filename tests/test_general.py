@@ -6,11 +6,11 @@ from commands import composed
 from hydra.utils import instantiate
 from torch import nn
 
-from explainers.general import General
-from explainers.networks import LightNetwork
-from explainers.oracle import Oracle
+from explainers.networks.light import LightNetwork
 from explainers.target import TargetModel
-from explainers.tve import TVE
+from explainers.tve.general import General
+from explainers.tve.module import TVE
+from explainers.tve.oracle import Oracle
 
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 TASK = torch.tensor([0, 1, 1, 0, 1])  # what a classifier of two classes predicts

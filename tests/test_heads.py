@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from datamodules.images import Images
-from explainers.heads import (
+from explainers.target import TargetModel
+from explainers.vectors.heads import (
     FixedHead,
     prototypes,
     prototypes_of,
@@ -18,7 +19,6 @@ from explainers.heads import (
     text_embeddings,
     text_of,
 )
-from explainers.target import TargetModel
 
 CLIP = "ViT-S-32-alt"  # the smallest text encoder that open_clip has a configuration of
 

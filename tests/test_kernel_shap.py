@@ -8,10 +8,10 @@ from captum.attr import KernelShap
 from torch import nn
 from toys import game
 
-from explainers.coalitions import CoalitionValues
-from explainers.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
 from explainers.masking import PatchGrid
 from explainers.sampling import shapley_coalitions
+from explainers.shapley.coalitions import CoalitionValues
+from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 

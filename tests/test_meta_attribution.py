@@ -7,9 +7,9 @@ from torch import nn
 from toys import batch_of
 
 from explainers.masking import PatchGrid, neighbourhoods
-from explainers.meta_attribution import MetaAttributions, meta_attribution, transfer
-from explainers.oracle import Oracle
 from explainers.target import Features
+from explainers.tve.meta_attribution import MetaAttributions, meta_attribution, transfer
+from explainers.tve.oracle import Oracle
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from references import neighbourhood, pooled
 
-from explainers.networks import LightNetwork
+from explainers.networks.light import LightNetwork
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 TARGETS = {

@@ -7,7 +7,7 @@ from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.report import Reference, comma_separated, latex, markdown, tables
+from explainers.evaluation.report import Reference, comma_separated, latex, markdown, tables
 
 FOUND = {
     "images": 3,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from explainers.results import ResultsFile, read
+from explainers.evaluation.results import ResultsFile, read
 
 CONFIG = {
     "seed": 0,

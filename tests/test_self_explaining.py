@@ -5,18 +5,18 @@ from functools import partial
 import pytest
 import references
 import torch
+from datamodules.attributions import Attributions
 from lightning import Callback, Trainer
 from safetensors.torch import save_file
 from torch.optim.lr_scheduler import StepLR
 from toys import SILENT, Marked, equal, exported, state
 
-from datamodules.attributions import Attributions
 from datamodules.images import Images
-from explainers.exchange import copy_target, read_network, save_target
-from explainers.heads import FixedHead, simplex, simplex_of
-from explainers.kernel_shap import ShapleyLabels
-from explainers.self_explaining import SelfExplaining, explained, exported_target
+from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import Pixels
+from explainers.training.weights import copy_target, read_network, save_target
+from explainers.vectors.heads import FixedHead, simplex, simplex_of
+from explainers.vectors.self_explaining import SelfExplaining, explained, exported_target
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 LABELS = partial(ShapleyLabels, budget=20)

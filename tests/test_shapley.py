@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 from toys import game
 
 from explainers import complete
-from explainers.coalitions import CoalitionValues
 from explainers.masking import PatchGrid
+from explainers.networks.shapley import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.sampling import shapley_coalitions
-from explainers.shapley import Shapley, efficient, shapley_loss
-from explainers.shapley_networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
+from explainers.shapley.coalitions import CoalitionValues
+from explainers.shapley.module import Shapley, efficient, shapley_loss
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 ADAM = partial(torch.optim.Adam, lr=3e-3)

@@ -10,10 +10,10 @@ from conftest import TINY_VIT
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
+from explainers.networks.shapley import LightShapleyNetwork
 from explainers.sampling import random_coalitions, stream
-from explainers.shapley import Shapley
-from explainers.shapley_networks import LightShapleyNetwork
-from explainers.surrogate import Surrogate
+from explainers.shapley.module import Shapley
+from explainers.shapley.surrogate import Surrogate
 from explainers.target import TargetModel
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from test_train import TVE_RUN, same
 
 from datamodules.store import Store
-from explainers.kernel_shap import ShapleyLabels
-from explainers.meta_attribution import MetaAttributions
+from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import Features
+from explainers.tve.meta_attribution import MetaAttributions
 
 CACHED = ("data=digits_attributions", "explainer.min_crop=null", "data.compute_batch_size=4", *SMALL_DIGITS)
 

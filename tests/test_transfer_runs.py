@@ -5,21 +5,21 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from datamodules.attributions import Attributions
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from safetensors.torch import save_file
 from test_train import csv_rows
 from toys import SILENT, Marked, exported, marked_splits, three_models
 
-from datamodules.attributions import Attributions
 from datamodules.images import Images
 from datamodules.store import Store
-from explainers.exchange import copy_target, part, read_network
-from explainers.explainability_vector import ExplainabilityVector
-from explainers.kernel_shap import ShapleyLabels
 from explainers.masking import PatchGrid
-from explainers.self_explaining import exported_target
-from explainers.task_arithmetic import cosine, vector
+from explainers.shapley.kernel_shap import ShapleyLabels
+from explainers.training.weights import copy_target, part, read_network
+from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.self_explaining import exported_target
+from explainers.vectors.task_arithmetic import cosine, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
 MEASURED = {"accuracy", "e_rmse", "iou", "rank_correlation"}

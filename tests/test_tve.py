@@ -10,8 +10,8 @@ from torch import nn
 from toys import ADAM, LIGHT, Given, Perfect, Small, batch_of, equal, fit, state
 
 from explainers import complete
-from explainers.oracle import Oracle
-from explainers.tve import TVE
+from explainers.tve.module import TVE
+from explainers.tve.oracle import Oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 

@@ -9,7 +9,7 @@ from torch import nn
 from toys import ADAM, LIGHT, Small, equal, fit, state
 
 from explainers.masking import PatchGrid
-from explainers.tve import TVE
+from explainers.tve.module import TVE
 
 
 @pytest.mark.parametrize("network", [Small, LIGHT])

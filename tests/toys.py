@@ -8,10 +8,10 @@ from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from explainers.exchange import copy_target
-from explainers.heads import FixedHead, simplex
-from explainers.networks import LightNetwork, at_patches
-from explainers.self_explaining import SelfExplaining
+from explainers.networks.light import LightNetwork, at_patches
+from explainers.training.weights import copy_target
+from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)

@@ -1,0 +1,1 @@
+"""Metrics: a pure function for each formula, and a torchmetrics Metric of fixed-size sums around it."""

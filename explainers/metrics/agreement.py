@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
+from explainers.errors import InputError
+
 Agreement = Literal["e_rmse", "iou", "rank_correlation"]
 
 
@@ -32,10 +34,10 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     Of equal scores, the earlier patch is the more important.
 
     Raises:
-        ValueError: for a K that is not among 1 ... N.
+        InputError: for a K that is not among 1 ... N.
     """
     if not 1 <= k <= first.shape[-1]:
-        raise ValueError(f"expected k to be one of 1 to {first.shape[-1]}, the number of patches, got {k}")
+        raise InputError(f"expected k to be one of 1 to {first.shape[-1]}, the number of patches, got {k}")
     tops = [torch.zeros_like(scores, dtype=torch.bool) for scores in (first, second)]
     for top, scores in zip(tops, (first, second), strict=True):
         top.scatter_(-1, scores.argsort(dim=-1, descending=True, stable=True)[..., :k], True)
@@ -49,6 +51,7 @@ class RootMeanSquaredError(MeanMetric):
     """
 
     higher_is_better = False  # type: ignore[assignment]
+    column = "E-RMSE ↓"
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         super().update((heatmaps - reference).square())
@@ -64,7 +67,7 @@ class TopOverlap(MeanMetric):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        self.k = k
+        self.k, self.column = k, f"IoU@{k} ↑"
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         super().update(iou_at_k(heatmaps.flatten(1), reference.flatten(1), self.k))
@@ -74,6 +77,7 @@ class RankCorrelation(MeanMetric):
     """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images."""
 
     higher_is_better = True  # type: ignore[assignment]
+    column = "ρ with the reference ↑"
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         super().update(spearman(heatmaps.flatten(1), reference.flatten(1)))

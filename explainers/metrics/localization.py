@@ -26,6 +26,7 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
 class PointingGame(Metric):
     """The share of images whose heatmap peaks on the object; images without an object's pixels do not count."""
 
+    column = "Hit rate ↑"
     higher_is_better = True
     is_differentiable = False
     full_state_update = False

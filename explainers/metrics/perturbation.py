@@ -52,6 +52,7 @@ class Fidelity(Metric):
     `..._curve`, (levels,).
     """
 
+    columns = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
     higher_is_better = None  # one of each
     is_differentiable = False
     full_state_update = False

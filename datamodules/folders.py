@@ -1,0 +1,54 @@
+"""Folders of classes: <root>/<split>/<class>/<file>, the layout of ImageNet."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from datamodules.datasets import ImageFiles, image_folder
+from datamodules.images import Images
+
+
+class ImageFolders(Images):
+    """Labelled images, <root>/<split>/<class>/<file>. Labels go by the sorted names of the classes.
+
+    Args:
+        root: the folder that holds the splits.
+        image_size: side of the images, in pixels.
+        splits: the folder of each split below `root`; a split without one has no images.
+        crop_fraction: the part of the short side that the centre crop keeps.
+        limit: maximum number of images of each split, spread evenly over the classes.
+        halve: two splits that share one folder take every second image of it each, for data sets with two splits.
+        skip_corrupt: leave out images that cannot be decoded, with a warning; otherwise they are an error.
+        batch_size: see `Images`.
+        eval_batch_size: see `Images`.
+        num_workers: see `Images`.
+        seed: see `Images`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        image_size: int,
+        splits: Mapping[str, str | None],
+        crop_fraction: float = 0.875,
+        limit: Mapping[str, int | None] | None = None,
+        halve: bool = False,
+        skip_corrupt: bool = False,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        num_workers: int = 4,
+        seed: int = 0,
+    ) -> None:
+        shared = halve and splits.get("val") == splits.get("test")
+
+        def build(split: str, half: int | None) -> Callable[[], ImageFiles] | None:
+            if splits.get(split) is None:
+                return None
+            most = (limit or {}).get(split)
+            return partial(image_folder, f"{root}/{splits[split]}", image_size, crop_fraction, most, skip_corrupt, half)
+
+        train, val, test = (
+            build("train", None),
+            build("val", 0 if shared else None),
+            build("test", 1 if shared else None),
+        )
+        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed)

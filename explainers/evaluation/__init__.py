@@ -1,0 +1,8 @@
+"""Runs explainers over data sets, and turns what was measured into tables and figures."""
+
+from explainers.evaluation.approximation import TwoPointStudy
+from explainers.evaluation.module import Evaluation
+from explainers.evaluation.report import Reference
+from explainers.evaluation.results import read_results
+
+__all__ = ["Evaluation", "Reference", "TwoPointStudy", "read_results"]

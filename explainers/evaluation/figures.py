@@ -1,0 +1,182 @@
+"""Results of evaluations as pictures (those of training runs and benchmarks: `run_figures`)."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from explainers.errors import InputError
+from explainers.evaluation.results import Results
+
+SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
+
+
+def fidelity_curves(results: Results) -> Figure:
+    """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): a column for each task, a line for each explainer."""
+    _require(results, "sparsity", *(f"{side}_curve" for side in SIDES))
+    figure = Figure(figsize=(1 + 3.2 * len(results), 6.2), layout="constrained")
+    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    colours = colours_of(names_in(results))
+    for column, (task, explainers) in enumerate(results.items()):
+        for axis, side in zip(axes[:, column], SIDES, strict=True):
+            for name, found in explainers.items():
+                axis.plot(found["sparsity"], found[f"{side}_curve"], color=colours[name], label=name)
+            axis.grid(alpha=0.3)
+        axes[0, column].set_title(task)
+        axes[1, column].set_xlabel("sparsity |S*| / N")
+    for axis, label in zip(axes[:, 0], SIDES.values(), strict=True):
+        axis.set_ylabel(label)
+    legend_below(figure, axes.flat)
+    return figure
+
+
+def fidelity_bars(results: Results) -> Figure:
+    """The areas under those curves, with standard errors (TVE, Figure 3): Fidelity⁺ above, Fidelity⁻ below."""
+    _require(results, *SIDES)
+    names = names_in(results)
+    figure = Figure(figsize=(1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 6), layout="constrained")
+    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    for column, (task, explainers) in enumerate(results.items()):
+        for axis, side in zip(axes[:, column], SIDES, strict=True):
+            found = {name: explainers[name] for name in names if name in explainers}
+            errors = [numbers.get(f"{side}_error", 0.0) for numbers in found.values()]
+            _bars(axis, names, {name: numbers[side] for name, numbers in found.items()}, errors)
+        axes[0, column].set_title(task)
+    for axis, label in zip(axes[:, 0], SIDES.values(), strict=True):
+        axis.set_ylabel(label)
+    return figure
+
+
+def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
+    """Agreement with the reference against forward passes an image: a column for each task.
+
+    Args:
+        passes: explainer → how many; they make a line.
+        one: explainers of a single pass, a point each.
+    """
+    sides = {"e_rmse": "E-RMSE  (lower is better)", "rank_correlation": "ρ with the reference"}
+    wanted = [*passes, *one]
+    _require({task: {name: found.get(name, {}) for name in wanted} for task, found in results.items()}, *sides)
+    figure = Figure(figsize=(1 + 3 * len(results), 6), layout="constrained")
+    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    colours = colours_of(["line", *one])
+    for column, (task, found) in enumerate(results.items()):
+        for axis, side in zip(axes[:, column], sides, strict=True):
+            counts = sorted(passes, key=lambda name: passes[name])
+            line = [found[name][side] for name in counts]
+            axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
+            for name in one:
+                axis.plot(1, found[name][side], "o", color=colours[name], label=name)
+                axis.axhline(found[name][side], color=colours[name], linewidth=0.8, linestyle=":")
+            axis.set_xscale("log")
+            axis.grid(alpha=0.3)
+        axes[0, column].set_title(task)
+        axes[1, column].set_xlabel("forward passes an image")
+    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
+        axis.set_ylabel(label)
+    legend_below(figure, axes.flat)
+    return figure
+
+
+def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
+    """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of these means.
+
+    Args:
+        explainers: in this order; `None` takes all.
+
+    Raises:
+        InputError: if one of them was not measured on every task: the averages would be of different tasks.
+    """
+    _require(results, *SIDES)
+    names = list(explainers or names_in(results))
+    missing = [f"{name} on {task}" for task, found in results.items() for name in names if name not in found]
+    if missing:
+        raise InputError(
+            f"expected all explainers on all tasks, got no {', '.join(missing)}: measure or leave them out"
+        )
+    colours = colours_of(names_in(results))
+    figure = Figure(figsize=(2.4 + 0.9 * len(names), 3.6), layout="constrained")
+    for axis, (side, label) in zip(figure.subplots(1, 2), SIDES.items(), strict=True):
+        means = {name: float(np.mean([found[name][side] for found in results.values()])) for name in names}
+        errors = [
+            math.hypot(*(found[name].get(f"{side}_error", 0.0) for found in results.values())) / len(results)
+            for name in names
+        ]
+        _bars(axis, names, means, errors, colours)
+        axis.set_ylabel(label)
+    figure.suptitle(f"mean of {', '.join(results)}", fontsize=10)
+    return figure
+
+
+def approximation_scatter(results: Results, explainer: str = "two_point") -> Figure:
+    """The expectation of Equation 2 against an attribution that stands for it (TVE, Figure 8), a point for each patch.
+
+    A row for each task, a column for each number of sampled subsets; with the correlations that `TwoPointStudy` found.
+    """
+    chosen = {task: {explainer: found[explainer]} for task, found in results.items() if explainer in found}
+    _require(chosen, "attribution", "subsets")
+    counts = next(iter(chosen.values()))[explainer]["subsets"]
+    figure = Figure(figsize=(1 + 3.8 * len(counts), 0.4 + 3.6 * len(chosen)), layout="constrained")
+    axes = figure.subplots(len(chosen), len(counts), squeeze=False, sharex="row", sharey="row")
+    for row, (task, found) in zip(axes, chosen.items(), strict=True):
+        numbers = found[explainer]
+        for axis, count in zip(row, counts, strict=True):
+            axis.scatter(numbers["attribution"], numbers[f"expectation_{count}"], s=12, alpha=0.5, linewidths=0)
+            pearson, spearman = (numbers.get(f"{name}_{count}", math.nan) for name in ("pearson", "spearman"))
+            axis.set_title(f"{task}, {count} subsets: r = {pearson:.2f}, ρ = {spearman:.2f}", fontsize=10)
+            axis.set_xlabel("B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else explainer)
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel("B of sampled subsets (Eq. 2)")
+    return figure
+
+
+def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """All explainers, in the order in which they first come."""
+    return list(dict.fromkeys(name for found in results.values() for name in found))
+
+
+def colours_of(names: Iterable[str]) -> dict[str, Any]:
+    """A colour for each name; the same in all pictures of the same results. Ten strong ones, then their pale ones."""
+    palette = matplotlib.colormaps["tab20"]  # strong and pale by turns
+    return {name: palette(2 * i % 20 + i // 10 % 2) for i, name in enumerate(names)}
+
+
+def _bars(
+    axis: Axes,
+    names: Sequence[str],
+    heights: Mapping[str, float],
+    errors: Sequence[float],
+    colours: Mapping[str, Any] | None = None,
+) -> None:
+    """A bar with its error at the place of each name; a name without a height keeps its place."""
+    colours = colours or colours_of(names)
+    at = [names.index(name) for name in heights]
+    shades = [colours[name] for name in heights]
+    axis.bar(at, list(heights.values()), 0.75, yerr=errors, color=shades, error_kw={"elinewidth": 1, "capsize": 2})
+    axis.axhline(0, color="black", linewidth=0.8)
+    slope: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(names)), names, fontsize=9, **(slope if len(names) <= 6 else {"rotation": 90}))
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
+    """One for all panels, below them."""
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # inches: the line before a name, and its letters
+    columns = max(1, int(figure.get_figwidth() // longest))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _require(results: Results, *columns: str) -> None:
+    if not results:
+        raise InputError("nothing to draw: name files of results that hold it, results.files=[runs/.../results.json]")
+    for task, explainers in results.items():
+        for name, found in explainers.items():
+            missing = [column for column in columns if column not in found]
+            if missing:
+                raise InputError(f"nothing to draw of {name} on {task}: its results hold no {', '.join(missing)}")

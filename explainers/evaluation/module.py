@@ -1,0 +1,167 @@
+"""Runs explainers over a data set and measures them on the same images, classes and perturbations."""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric, SumMetric
+
+from explainers import SelfExplainer
+from explainers.masking import PatchGrid, Removal
+from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.metrics.localization import PointingGame
+from explainers.metrics.perturbation import Fidelity, perturbation_sweep
+from explainers.target import TargetModel
+
+
+class Evaluation(LightningModule):
+    """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`, and `identity`.
+
+    Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the
+    agreement with the explainer called `reference` where there is one, the accuracy of explainers that are classifiers
+    themselves, and explained images per second of one process, after a first batch that does not count.
+
+    Args:
+        target: the model that is explained and perturbed.
+        explainers: by name; they explain this target on this grid.
+        levels: sparsities on the curves, 0 and 1 included.
+        removal: what a removed pixel becomes.
+        classes: explain the `predicted` class of each image, or its `label`.
+        reference: the name of the explainer to compare the others with.
+        agreement: how; the errors `e_rmse` want explainers of the same units. k: of `iou`, IoU@K.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        explainers: Mapping[str, nn.Module],
+        levels: int = 21,
+        removal: Removal = "zero",
+        classes: Literal["predicted", "label"] = "predicted",
+        reference: str = "oracle",
+        agreement: Sequence[Agreement] = ("rank_correlation",),
+        k: int = 10,
+        chunk_size: int = 256,
+    ) -> None:
+        super().__init__()
+        self.target, self.grid = target.eval(), grid
+        self.explainers = nn.ModuleDict({name: explainer.eval() for name, explainer in explainers.items()})
+        self.levels, self.removal, self.classes = levels, removal, classes
+        self.reference, self.agreement, self.k, self.chunk_size = reference, agreement, k, chunk_size
+        self.metrics = nn.ModuleDict({name: nn.ModuleDict(self._metrics()) for name in explainers})
+        self.accuracy, self.images = MeanMetric(), SumMetric()
+        self.results: dict[str, dict[str, Any]] = {}
+        self.measured: dict[str, float] = {}
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The title of every number in `results` that belongs into a table."""
+        agreement = {name: metric.column for name, metric in self._agreement().items()}
+        return {
+            **Fidelity.columns,
+            "pointing_game": PointingGame.column,
+            "accuracy": "Accuracy ↑",
+            **agreement,
+            "images_per_second": "Images/s ↑",
+        }
+
+    @property
+    def forward_passes(self) -> dict[str, int]:
+        """Forward passes of the target for each image: those of each explainer, and those of its perturbations."""
+        explaining = {name: getattr(explainer, "forward_passes", 1) for name, explainer in self.explainers.items()}
+        return explaining | {"perturbations": 1 + (2 * self.levels - 2) * len(self.explainers)}
+
+    def _agreement(self) -> dict[str, Any]:
+        metrics = agreement_metrics(self.k)
+        return {name: metrics[name] for name in self.agreement}
+
+    def _metrics(self) -> dict[str, Metric]:
+        return self._agreement() | {
+            "accuracy": MeanMetric(),
+            "fidelity": Fidelity(self.grid.num_patches, self.levels),
+            "pointing_game": PointingGame(),
+            "seconds": SumMetric(),
+            "timed_images": SumMetric(),
+        }
+
+    def _of(self, explainer: str) -> Any:
+        """The metrics of one explainer, by name."""
+        return self.metrics[explainer]
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
+        images, normalised = batch["image"], self.target.normalise(batch["image"])
+        predicted = self.target.classify(self.target.embed(normalised)).argmax(-1)
+        self.accuracy.update((predicted == batch["label"]).float())
+        self.images.update(len(images))
+        classes = predicted if self.classes == "predicted" else batch["label"]
+        heatmaps = {}
+        for name, explainer in self.explainers.items():
+            metrics = self._of(name)
+            start = self._now()
+            heatmaps[name] = explainer(images, classes)
+            if batch_idx > 0 and getattr(explainer, "timed", True):
+                metrics["seconds"].update(self._now() - start)
+                metrics["timed_images"].update(len(images))
+            metrics["fidelity"].update(*self._sweep(normalised, heatmaps[name], classes))
+            if isinstance(explainer, SelfExplainer):
+                metrics["accuracy"].update((explainer.logits(images).argmax(-1) == batch["label"]).float())
+            if "truth" in batch:
+                metrics["pointing_game"].update(heatmaps[name], batch["truth"])
+        for name in heatmaps.keys() - {self.reference} if self.reference in heatmaps else ():
+            for metric in self.agreement:
+                self._of(name)[metric].update(heatmaps[name], heatmaps[self.reference])
+        return {"heatmaps": heatmaps, "classes": classes}
+
+    def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        fill = self.target.normalise(torch.zeros_like(self.target.mean)) if self.removal == "black" else 0.0
+        return perturbation_sweep(
+            self.target.probabilities,
+            normalised,
+            heatmaps.flatten(1),
+            classes,
+            self.grid,
+            self.levels,
+            fill,
+            self.chunk_size,
+        )
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def on_test_epoch_end(self) -> None:
+        warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")  # they are NaN, and left out
+        for name in self.explainers:
+            metrics = self._of(name)
+            found = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
+            found |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
+            found["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
+            if getattr(self.explainers[name], "own_classes", False):
+                found["own_classes"] = True
+            self.results[name] = {key: value for key, value in found.items() if value == value}  # NaN: was not measured
+        self.log_dict(
+            {f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)}
+        )
+        accuracy = self.accuracy.compute()
+        self.log("accuracy", accuracy)
+        self.measured = {"accuracy": accuracy.item(), "images": int(self.images.compute())}
+
+    def identity(self) -> dict[str, Any]:
+        """What the results hold for: they compare with others only where all of this is the same.
+
+        After the test with the target's `accuracy` and the number of `images`.
+        """
+        return {
+            **self.target.identity(),
+            "patches_per_side": self.grid.side,
+            "removal": self.removal,
+            "levels": self.levels,
+            "classes": self.classes,
+            **self.measured,
+        }

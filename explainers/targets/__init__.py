@@ -1,0 +1,5 @@
+"""Makes the models to explain."""
+
+from explainers.targets.classifier import Classifier
+
+__all__ = ["Classifier"]

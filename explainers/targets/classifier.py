@@ -1,0 +1,115 @@
+"""Fine-tunes the models to explain (TVE, Appendix E)."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
+
+from explainers.errors import InputError
+from explainers.sources import Features, Source, complete
+from explainers.target import TargetModel, save_head
+from explainers.target_files import save_target
+from explainers.training.module import TrainingModule
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+
+
+class Classifier(TrainingModule):
+    """A linear classifier on the target's backbone.
+
+    Args:
+        num_classes: of the task; `None` takes those of the trainer's datamodule.
+        tune: `head`, classifier-tuning, which leaves the backbone as it is; or `all`, full fine-tuning.
+        min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        num_classes: int | None,
+        optimizer: OptimizerBuilder,
+        scheduler: SchedulerBuilder | None = None,
+        tune: Literal["head", "all"] = "head",
+        min_crop: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target.backbone",) if tune == "head" else ())
+        self.target, self.tune, self.num_classes = target, tune, num_classes
+        if num_classes is not None:
+            self._make_head(num_classes)
+        self.target.backbone.requires_grad_(tune == "all")
+        self.accuracy, self.val_loss = MeanMetric(), MeanMetric()
+        self.train()  # the trainer keeps every module in the mode it finds it in
+
+    def _make_head(self, num_classes: int) -> None:
+        if num_classes < 2:
+            raise InputError(
+                f"expected at least 2 classes to tell apart, got {num_classes}; add images of another class"
+            )
+        self.num_classes = num_classes
+        self.target.head = nn.Linear(self.target.embed_dim, num_classes)
+
+    def setup(self, stage: str) -> None:
+        """Compare `num_classes` with the classes of the images, or take it from them."""
+        names = list(getattr(getattr(self.trainer, "datamodule", None), "classes", ()))
+        if self.num_classes is None and not names:
+            raise InputError(
+                "expected images of known classes, got a data set that names none: take labelled images (data=folder),"
+                " or set explainer.num_classes"
+            )
+        if self.num_classes is None:
+            self._make_head(len(names))
+        elif names and len(names) != self.num_classes:
+            raise InputError(
+                f"expected the images to have the {self.num_classes} classes of explainer.num_classes, got {len(names)}"
+                f" ({', '.join(names[:5])}{', ...' * (len(names) > 5)}); leave the number out, or correct the folder"
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 images (B, C, H, W) → logits (B, K)."""
+        return self.target(images)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What a datamodule can store: the embeddings of whole images, where the backbone stays as it is."""
+        if self.tune != "head" or self.min_crop is not None:
+            raise InputError(
+                f"expected explainer.tune=head and explainer.min_crop=null to store embeddings, got {self.tune} and"
+                f" {self.min_crop}: take a datamodule of images"
+            )
+        return (Features(self.target),)
+
+    def _logits(self, batch: dict[str, Tensor]) -> Tensor:
+        if self.tune == "all":
+            return self(batch["image"])
+        return self.target.classify(complete(batch, (Features(self.target),))["embedding"])
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy. A label that is no class is named here: on a GPU it would kill the process without a word."""
+        lowest, highest = torch.stack(labels.aminmax()).tolist()
+        if lowest < 0 or highest >= logits.shape[-1]:
+            raise InputError(
+                f"expected labels from 0 to {logits.shape[-1] - 1}, got {lowest} to {highest}, where -1 is an image"
+                " without a label; take labelled images, or set explainer.num_classes to their classes"
+            )
+        return F.cross_entropy(logits, labels)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss = self._loss(self._logits(self.augmented(batch)), batch["label"])
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        logits, labels = self._logits(batch), batch["label"]
+        self.val_loss.update(self._loss(logits, labels), len(labels))
+        self.accuracy.update((logits.argmax(-1) == labels).float())
+        self.log("val/loss", self.val_loss)
+        self.log("val/accuracy", self.accuracy, prog_bar=True)
+
+    def export(self, folder: Path) -> None:
+        """Write `head.safetensors`, and after full tuning `target.safetensors`, which timm loads as a checkpoint."""
+        save_head(self.target.head, folder / "head.safetensors")
+        if self.tune == "all":
+            save_target(self.target, folder / "target.safetensors")

@@ -1,0 +1,103 @@
+"""What every LightningModule of this project shares: frozen parts, random crops, optimiser and schedule."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.sampling import stream
+from explainers.target import weights_hash
+from explainers.training.augmentation import random_resized_crop
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
+from explainers.training.state_dicts import check_alike, with_part, without_part
+
+
+class TrainingModule(LightningModule):
+    """A LightningModule with frozen parts.
+
+    A frozen part stays in eval mode, where stochastic depth and dropout are off, and out of checkpoints. A checkpoint
+    holds `identity` in its place, and loads only where the identity is the same.
+
+    Args:
+        optimizer: builds the optimiser from the parameters to train; `None` for a module that is not trained.
+        scheduler: builds the schedule from the optimiser and the number of steps; `None` keeps the learning rate.
+        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        seed: seed of the random crops.
+        frozen: names of the frozen submodules.
+    """
+
+    frozen: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        optimizer: OptimizerBuilder | None,
+        scheduler: SchedulerBuilder | None,
+        min_crop: float | None = None,
+        seed: int = 0,
+        frozen: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.min_crop, self.seed, self.frozen = min_crop, seed, frozen
+
+    def train(self, mode: bool = True) -> Self:
+        """Train or evaluate everything but the frozen parts."""
+        super().train(mode)
+        for part in self.frozen:
+            self.get_submodule(part).eval()
+        return self
+
+    def augmented(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The training batch with random crops of its images, drawn anew every epoch.
+
+        Raises:
+            InputError: for crops of a batch with cached rows, which are of whole images.
+        """
+        if self.min_crop is None:
+            return batch
+        cached = sorted(batch.keys() - {"image", "label", "index", "truth"})
+        if cached:
+            raise InputError(
+                f"expected min_crop=null with cached rows, which are of whole images, got {self.min_crop} and cached"
+                f" {', '.join(cached)}: set explainer.min_crop=null or cache=null"
+            )
+        seed = stream("crops", self.seed, self.current_epoch)
+        return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Train all parameters that require gradients."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return configure(trained, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
+
+    def identity(self) -> dict[str, str]:
+        """What the trained weights belong to: the weights of the frozen parts."""
+        return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}
+
+    def check_identity(self, saved: Mapping[str, str], path: str) -> None:
+        """Compare the identity of trained weights with this module's.
+
+        Raises:
+            InputError: if they belong to something else.
+        """
+        for key, own in self.identity().items():
+            if saved.get(key) != own:
+                raise InputError(
+                    f"expected in {path} what was trained with {key} {own[:12]}, got {str(saved.get(key))[:12]}: take"
+                    " the same frozen weights, or a checkpoint of these"
+                )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave the frozen parts out, and record the identity."""
+        for part in self.frozen:
+            checkpoint["state_dict"] = without_part(checkpoint["state_dict"], part)
+        checkpoint["identity"] = self.identity()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check the identity, and put the frozen parts back, which Lightning expects."""
+        self.check_identity(checkpoint["identity"], "the checkpoint")
+        for part in self.frozen:
+            checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
+        check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")

@@ -1,0 +1,65 @@
+"""An explainer of a general classifier, used on another task (TVE, Section 6.4)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.target import TargetModel
+
+
+class General(nn.Module):
+    """Explains images of a task by what a general classifier, say of ImageNet's 1000 classes, sees in them.
+
+    So TVE-H_g and a transferred ViT-Shapley explain tasks that have no class in common with the general one.
+
+    Args:
+        target: the model of the task.
+        explainer: explains the classes of `classifier`.
+        classifier: the general one.
+        class_map: the general class that is explained for each class of the task. `None` explains the class that the
+            general classifier predicts, whatever class is asked for.
+
+    Raises:
+        InputError: for a `class_map` that does not map the classes of the task to general ones.
+    """
+
+    class_map: Tensor | None
+
+    def __init__(
+        self,
+        target: TargetModel,
+        explainer: nn.Module,
+        classifier: TargetModel,
+        class_map: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.explainer, self.classifier = explainer.eval(), classifier.eval()
+        self.own_classes = class_map is None
+        self.forward_passes = getattr(explainer, "forward_passes", 1) + self.own_classes
+        if class_map is not None and len(class_map) != target.num_classes:
+            raise InputError(
+                f"expected in class_map the general class of each of the task's {target.num_classes} classes, got "
+                f"{len(class_map)} classes: give one for every class"
+            )
+        if class_map is not None and max(class_map) >= classifier.num_classes:
+            raise InputError(
+                f"class_map names general class {max(class_map)}, and the general classifier has "
+                f"{classifier.num_classes} classes, numbered from 0"
+            )
+        mapped = None if class_map is None else torch.tensor(list(class_map))
+        self.register_buffer("class_map", mapped, persistent=False)
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain uint8 images (B, C, H, W), `classes` (B,) being those of the task: heatmaps (B, P, P)."""
+        explainer: Any = self.explainer
+        return explainer(images, self.general_classes(images, classes))
+
+    def general_classes(self, images: Tensor, classes: Tensor) -> Tensor:
+        """The general class that is explained in each image, (B,)."""
+        if self.class_map is not None:
+            return self.class_map[classes]
+        with torch.no_grad():
+            return self.classifier(images).argmax(-1)

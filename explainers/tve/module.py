@@ -1,0 +1,190 @@
+"""TVE: a transferable vision explainer that learns meta-attributions (Wang et al., ICML 2024)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.metrics.error_bound import ErrorBound
+from explainers.sources import Features, Pixels, Source, complete
+from explainers.target import TargetModel
+from explainers.training.module import TrainingModule
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.weights import check_identity, load_weights, read_network, save_network
+from explainers.tve.meta_attribution import MetaAttributions, transfer
+
+
+class TVE(TrainingModule):
+    """Learns to predict the meta-attribution of every patch in one forward pass.
+
+    Fine-tuning (Section 6.3) is this module with a fine-tuned `target`, pre-trained `weights` and
+    `allow_finetuned_backbone`; learning from scratch is the same without `weights`; and without training, it is TVE-PT.
+
+    Args:
+        target: the model to explain; its `backbone` is G and its `head` is H. Never trained, nor saved with it.
+        grid: the patches that are explained.
+        network: builds E from the target and the grid.
+        optimizer: builds the optimiser from the parameters to train.
+        scheduler: builds the schedule from the optimiser and the number of steps.
+        weights: a trained network (`export`) to start from.
+        allow_finetuned_backbone: take `weights` that were trained for other weights of the same backbone.
+        hops, patches_per_image, chunk_size, seed: see `MetaAttributions`; the release has 1 patch.
+        reduction: the squared error is a `sum` over D as in Equation 7, or, as released, a `mean`.
+        min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
+        score, h_weight: see `transfer`.
+        pooling: average the heatmap over this many patches a side, as a released figure does (5).
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        network: Callable[[TargetModel, PatchGrid], Any],
+        optimizer: OptimizerBuilder | None = None,
+        scheduler: SchedulerBuilder | None = None,
+        weights: str | None = None,
+        allow_finetuned_backbone: bool = False,
+        hops: Sequence[int] = (2,),
+        patches_per_image: int = 1,
+        reduction: Literal["sum", "mean"] = "sum",
+        min_crop: float | None = None,
+        score: Literal["log_probability", "logit"] = "log_probability",
+        h_weight: float = 1.0,
+        pooling: int = 1,
+        chunk_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
+        self.target, self.grid = target.requires_grad_(False).eval(), grid
+        self.network = network(target, grid)
+        self.meta = MetaAttributions(target, grid, hops, patches_per_image, chunk_size, seed)
+        self.reads: Source = Features(target, self.network.blocks) if self.network.blocks else Pixels()
+        self.sources = (self.meta, self.reads)
+        self.reduction, self.score, self.h_weight, self.pooling = reduction, score, h_weight, pooling
+        self.uncalibrated = weights is None
+        self.allow_finetuned_backbone = allow_finetuned_backbone
+        self.val_loss, self.theorem1 = MeanMetric(), ErrorBound()
+        if weights is not None:
+            self.load(weights)
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        seen = self._look(images)
+        if classes is None:
+            classes = self._predicted(seen)
+        return self._heatmaps(self.predict(seen), self.target.classify, classes)
+
+    def all_classes(self, images: Tensor) -> Tensor:
+        """Explain every class at once: heatmaps (B, K, P, P)."""
+        return self._heatmaps(self.predict(self._look(images)), self.target.classify)
+
+    def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Explain what each of T classifiers on this backbone predicts: heatmaps (B, T, P, P), of one network pass.
+
+        Args:
+            images: uint8 (B, C, H, W).
+            heads: embeddings (..., D) → logits (..., K), each of its own task.
+        """
+        seen = self._look(images)
+        embeddings = seen["embedding"] if "embedding" in seen else self.target.embed(self.target.normalise(images))
+        meta = self.predict(seen).float()
+        with torch.autocast(images.device.type, enabled=False):  # attributions are small differences of logits
+            heatmaps = [self._heatmaps(meta, head, head(embeddings.float()).argmax(-1)) for head in heads]
+        return torch.stack(heatmaps, 1)
+
+    def predict(self, seen: dict[str, Tensor], patches: Tensor | None = None) -> Tensor:
+        """E: the meta-attributions (B, N, 2, D) of images or of the target's features; or those of `patches` (B, Z)."""
+        maps = [seen[f"map_{i}"] for i in range(len(self.network.blocks))]
+        return self.network(seen.get("image"), seen.get("embedding"), maps, patches)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        seen = complete(self.augmented(batch), self.sources, self.current_epoch)
+        if self.uncalibrated and self.global_step == 0:
+            self._calibrate(seen)
+        loss = self.loss(self.predict(seen, seen["patch"]), seen["meta"])
+        self.log("train/loss", loss, batch_size=len(batch["index"]))
+        return loss
+
+    def _calibrate(self, seen: dict[str, Tensor]) -> None:
+        """Show the network the first batch of all processes together, so that they start alike."""
+        rows = {name: seen[name] for name in ("meta", "embedding") if name in seen}
+        gathered: Any = self.all_gather(rows)
+        self.network.calibrate(**{name: gathered[name].view(-1, *row.shape[1:]) for name, row in rows.items()})
+        self.uncalibrated = False
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        seen = complete(batch, self.sources)
+        predicted = self.predict(seen, seen["patch"])
+        self.val_loss.update(self.loss(predicted, seen["meta"]), len(predicted))  # right for unequal shares too
+        self.log("val/loss", self.val_loss, prog_bar=True)
+        classes = self._predicted(seen)[:, None, None, None].expand(*predicted.shape[:3], 1)
+        log_probabilities = [
+            self.target.classify(m).log_softmax(-1).gather(-1, classes)[..., 0] for m in (predicted, seen["meta"])
+        ]
+        self.theorem1.update(*log_probabilities)
+
+    def on_validation_epoch_end(self) -> None:
+        found = {f"val/theorem1_{name}": value.float() for name, value in self.theorem1.compute().items()}
+        self.log_dict(found, sync_dist=True)  # equal in all processes, but Lightning would warn
+        self.theorem1.reset()
+
+    def loss(self, predicted: Tensor, meta: Tensor) -> Tensor:
+        """Equation 7, over the patches that were drawn; both are (B, Z, 2, D)."""
+        error = (predicted - meta).float().square()
+        return (error.sum(-1) if self.reduction == "sum" else error.mean(-1)).sum(-1).mean()
+
+    def _look(self, images: Tensor) -> dict[str, Tensor]:
+        """The images with what the network reads of the target, in one forward pass, if it reads anything."""
+        return {"image": images} | self.reads({"image": images})
+
+    def _predicted(self, seen: dict[str, Tensor]) -> Tensor:
+        """The classes (B,) that the target predicts."""
+        logits = self.target.classify(seen["embedding"]) if "embedding" in seen else self.target(seen["image"])
+        return logits.argmax(-1)
+
+    def _heatmaps(self, meta: Tensor, head: Callable[[Tensor], Tensor], classes: Tensor | None = None) -> Tensor:
+        """Meta-attributions (B, N, 2, D) → heatmaps of every class (B, K, P, P), or of `classes` (B,): (B, P, P)."""
+        heatmaps = transfer(head, meta, self.h_weight, self.score, classes).unflatten(-1, (self.grid.side, -1))
+        if self.pooling > 1:
+            heatmaps = F.avg_pool2d(heatmaps, self.pooling, 1, self.pooling // 2, count_include_pad=False)
+        return heatmaps
+
+    def identity(self) -> dict[str, str]:
+        """What the weights of the network belong to."""
+        return self.target.identity() | {
+            "embed_dim": str(self.target.embed_dim),
+            "patches_per_side": str(self.grid.side),
+            "hops": str(self.meta.hops),
+        }
+
+    def export(self, folder: Path) -> Path:
+        """Write the trained network, and what it belongs to, as `explainer.safetensors`."""
+        return save_network(self.network, folder / "explainer.safetensors", self.identity())
+
+    def load(self, path: str) -> None:
+        """Load what `export` wrote for this backbone and grid."""
+        saved, weights = read_network(path)
+        self.check_identity(saved, path)
+        load_weights(self.network, weights, path)
+
+    def check_identity(self, saved: Mapping[str, str], path: str) -> None:
+        """Compare the identity of trained weights with this module's.
+
+        Raises:
+            InputError: for another grid or width, and for other weights of the backbone, unless these are allowed.
+        """
+        own = self.identity()
+        wanted = {"embed_dim": "embeddings of width", "patches_per_side": "patches a side:"}
+        check_identity(saved, own, path, wanted)
+        if saved["backbone_sha256"] != own["backbone_sha256"] and not self.allow_finetuned_backbone:
+            raise InputError(
+                f"{path} was trained on other weights of {own['backbone']} (SHA-256 {saved['backbone_sha256'][:12]}) "
+                f"than this target's ({own['backbone_sha256'][:12]}): if those are fine-tuned ones, transfer it all "
+                "the same (TVE-PT) with allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune"
+            )

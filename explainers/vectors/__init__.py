@@ -1,0 +1,7 @@
+"""Explainability vectors: the skill of explaining itself, moved from one model to another by arithmetic on weights."""
+
+from explainers.vectors.heads import prototypes_of, simplex_of, text_of
+from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.self_explaining import SelfExplaining, exported_target
+
+__all__ = ["ExplainabilityVector", "SelfExplaining", "exported_target", "prototypes_of", "simplex_of", "text_of"]

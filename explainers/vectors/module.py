@@ -1,0 +1,198 @@
+"""Gives a prediction-only model the skill of explaining itself, without training (Yoshikawa et al., 2025)."""
+
+import logging
+import math
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning import LightningModule
+from lightning.pytorch.loggers import WandbLogger
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.sources import Pixels, complete
+from explainers.target import TargetModel, weights_hash
+from explainers.training.state_dicts import State, part
+from explainers.training.weights import read_network, save_network, save_state
+from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining, explained, exported_target
+from explainers.vectors.task_arithmetic import cosine, transfer, vector
+
+log = logging.getLogger(__name__)
+
+TRANSFERRED = "transferred"
+"""Stands for alpha in the file of a model that no loss has made."""
+
+Point = tuple[float, float]
+"""λ₁ and λ₂."""
+
+
+class ExplainabilityVector(LightningModule):
+    """Adds the vector of a source task to a model of a target task, and finds how much of it is best.
+
+    A validation measures every point of the grid of λ₁ and λ₂ in one pass over the images, and chooses, of those whose
+    accuracy is at most `tolerance` below that of λ₁ = 1 and λ₂ = 0, the one whose attributions are best. `export`
+    writes that model, and a test measures it, and the model as it was, on images that nothing was chosen by.
+
+    Args:
+        target: the base model θ_base, from which all others were fine-tuned.
+        predicting, explaining: files (`SelfExplaining.export`) of the source task's models, trained without and with
+            attributions: their difference is the vector τ.
+        onto: the file of the target task's prediction-only model.
+        lambda_1, lambda_2: the values to try.
+        labels: builds the source of the attributions to compare with, from the model of `onto` and the grid.
+        tolerance: of the accuracy, in parts of 1.
+        select: what the best point has the best of.
+        k: of IoU@K.
+        hurtful_cosine: warn where the cosine of the source's and the target's task vectors is below it.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        predicting: str,
+        explaining: str,
+        onto: str,
+        lambda_1: Sequence[float],
+        lambda_2: Sequence[float],
+        labels: LabelBuilder,
+        tolerance: float = 0.02,
+        select: Agreement = "e_rmse",
+        k: int = 10,
+        hurtful_cosine: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not lambda_1 or not lambda_2:
+            raise InputError(
+                f"expected values of explainer.lambda_1 and explainer.lambda_2, got {lambda_1} and {lambda_2}"
+            )
+        self.tolerance, self.select, self.hurtful_cosine = tolerance, select, hurtful_cosine
+        self.base = target.backbone.state_dict()
+        self.parents: dict[str, str] = {"base": weights_hash(target.backbone)}
+        source = self._read("predicting", predicting, target), self._read("explaining", explaining, target)
+        self.onto = self._read("onto", onto, target)
+        self.vector = vector(source[1], source[0])
+        self.cosine = cosine(vector(source[0], self.base), vector(self.onto, self.base))
+        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
+        self.teacher = exported_target(target, onto).requires_grad_(False)
+        compared = labels(self.teacher, grid)
+        if compared.classes == "all":
+            raise InputError("expected attributions of one class to compare with, got labels.classes=all; take label")
+        self.sources = (Pixels(), compared)
+        untouched = (1.0, 0.0)
+        self.points = [untouched, *(point for point in product(lambda_1, lambda_2) if point != untouched)]
+        self.best = untouched
+        of_each = ({"accuracy": MeanMetric(), **agreement_metrics(k)} for _ in self.points)
+        self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in of_each)
+        self.sweep: list[dict[str, float]] = []
+
+    def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
+        """The backbone in a file, if it can play this role."""
+        identity, weights = read_network(path)
+        if identity.get("backbone") != target.name:
+            raise InputError(f"expected a {target.name} for explainer.{role}, got {identity.get('backbone')} in {path}")
+        if identity.get("alpha") == TRANSFERRED:
+            raise InputError(f"expected for explainer.{role} a model that was trained, got a transferred one in {path}")
+        explains = float(identity.get("alpha", 1)) < 1
+        if explains != (role == "explaining"):
+            raise InputError(
+                f"expected for explainer.{role} a model trained {'with' if role == 'explaining' else 'without'}"
+                f" attributions, got alpha={identity.get('alpha')} in {path}: are predicting and explaining swapped?"
+            )
+        if identity.get("base_sha256") != self.parents["base"]:
+            raise InputError(
+                f"expected for explainer.{role} a model fine-tuned from the base model (SHA-256 "
+                f"{self.parents['base'][:12]}), got one from another ({identity.get('base_sha256', '')[:12]}) in {path}"
+            )
+        self.parents[role] = identity["backbone_sha256"]
+        return part(weights, "backbone")
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Explain with the weights of the best point, as `SelfExplaining` does."""
+        self._take(self.best)
+        return self.model(images, classes)
+
+    def _take(self, point: Point) -> None:
+        """Give the model the weights of a point, in place."""
+        for name in ("base", "onto", "vector"):  # there once, and then where the model is
+            setattr(self, name, {key: value.to(self.device) for key, value in getattr(self, name).items()})
+        self.model.target.backbone.load_state_dict(transfer(self.base, self.onto, self.vector, *point))
+
+    def _measure(self, batch: dict[str, Tensor], points: Sequence[Point]) -> None:
+        seen = complete(batch, self.sources)
+        for point in points:
+            self._take(point)
+            logits, attributions = self.model.look(seen["image"])
+            phi = explained(attributions, seen)
+            metrics: Any = self.metrics[self.points.index(point)]
+            metrics["accuracy"].update((logits.argmax(-1) == seen["label"]).float())
+            for name in ("e_rmse", "iou", "rank_correlation"):
+                metrics[name].update(phi, seen["shapley"])
+
+    def _found(self, point: Point) -> dict[str, float]:
+        """What was measured of a point since the last call; a test begins anew."""
+        metrics: Any = self.metrics[self.points.index(point)]
+        found = {name: metric.compute().item() for name, metric in metrics.items()}
+        for metric in metrics.values():
+            metric.reset()
+        return found
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self._measure(batch, self.points)
+
+    def on_validation_epoch_end(self) -> None:
+        """Choose the best point, and log the curve."""
+        self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
+        lowest = self.sweep[0]["accuracy"] - self.tolerance - 1e-6  # accuracies are float32
+        sign = -1 if self.select == "e_rmse" else 1
+        allowed = [row for row in self.sweep if row["accuracy"] >= lowest]
+        best = max(allowed, key=lambda row: -math.inf if math.isnan(row[self.select]) else sign * row[self.select])
+        self.best = (best["lambda_1"], best["lambda_2"])
+        self.log_dict({f"val/{name}": value for name, value in best.items()} | {"val/cosine": self.cosine})
+        if self.cosine < self.hurtful_cosine:
+            log.warning(
+                f"the task vectors of source and target point apart (cosine {self.cosine:.2f}, below "
+                f"{self.hurtful_cosine:g}): the transfer may hurt; a source that is more like the target is safer"
+            )
+        for logger in self.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.define_metric("sweep/*", step_metric="sweep/lambda_2")
+            for step, row in enumerate(sorted(self.sweep, key=lambda row: (row["lambda_1"], row["lambda_2"]))):
+                logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
+        if self.trainer.is_global_zero:
+            print(self.table())
+
+    def table(self) -> str:
+        """The sweep in Markdown, the chosen point marked."""
+        names = list(self.sweep[0])
+        lines = [f"| {' | '.join(names)} | |", "| --- " * (len(names) + 1) + "|"]
+        for row in sorted(self.sweep, key=lambda row: (row["lambda_1"], row["lambda_2"])):
+            mark = "best" if (row["lambda_1"], row["lambda_2"]) == self.best else ""
+            lines.append(f"| {' | '.join(f'{row[name]:.3f}' for name in names)} | {mark} |")
+        return "\n".join(lines)
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self._measure(batch, list(dict.fromkeys([self.points[0], self.best])))
+
+    def on_test_epoch_end(self) -> None:
+        found = {"untouched": self._found(self.points[0])}
+        found["transferred"] = self._found(self.best) if self.best != self.points[0] else found["untouched"]
+        self.log_dict({f"test/{which}/{name}": value for which, of in found.items() for name, value in of.items()})
+
+    def provenance(self) -> dict[str, str]:
+        """What the transferred model is made of."""
+        self._take(self.best)
+        own = self.model.provenance() | {"alpha": TRANSFERRED}
+        hashes = {f"{role}_sha256": value for role, value in self.parents.items()}
+        return own | hashes | {"lambda_1": str(self.best[0]), "lambda_2": str(self.best[1])}
+
+    def export(self, folder: Path) -> Path:
+        """Write the transferred model as `model.safetensors`, and the vector beside it."""
+        identity = self.provenance()
+        save_state(self.vector, folder / "vector.safetensors", {"backbone": identity["backbone"]} | self.parents)
+        return save_network(self.model.target, folder / "model.safetensors", identity)
