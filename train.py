@@ -18,13 +18,13 @@ def train(cfg: DictConfig) -> float | None:
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
     seed_everything(cfg.seed, workers=True)
     data = instantiate(cfg.data)
-    if cfg.cache is not None:
+    if cfg.get("cache") is not None:
         data = instantiate(cfg.cache)(data)
     data.setup("fit")  # missing images show before weights are fetched and other processes started
     runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
     if runs.launch(runs.number_of_processes(cfg.trainer)):
         return json.loads((folder / "metrics.json").read_text()).get(cfg.objective)
-    module = instantiate(cfg.explainer if cfg.module is None else cfg.module)
+    module = instantiate(cfg.get("module") or cfg.explainer)
     callbacks, loggers = runs.build_all(cfg.get("callbacks")), runs.build_all(cfg.logger)
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
     for logger in trainer.loggers:

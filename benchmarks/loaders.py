@@ -24,8 +24,8 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folders beside this one are not installed
 
-from datamodules.datasets import image_folder
 from datamodules.ffcv import FFCV
+from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.write_beton import write_beton
 

@@ -166,37 +166,6 @@ def existing_folder(root: str | Path, expected: str) -> Path:
     return Path(root)
 
 
-def image_folder(
-    root: str | Path,
-    image_size: int,
-    crop_fraction: float = 0.875,
-    limit: int | None = None,
-    skip_corrupt: bool = False,
-    half: int | None = None,
-) -> ImageFiles:
-    """Labelled images, <root>/<class>/<file>.
-
-    Every subfolder is a class, an empty one too: the labels of a part of the images agree with those of the whole.
-
-    Args:
-        root: the folder of the classes.
-        image_size: see ImageFiles.
-        crop_fraction: see ImageFiles.
-        limit: see ImageFiles.
-        skip_corrupt: see ImageFiles.
-        half: 0 or 1 takes every second image, from the first or the second on, so that one folder gives two splits.
-    """
-    folder = existing_folder(root, "with one subfolder per class")
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    files = [(path, label) for label, name in enumerate(classes) for path in list_images(folder / name)]
-    if not files:
-        raise InputError(
-            f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
-        )
-    paths, labels = zip(*(files if half is None else files[half::2]), strict=True)
-    return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
-
-
 def unlabelled_images(
     roots: Sequence[str],
     image_size: int,

@@ -21,7 +21,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from datamodules.datasets import CorruptImage, ImageFiles, image_folder, read_image, resize_short_side
+from datamodules.datasets import CorruptImage, ImageFiles, read_image, resize_short_side
+from datamodules.folders import image_folder
 from explainers.errors import InputError
 
 RGB_IMAGE, INT = 2, 1  # ffcv.types.TYPE_ID_HANDLER

@@ -21,7 +21,7 @@ class Explainer(Protocol):
     explainer it says by optional attributes:
 
     - `forward_passes`: of the target for each image; 1 where the attribute is missing.
-    - `own_classes`: True for an explainer that explains a class of its own choice, whatever `classes` says.
+    - `ignores_classes`: True where the heatmaps do not depend on `classes`, as of an explainer that chooses the class.
     - `timed`: False where calling it says nothing about its speed, because its heatmaps come from a cache.
     """
 

@@ -18,7 +18,7 @@ import train as training
 
 MARK = "TESTED_COMMAND"  # a variable that all processes of a command inherit
 ROOT = Path(__file__).parents[1]
-SMALL_DIGITS = ("data.train.size=16", "data.val.size=8", "data.test.size=7", "data.batch_size=8")
+SMALL_DIGITS = ("data.size.train=16", "data.size.val=8", "data.size.test=7", "data.batch_size=8")
 PAPER_NETWORK = {"width": 24, "heads": 3, "depth": 1, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
 SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in PAPER_NETWORK.items()) + (
     "explainer.network.head_layers=3",

@@ -1,20 +1,28 @@
-"""What holds for every explainer (see `explainers.Explainer`)."""
+"""What holds for every explainer (see `explainers.Explainer`): they are all found here."""
 
 import copy
+import importlib
+import inspect
+import pkgutil
 from functools import partial
 
 import pytest
 import torch
+from toys import three_models
 
-from explainers.networks.light import LightNetwork
-from explainers.networks.paper import PaperNetwork
-from explainers.posthoc.chance import Chance
-from explainers.shapley.kernel_shap import KernelSHAP
-from explainers.training.weights import copy_target
-from explainers.tve.module import TVE
-from explainers.tve.oracle import Oracle
+import explainers
+from explainers.networks import (
+    FastSHAPNetwork,
+    LightNetwork,
+    LightShapleyNetwork,
+    PaperNetwork,
+    ViTShapleyNetwork,
+)
+from explainers.posthoc import Chance
+from explainers.shapley import KernelSHAP, Shapley, ShapleyLabels
+from explainers.tve import TVE, General, Oracle
+from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.heads import FixedHead, simplex
-from explainers.vectors.self_explaining import SelfExplaining
 
 PAPER = {
     "width": 16,
@@ -25,33 +33,70 @@ PAPER = {
     "decoder_heads": 2,
     "head_layers": 3,
 }
-EXPLAINERS = {
-    "chance": lambda target, grid: Chance(grid),
-    "oracle": partial(Oracle, hops=1),
-    "tve_light": partial(TVE, network=partial(LightNetwork, blocks=[0, 1], width=12, depth=1)),
-    "tve_paper": partial(TVE, network=partial(PaperNetwork, **PAPER)),
-    "tve_shared": partial(TVE, network=partial(PaperNetwork, **PAPER, shared_trunk=True)),
-    "tve_released": partial(
-        TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
-    ),
-}
+LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
+
+
+def all_explainers():
+    """Every class that a room exports and that is called with images and classes."""
+    found = []
+    for room in pkgutil.iter_modules(explainers.__path__, "explainers."):
+        module = importlib.import_module(room.name)
+        for name in getattr(module, "__all__", ()):
+            exported = getattr(module, name)
+            call = getattr(exported, "forward", None) if inspect.isclass(exported) else None
+            if call and list(inspect.signature(call).parameters)[1:] == ["images", "classes"]:
+                found.append(exported)
+    return found
+
+
+def general(target, grid, **settings):
+    return General(target, TVE(target, grid, LIGHT), target, **settings)
 
 
 def self_explaining(target, grid):
-    own = copy_target(target)
+    own = copy.deepcopy(target)
     own.head = FixedHead(simplex(5, own.embed_dim))
     return SelfExplaining(own, grid, alpha=1)
 
 
-EXPLAINERS |= {"kernel_shap": partial(KernelSHAP, budget=40), "self_explaining": self_explaining}
+def explainability_vector(target, grid, folder):
+    files = three_models(target, grid, folder, classes=5)
+    labels = partial(ShapleyLabels, budget=20)
+    return ExplainabilityVector(copy.deepcopy(target), grid, **files, lambda_1=[1.0], lambda_2=[1.0], labels=labels)
+
+
+# Those that need more than a target and a grid, and options that change what is computed
+BUILDERS = {
+    Oracle: {"": partial(Oracle, hops=1)},
+    KernelSHAP: {"": partial(KernelSHAP, budget=40)},
+    TVE: {
+        "light": partial(TVE, network=LIGHT),
+        "paper": partial(TVE, network=partial(PaperNetwork, **PAPER)),
+        "shared": partial(TVE, network=partial(PaperNetwork, **PAPER, shared_trunk=True)),
+        "released": partial(
+            TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
+        ),
+    },
+    General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
+    Shapley: {
+        "light": partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)),
+        "vit": partial(Shapley, network=ViTShapleyNetwork),
+        "fastshap": partial(Shapley, network=partial(FastSHAPNetwork, backbone="test_resnet")),
+    },
+    SelfExplaining: {"": self_explaining},
+    ExplainabilityVector: {"": explainability_vector},
+}
+CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 
 
-@pytest.fixture(params=EXPLAINERS)
-def explainer(request, target, grid):
-    explainer = EXPLAINERS[request.param](target, grid).eval()
+@pytest.fixture(params=CASES, ids=[f"{found.__name__} {variant}".strip() for found, variant in CASES])
+def explainer(request, target, grid, tmp_path):
+    found, variant = request.param
+    build = BUILDERS.get(found, {"": found})[variant]
+    explainer = build(target, grid, **({"folder": tmp_path} if found is ExplainabilityVector else {})).eval()
     with torch.no_grad():
-        for weight in (weight for name, weight in explainer.named_parameters() if not name.startswith("target.")):
+        for weight in (weight for name, weight in explainer.named_parameters() if "target." not in name):
             weight.add_(
                 0.2 * torch.randn_like(weight)
             )  # as after training: fresh networks give nearly constant heatmaps
@@ -108,16 +153,22 @@ def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, 
 
 def test_an_explainer_keeps_the_classes_apart(explainer, images):
     same = torch.allclose(explainer(images, CLASSES), explainer(images, (CLASSES + 1) % 5), atol=1e-4)
-    assert same == isinstance(explainer, Chance)
+    assert same == getattr(explainer, "ignores_classes", False)
+
+
+def test_the_explainers_of_the_library_are_found():
+    assert {Chance, Oracle, TVE, General, KernelSHAP, Shapley, SelfExplaining, ExplainabilityVector} == set(
+        all_explainers()
+    )
 
 
 def test_another_seed_is_another_chance(grid, images):
-    assert not torch.equal(Chance(grid)(images, CLASSES), Chance(grid, seed=1)(images, CLASSES))
+    assert not torch.equal(Chance(None, grid)(images, CLASSES), Chance(None, grid, seed=1)(images, CLASSES))
 
 
 def test_chance_favours_no_patch(grid):
     images = torch.randint(0, 256, (2000, 3, 8, 8), dtype=torch.uint8)
-    heatmaps = Chance(grid)(images, torch.zeros(2000, dtype=torch.long))
+    heatmaps = Chance(None, grid)(images, torch.zeros(2000, dtype=torch.long))
     peaks = heatmaps.flatten(1).argmax(1).bincount(minlength=16)
     assert (peaks - 125).abs().max() < 60  # five standard deviations
     assert (heatmaps.mean(0) - 0.5).abs().max() < 0.04

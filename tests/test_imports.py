@@ -1,37 +1,28 @@
-"""Imports go one way."""
+"""Imports go one way: the table of rooms in CONTRIBUTING.md is their order."""
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 OURS = ("explainers", "datamodules", "callbacks")
-ALLOWED = {
-    "__init__": set(),
-    "masking": set(),
-    "target": set(),
-    "sampling": set(),
-    "optimisation": set(),
-    "augmentation": {"sampling"},
-    "exchange": {"target"},
-    "heads": {"target"},
-    "task_arithmetic": set(),
-    "networks": {"masking", "target"},
-    "paper_network": {"masking", "networks", "target"},
-    "meta_attribution": {"masking", "sampling", "target"},
-    "metrics.perturbation": {"masking"},
-    "metrics.agreement": set(),
-    "metrics.localization": set(),
-    "metrics.error_bound": set(),
-}
+FILES = sorted(path.relative_to(ROOT) for folder in OURS for path in (ROOT / folder).rglob("*.py"))
+LIBRARY = [path for path in FILES if path.parts[0] == "explainers"]
+
+
+def order_of_rooms():
+    """Room → its line in the table."""
+    lines = re.findall(r"^\| ((?:`\w+` ?)+)\|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    return {room: number for number, line in enumerate(lines) for room in re.findall(r"`(\w+)`", line)}
 
 
 def imports(path):
     """The dotted names of all modules that a file imports, wherever in the file."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -40,61 +31,66 @@ def imports(path):
     return found
 
 
-def imports_of(folder):
-    files = sorted((ROOT / folder).rglob("*.py"))
-    assert files, folder
-    return {path.relative_to(ROOT).as_posix(): imports(path) for path in files}
+def rooms_of(path):
+    """The rooms of the library that a file imports from."""
+    named = {name.split(".")[1] for name in imports(path) if name.startswith("explainers.")}
+    return named & {(file.with_suffix("") if len(file.parts) == 2 else file).parts[1] for file in LIBRARY}
 
 
-def packages(names):
-    return {name.split(".")[0] for name in names}
+def packages(path):
+    return {name.split(".")[0] for name in imports(path)}
 
 
 def test_the_imports_of_a_file_are_seen():
-    assert {"explainers.masking", "explainers.masking.PatchGrid", "torch", "lightning"} <= imports(
-        ROOT / "explainers/tve.py"
-    )
+    found = imports(Path("explainers/tve/module.py"))
+    assert {"explainers.masking", "explainers.masking.PatchGrid", "torch"} <= found
+    assert {"masking", "training", "tve"} <= rooms_of(Path("explainers/tve/module.py"))
 
 
-@pytest.mark.parametrize("module", ALLOWED)
-def test_the_foundations_know_nothing_of_what_is_built_on_them(module):
-    names = imports(ROOT / "explainers" / f"{module.replace('.', '/')}.py")
-    allowed = {f"explainers.{name}" for name in ALLOWED[module]}
-    foreign = {name for name in names if name.split(".")[0] in OURS}
-    assert {name for name in foreign if not any(name == a or name.startswith(f"{a}.") for a in allowed)} == set()
+def test_the_table_names_every_room_and_no_other():
+    names = {path.parts[1].removesuffix(".py") for path in LIBRARY}
+    assert set(order_of_rooms()) == names - {"__init__"}
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=str)
+def test_a_file_imports_only_from_its_own_room_and_from_rooms_above_it_in_the_table(path):
+    order = order_of_rooms()
+    own = path.parts[1].removesuffix(".py")
+    wrong = {room for room in rooms_of(path) if room != own and order[room] >= order.get(own, -1)}
+    assert wrong == set()
 
 
 def test_no_two_modules_need_each_other():
-    modules = {file.removesuffix(".py").replace("/", "."): names for file, names in imports_of("explainers").items()}
+    modules = {path.as_posix().removesuffix(".py").replace("/", "."): imports(path) for path in LIBRARY}
     graph = {module: names & modules.keys() for module, names in modules.items()}
-    assert "explainers.target" in graph["explainers.tve"]
+    assert "explainers.target" in graph["explainers.tve.module"]
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names them
 
 
-def test_explainers_know_neither_data_nor_callbacks():
-    assert [
-        file for file, names in imports_of("explainers").items() if packages(names) & {"datamodules", "callbacks"}
-    ] == []
-
-
-def test_data_know_no_explainers_and_no_callbacks():
-    assert [
-        file for file, names in imports_of("datamodules").items() if packages(names) & {"explainers", "callbacks"}
-    ] == []
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points(path):
+    strangers = {"train", "eval", "tests", "references", "conftest", *OURS} - {path.parts[0]}
+    known = packages(path) & strangers
+    allowed = {"explainers.errors", "explainers.errors.InputError"}  # the class of errors that a user can mend
+    ours = {name for name in imports(path) if name.split(".")[0] == "explainers"}
+    assert known == ({"explainers"} if path.parts[0] != "explainers" and ours and ours <= allowed else set())
 
 
 def test_only_the_runs_of_a_config_know_hydra():
-    knowing = {
-        file
-        for folder in OURS
-        for file, names in imports_of(folder).items()
-        if packages(names) & {"hydra", "omegaconf"}
-    }
-    assert knowing == {"explainers/runs.py"}
+    knowing = [path.as_posix() for path in FILES if packages(path) & {"hydra", "omegaconf"}]
+    assert knowing == ["explainers/runs.py"]
 
 
-def test_no_module_of_ours_imports_the_entry_points_or_the_tests():
-    entry_points = {"train", "eval", "tests", "references", "conftest"}
-    assert [
-        file for folder in OURS for file, names in imports_of(folder).items() if packages(names) & entry_points
-    ] == []
+def test_files_and_functions_stay_short():
+    long = [
+        f"{path}: {len((ROOT / path).read_text().splitlines())} lines"
+        for path in FILES
+        if len((ROOT / path).read_text().splitlines()) > 250
+    ]
+    for path in FILES:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = node.end_lineno - body[0].lineno + 1 if body else 0
+                long += [f"{path}: {node.name} has {lines} lines"] if lines > 40 else []
+    assert long == []

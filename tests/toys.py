@@ -1,5 +1,6 @@
 """Networks of which everything is known, and short, silent training."""
 
+import copy
 from functools import partial
 
 import references
@@ -9,7 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from explainers.networks.light import LightNetwork, at_patches
-from explainers.training.weights import copy_target
 from explainers.vectors.heads import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
@@ -104,11 +104,11 @@ class Marked(Dataset):
         return {"image": self.images[index], "label": self.labels[index], "index": torch.as_tensor(index)}
 
 
-def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02):
+def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02, classes=3):
     """The file of a self-explaining model: a copy of `base`, or of the file `start`, with noise on the weights."""
-    module = SelfExplaining(copy_target(base), grid, alpha=alpha, weights=start)
+    module = SelfExplaining(copy.deepcopy(base), grid, alpha=alpha, weights=start)
     if start is None:
-        module.target.head = FixedHead(simplex(len(Marked.classes), base.embed_dim), scale=10.0)
+        module.target.head = FixedHead(simplex(classes, base.embed_dim), scale=10.0)
     generator = torch.Generator().manual_seed(seed or 0)
     with torch.no_grad():
         for weight in module.target.backbone.parameters() if seed is not None else ():
@@ -117,11 +117,15 @@ def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02):
     return str(module.export(folder))
 
 
-def three_models(base, grid, folder):
+def three_models(base, grid, folder, **settings):
     """Files of a source task's models without and with attributions, and of a target task's without."""
-    predicting = exported(base, grid, folder / "predicting", seed=1)
+    predicting = exported(base, grid, folder / "predicting", seed=1, **settings)
     explaining = exported(base, grid, folder / "explaining", alpha=0.8, seed=2, start=predicting, noise=0.05)
-    return {"predicting": predicting, "explaining": explaining, "onto": exported(base, grid, folder / "onto", seed=3)}
+    return {
+        "predicting": predicting,
+        "explaining": explaining,
+        "onto": exported(base, grid, folder / "onto", seed=3, **settings),
+    }
 
 
 def marked_splits():

@@ -142,8 +142,8 @@ class Evaluation(LightningModule):
             found = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
             found |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
             found["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
-            if getattr(self.explainers[name], "own_classes", False):
-                found["own_classes"] = True
+            if getattr(self.explainers[name], "ignores_classes", False):
+                found["ignores_classes"] = True
             self.results[name] = {key: value for key, value in found.items() if value == value}  # NaN: was not measured
         self.log_dict(
             {f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)}

@@ -46,7 +46,7 @@ class Surrogate(TrainingModule):
 
     @property
     def sources(self) -> tuple[()]:
-        raise InputError("a surrogate sees every image under new masks in every epoch: take a datamodule of images")
+        raise InputError("a surrogate sees every image under new masks in every epoch: expected cache=null")
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images (B, C, H, W) → logits (B, K)."""

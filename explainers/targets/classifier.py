@@ -57,13 +57,13 @@ class Classifier(TrainingModule):
         if self.num_classes is None and not names:
             raise InputError(
                 "expected images of known classes, got a data set that names none: take labelled images (data=folder),"
-                " or set explainer.num_classes"
+                " or set module.num_classes"
             )
         if self.num_classes is None:
             self._make_head(len(names))
         elif names and len(names) != self.num_classes:
             raise InputError(
-                f"expected the images to have the {self.num_classes} classes of explainer.num_classes, got {len(names)}"
+                f"expected the images to have the {self.num_classes} classes of module.num_classes, got {len(names)}"
                 f" ({', '.join(names[:5])}{', ...' * (len(names) > 5)}); leave the number out, or correct the folder"
             )
 
@@ -76,8 +76,8 @@ class Classifier(TrainingModule):
         """What a datamodule can store: the embeddings of whole images, where the backbone stays as it is."""
         if self.tune != "head" or self.min_crop is not None:
             raise InputError(
-                f"expected explainer.tune=head and explainer.min_crop=null to store embeddings, got {self.tune} and"
-                f" {self.min_crop}: take a datamodule of images"
+                f"expected module.tune=head and module.min_crop=null to cache embeddings, got {self.tune} and"
+                f" {self.min_crop}: set cache=null"
             )
         return (Features(self.target),)
 
@@ -92,7 +92,7 @@ class Classifier(TrainingModule):
         if lowest < 0 or highest >= logits.shape[-1]:
             raise InputError(
                 f"expected labels from 0 to {logits.shape[-1] - 1}, got {lowest} to {highest}, where -1 is an image"
-                " without a label; take labelled images, or set explainer.num_classes to their classes"
+                " without a label; take labelled images, or set module.num_classes to their classes"
             )
         return F.cross_entropy(logits, labels)
 

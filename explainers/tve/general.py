@@ -37,8 +37,8 @@ class General(nn.Module):
     ) -> None:
         super().__init__()
         self.explainer, self.classifier = explainer.eval(), classifier.eval()
-        self.own_classes = class_map is None
-        self.forward_passes = getattr(explainer, "forward_passes", 1) + self.own_classes
+        self.ignores_classes = class_map is None
+        self.forward_passes = getattr(explainer, "forward_passes", 1) + self.ignores_classes
         if class_map is not None and len(class_map) != target.num_classes:
             raise InputError(
                 f"expected in class_map the general class of each of the task's {target.num_classes} classes, got "

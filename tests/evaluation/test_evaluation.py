@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -16,7 +17,7 @@ from datamodules.digits import Digits
 from explainers.evaluation.module import Evaluation
 from explainers.posthoc.chance import Chance
 from explainers.shapley.kernel_shap import KernelSHAP
-from explainers.training.weights import copy_target
+from explainers.target import weights_hash
 from explainers.tve.oracle import Oracle
 from explainers.vectors.heads import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -133,7 +134,7 @@ def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
     }
     assert len({round(value, 4) for value in results.values()}) == 4
     identity = Evaluation(target, grid, both(target, grid), classes="label", removal="black", levels=5).identity()
-    assert identity["backbone_sha256"] == target.weights_hash()
+    assert identity["backbone_sha256"] == weights_hash(target.backbone)
     assert (identity["classes"], identity["removal"], identity["levels"]) == ("label", "black", 5)
     assert "accuracy" not in identity  # nothing was measured
 
@@ -217,7 +218,7 @@ def test_without_files_the_way_to_give_some_is_told(no_model, tmp_path):
 
 
 def test_self_explaining_models_are_compared_with_the_reference_and_classify(target, grid, digits):
-    own = copy_target(target)
+    own = copy.deepcopy(target)
     own.head = FixedHead(simplex(10, own.embed_dim))
     explaining, exact = SelfExplaining(own, grid, alpha=1), KernelSHAP(target, grid, budget=40)
     names = {"explaining": explaining, "exact": exact}

@@ -13,12 +13,13 @@ from datamodules.datasets import (
     ImageFiles,
     annotated_images,
     box_mask,
-    image_folder,
     resize_short_side,
     spread,
     unlabelled_images,
 )
+from datamodules.folders import image_folder
 from datamodules.mura import mura
+from explainers.errors import InputError
 
 
 def noise(width, height, seed=0):
@@ -170,7 +171,7 @@ def test_a_split_is_a_folder_below_the_root(tmp_path):
     write_folder(tmp_path / "train"), write_folder(tmp_path / "val", per_class=1)
     assert len(image_folder(tmp_path, image_size=8, split="train")) == 12
     assert len(image_folder(str(tmp_path), image_size=8, split="val")) == 3
-    with pytest.raises(FileNotFoundError, match="got .*/test, which is not a folder"):
+    with pytest.raises(InputError, match="got .*/test, which is not a folder"):
         image_folder(tmp_path, image_size=8, split="test")
 
 
@@ -213,10 +214,10 @@ def test_the_images_of_mura_have_the_labels_of_their_studies(tmp_path):
 
 
 def test_a_folder_that_is_not_mura_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected a folder of MURA-v1.1, .*study1_positive.*, got .*/valid"):
+    with pytest.raises(InputError, match="expected a folder of MURA-v1.1, .*study1_positive.*, got .*/valid"):
         mura(write_mura(tmp_path), "valid", image_size=16)
     (tmp_path / "valid").mkdir()
-    with pytest.raises(FileNotFoundError, match="expected images like .*, got none below .*/valid; correct the root"):
+    with pytest.raises(InputError, match="expected images like .*, got none below .*/valid; correct the root"):
         mura(tmp_path, "valid", image_size=16)
     stray = tmp_path / "train" / "XR_HAND" / "overview.png"
     Image.fromarray(RAMP).save(stray)
@@ -244,16 +245,16 @@ def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
 def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
     """Skipping it would hide a missing disk."""
     dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
-    with pytest.raises(FileNotFoundError, match="gone.png"):
+    with pytest.raises(InputError, match="gone.png"):
         dataset[0]
 
 
 def test_wrong_folders_and_annotations_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected a folder with one subfolder per class, got .*nowhere"):
+    with pytest.raises(InputError, match="expected a folder with one subfolder per class, got .*nowhere"):
         image_folder(tmp_path / "nowhere", image_size=8)
-    with pytest.raises(FileNotFoundError, match="got 0 subfolders without images"):
+    with pytest.raises(InputError, match="got 0 subfolders without images"):
         image_folder(tmp_path, image_size=8)
-    with pytest.raises(FileNotFoundError, match="expected images below .*, got none"):
+    with pytest.raises(InputError, match="expected images below .*, got none"):
         unlabelled_images([str(tmp_path)], image_size=8)
     with pytest.raises(ValueError, match="expected a JSON file .*annotations.json, got .*No such file"):
         annotated_images(tmp_path, image_size=8)
@@ -274,7 +275,7 @@ def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):
 
 def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypatch):
     for name in ("CIFAR10", "CIFAR100"):
-        with pytest.raises(FileNotFoundError, match=f"got no {name}; fetch it"):
+        with pytest.raises(InputError, match=f"got no {name}; fetch it"):
             cifar(tmp_path, image_size=64, train=True, name=name)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from datamodules.images import Images
+from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.vectors.heads import (
     FixedHead,
@@ -231,6 +232,6 @@ def test_the_text_head_of_a_data_set_goes_by_its_classes_or_by_the_names_given(t
 
 def test_text_heads_say_in_one_line_that_they_need_open_clip(target, monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(ImportError) as raised:
+    with pytest.raises(InputError) as raised:
         text_of(target, images_of(Few()), CLIP, "", ["{}"])
     assert str(raised.value) == "text heads need open_clip: pip install transferable-explainers[clip]"

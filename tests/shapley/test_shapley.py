@@ -9,12 +9,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 from toys import game
 
-from explainers import complete
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.networks.shapley import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.sampling import shapley_coalitions
 from explainers.shapley.coalitions import CoalitionValues
 from explainers.shapley.module import Shapley, efficient, shapley_loss
+from explainers.sources import complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 ADAM = partial(torch.optim.Adam, lr=3e-3)
@@ -309,7 +310,7 @@ def test_weights_for_another_head_or_grid_are_refused(target, make_target, tmp_p
     other.head = nn.Linear(24, 5)
     with pytest.raises(ValueError, match="or its head"):
         Shapley(other, GRID, Small, weights=path)
-    with pytest.raises(FileNotFoundError, match=re.escape("no trained explainer at nowhere.safetensors")):
+    with pytest.raises(InputError, match=re.escape("no trained explainer at nowhere.safetensors")):
         Shapley(target, GRID, Small, weights="nowhere.safetensors")
 
 

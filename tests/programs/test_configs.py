@@ -196,8 +196,8 @@ def evaluated(tmp_path_factory):
         "explainers.tve.network.width=24",
         "explainers.tve_untrained.network.width=24",
         f"explainers.tve.weights={root / 'tve/explainer.safetensors'}",
-        *(f"tasks.{task}.head={root / task}.safetensors" for task in tasks),
-        *(f"tasks.{task}.data.test.size=5" for task in tasks),
+        *(f"tasks.{task}.target.head={root / task}.safetensors" for task in tasks),
+        *(f"tasks.{task}.data.size.test=5" for task in tasks),
         *(f"tasks.{task}.data.batch_size=3" for task in tasks),
         folder=root / "run",
     )

@@ -11,10 +11,12 @@ from PIL import Image
 from test_images import as_rank, fit, indices
 
 from datamodules import write_beton as writing
-from datamodules.datasets import CorruptImage, image_folder
+from datamodules.datasets import CorruptImage
 from datamodules.ffcv import FFCV
+from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.write_beton import check_beton, main, write_beton
+from explainers.errors import InputError
 
 pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
@@ -173,7 +175,7 @@ def test_a_beton_without_index_is_read_too(tmp_path, datamodule):
 
 
 def test_a_missing_beton_says_how_to_write_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected a .beton file .*a.beton, got none; write it: python -m"):
+    with pytest.raises(InputError, match=r"expected a .beton file .*a.beton, got none; write it: python -m"):
         FFCV(val=str(tmp_path / "a.beton")).setup("validate")
     with pytest.raises(ValueError, match="expected a .beton file for test, got none; set data.test"):
         FFCV(val="a.beton").test_dataloader()
@@ -294,5 +296,5 @@ def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path,
 def test_without_ffcv_there_is_one_line_of_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ffcv", None)
     for use in (FFCV(val="a.beton").val_dataloader, partial(write_beton, tmp_path, tmp_path / "a.beton")):
-        with pytest.raises(ImportError, match="FFCV is not installed .*: run `make ffcv`, or use .*folder"):
+        with pytest.raises(InputError, match="FFCV is not installed .*: run `make ffcv`, or use .*folder"):
             use()

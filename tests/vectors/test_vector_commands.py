@@ -12,8 +12,8 @@ TINY = (
     "target=tiny",
     "grid.patch_size=16",
     "projection@explainer.projection=simplex",
-    "data.train.size=24",
-    "data.val.size=9",
+    "data.size.train=24",
+    "data.size.val=9",
 )
 FAST = ("trainer.max_epochs=2", "data.batch_size=8", "logger=csv", "callbacks=train", *QUIET)
 
@@ -25,9 +25,7 @@ def runs(tmp_path_factory):
     cache = f"cache_dir={root / 'cache'}"
     plain, other = root / "plain/model.safetensors", root / "small/model.safetensors"
     for domain in ("plain", "small"):
-        train(
-            "experiment=quickstart_predicting", *TINY, *FAST, cache, f"data.train.domain={domain}", folder=root / domain
-        )
+        train("experiment=quickstart_predicting", *TINY, *FAST, cache, f"data.domain={domain}", folder=root / domain)
     few = ("explainer.labels.budget=20", cache)
     train(
         "experiment=quickstart_explaining", *TINY, *FAST, *few, f"explainer.teacher={plain}", folder=root / "explaining"
@@ -35,8 +33,8 @@ def runs(tmp_path_factory):
     models = (f"explainer.predicting={plain}", f"explainer.explaining={root / 'explaining/model.safetensors'}")
     train(
         "experiment=quickstart_vector",
-        *("target=tiny", "grid.patch_size=16", "data.val.size=9", "data.test.size=7", "logger=csv", *QUIET),
-        *(*few, *models, f"explainer.onto={other}", "data.train.domain=small"),
+        *("target=tiny", "grid.patch_size=16", "data.size.val=9", "data.size.test=7", "logger=csv", *QUIET),
+        *(*few, *models, f"explainer.onto={other}", "data.domain=small"),
         folder=root / "vector",
     )
     return root
@@ -89,7 +87,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         ),
         "~tasks.small.explainers.upper_bound",
         *(f"tasks.small.explainers.{name}.weights={runs / run}/model.safetensors" for name, run in weights.items()),
-        *(f"tasks.small.head={runs / 'small/model.safetensors'}", "tasks.small.data.test.size=5"),
+        *(f"tasks.small.target.head={runs / 'small/model.safetensors'}", "tasks.small.data.size.test=5"),
         "target._target_=explainers.self_explaining.exported_target",
         folder=runs / "evaluation",
     )

@@ -10,6 +10,7 @@ from conftest import TINY_VIT
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
+from explainers.errors import InputError
 from explainers.networks.shapley import LightShapleyNetwork
 from explainers.sampling import random_coalitions, stream
 from explainers.shapley.module import Shapley
@@ -98,7 +99,7 @@ def test_an_exported_surrogate_is_a_checkpoint_of_timm_and_can_be_explained(make
 
 
 def test_a_surrogate_that_is_missing_or_of_another_model_is_said(make_target, grid, images, tmp_path):
-    with pytest.raises(FileNotFoundError, match=re.escape("no model at nowhere.safetensors: train one")):
+    with pytest.raises(InputError, match=re.escape("no model at nowhere.safetensors: train one")):
         Shapley(make_target(), grid, LIGHT, surrogate="nowhere.safetensors")
     Surrogate(make_target(), grid, ADAM).export(tmp_path)
     path = str(tmp_path / "target.safetensors")

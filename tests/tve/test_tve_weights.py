@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from toys import ADAM, LIGHT, Small, equal, fit, state
 
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.target import weights_hash
 from explainers.tve.module import TVE
 
 
@@ -33,7 +35,7 @@ def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, 
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert checkpoint["state_dict"]
     assert all(name.startswith("network.") for name in checkpoint["state_dict"])
-    assert checkpoint["identity"]["backbone_sha256"] == target.weights_hash()
+    assert checkpoint["identity"]["backbone_sha256"] == weights_hash(target.backbone)
 
 
 def test_a_checkpoint_of_another_width_is_refused(target, make_target, grid, images, tmp_path):
@@ -79,7 +81,7 @@ def test_weights_of_another_width_or_grid_are_refused_with_both_numbers(target, 
 
 def refused(source, own):
     """What is said of weights of `source` in the hands of another backbone."""
-    hashes = [re.escape(target.weights_hash()[:12]) for target in (source, own)]
+    hashes = [re.escape(weights_hash(target.backbone)[:12]) for target in (source, own)]
     assert hashes[0] != hashes[1]
     return pytest.raises(
         ValueError, match=r"SHA-256 {}\) than this .*\({}\).* allow_finetuned_backbone".format(*hashes)
@@ -93,7 +95,7 @@ def test_an_explainer_of_other_weights_of_the_backbone_needs_to_be_allowed(targe
         TVE(finetuned, grid, LIGHT, weights=path)
     tve = TVE(finetuned, grid, LIGHT, weights=path, allow_finetuned_backbone=True)
     assert equal(state(tve.network), state(trained.network))
-    assert tve.identity()["backbone_sha256"] == finetuned.weights_hash()  # what it explains from now on
+    assert tve.identity()["backbone_sha256"] == weights_hash(finetuned.backbone)  # what it explains from now on
 
 
 def test_a_checkpoint_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):
@@ -116,5 +118,5 @@ def test_finetuning_goes_on_from_its_own_checkpoint(target, make_target, grid, i
 
 
 def test_weights_that_are_not_there_are_asked_for(target, grid):
-    with pytest.raises(FileNotFoundError, match=re.escape("no trained explainer at nowhere.safetensors")):
+    with pytest.raises(InputError, match=re.escape("no trained explainer at nowhere.safetensors")):
         TVE(target, grid, Small, weights="nowhere.safetensors")

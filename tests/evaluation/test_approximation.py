@@ -142,7 +142,7 @@ def test_a_number_of_patches_that_cannot_be_correlated_is_refused(target, grid, 
 
 def test_the_study_leaves_its_table_and_figure(tmp_path):
     overrides = ("target=tiny", "data@tasks.imagenet.data=digits", "tasks.imagenet.data.num_workers=0")
-    small = ("tasks.imagenet.data.test.size=3", "tasks.imagenet.data.eval_batch_size=2", "evaluation.patches=2")
+    small = ("tasks.imagenet.data.size.test=3", "tasks.imagenet.data.eval_batch_size=2", "evaluation.patches=2")
     evaluate("experiment=eval_two_point", *overrides, *small, "evaluation.subsets=[2,3]", *QUIET, folder=tmp_path)
     found = json.loads((tmp_path / "results.json").read_text())["results"]["imagenet"]["two_point"]
     assert len(found["attribution"]) == len(found["expectation_3"]) == 6

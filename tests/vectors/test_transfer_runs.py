@@ -1,22 +1,25 @@
 """What a sweep of explainability vectors tests, logs, warns of and refuses."""
 
+import copy
 from functools import partial
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from datamodules.attributions import Attributions
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from safetensors.torch import save_file
 from test_train import csv_rows
 from toys import SILENT, Marked, exported, marked_splits, three_models
 
+from datamodules.cached import Cached
 from datamodules.images import Images
 from datamodules.store import Store
 from explainers.masking import PatchGrid
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.training.weights import copy_target, part, read_network
+from explainers.target import weights_hash
+from explainers.training.state_dicts import part
+from explainers.training.weights import read_network
 from explainers.vectors.module import ExplainabilityVector
 from explainers.vectors.self_explaining import exported_target
 from explainers.vectors.task_arithmetic import cosine, vector
@@ -34,7 +37,7 @@ def files(target, grid, tmp_path):
 def build(target, grid, files):
     def build(base=target, over=grid, **settings):
         settings = {"lambda_1": [1.0], "lambda_2": [0.0, 0.5, 1.0], "labels": LABELS, "k": 3} | files | settings
-        return ExplainabilityVector(copy_target(base), over, **settings)
+        return ExplainabilityVector(copy.deepcopy(base), over, **settings)
 
     return build
 
@@ -151,7 +154,7 @@ def test_a_model_of_another_kind_or_of_another_base_is_refused_with_both(
     path = exported(resnet, PatchGrid(32, 32), tmp_path / "resnet", alpha=alpha, seed=1)
     refused(build, rf"a vit_tiny_patch16_224 for explainer\.{role}, got test_resnet in .*resnet/", **{role: path})
     path = exported(other, grid, tmp_path / "other", alpha=alpha, seed=1)
-    hashes = target.weights_hash()[:12], other.weights_hash()[:12]
+    hashes = weights_hash(target.backbone)[:12], weights_hash(other.backbone)[:12]
     refused(build, rf"explainer\.{role} a model .* {hashes[0]}\), got one from another \({hashes[1]}\)", **{role: path})
 
 
@@ -186,7 +189,7 @@ def test_attributions_on_another_grid_are_kept_apart(build, target, files, tmp_p
     for grid in (PatchGrid(32, 8), PatchGrid(32, 16), PatchGrid(32, 8)):
         _, arguments = marked_splits()
         module = build(over=grid, k=2)
-        trainer().validate(module, Attributions(str(tmp_path / "rows"), 4, **arguments), verbose=False)
+        trainer().validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4), verbose=False)
         labels = LABELS(exported_target(target, files["onto"]), grid)
         key = labels.key() | {"images": "marked 1", "precision": "32-true"}
         store = Store(tmp_path / "rows", key, 7)

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 from torch.utils.data import Dataset
 
-from datamodules.datasets import image_folder
+from datamodules.folders import image_folder
 from datamodules.images import Images
 
 

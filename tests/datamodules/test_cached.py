@@ -4,17 +4,18 @@ from functools import partial
 
 import pytest
 import torch
-from datamodules.attributions import Attributions
 from lightning import Trainer
 from PIL import Image
 from torch.utils.data import Dataset
 from toys import SILENT, Small
 
-from datamodules.datasets import image_folder, unlabelled_images
+from datamodules.cached import Cached
+from datamodules.datasets import unlabelled_images
 from datamodules.digits import Digits
+from datamodules.folders import image_folder
 from datamodules.images import Images
 from explainers.networks.light import LightNetwork
-from explainers.target import Features
+from explainers.sources import Features
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.tve.module import TVE
 
@@ -44,7 +45,7 @@ ONCE = [*range(6), *range(3)]
 
 
 def stored(folder, train=TRAIN):
-    return Attributions(str(folder), 4, train, VAL, batch_size=3, num_workers=0)
+    return Cached(Images(train, VAL, batch_size=3, num_workers=0), str(folder), 4)
 
 
 def fit(tve, data, **settings):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from toys import ADAM, LIGHT, Given, Perfect, Small, batch_of, equal, fit, state
 
-from explainers import complete
+from explainers.sources import complete
 from explainers.tve.module import TVE
 from explainers.tve.oracle import Oracle
 

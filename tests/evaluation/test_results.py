@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from explainers.errors import InputError
 from explainers.evaluation.results import ResultsFile, read
 
 CONFIG = {
@@ -193,5 +194,5 @@ def test_another_file_is_refused_by_name(tmp_path, text):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no results at .*nowhere.json: .*eval.py"):
+    with pytest.raises(InputError, match="no results at .*nowhere.json: .*eval.py"):
         read([tmp_path / "nowhere.json"])

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from explainers import runs
 
 TVE_RUN = ("target=tiny", "data=digits", "explainer=tve_light", "explainer.network.width=24", "logger=csv", *QUIET)
-SIZES = ("data.train.size=16", "data.val.size=7", "data.test.size=7")
+SIZES = ("data.size.train=16", "data.size.val=7", "data.size.test=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
 
 
@@ -126,8 +126,8 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     command = [
         *("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", "~explainers.tve", "~tasks.loop", *QUIET),
         "explainers.tve_untrained.network.width=24",
-        *(f"tasks.{task}.head={tmp_path / 'head.safetensors'}" for task in tasks),
-        *(f"tasks.{task}.data.test.size=7" for task in tasks),
+        *(f"tasks.{task}.target.head={tmp_path / 'head.safetensors'}" for task in tasks),
+        *(f"tasks.{task}.data.size.test=7" for task in tasks),
         *(f"tasks.{task}.data.batch_size=2" for task in tasks),
     ]
     evaluate(*command, folder=tmp_path / "one")

@@ -9,6 +9,7 @@ from commands import ROOT, composed
 from hydra.utils import get_method
 from matplotlib.colors import to_hex
 
+from explainers.errors import InputError
 from explainers.evaluation.figures import (
     ablation_bars,
     approximation_scatter,
@@ -188,7 +189,7 @@ def test_theorem_1_shows_error_bound_epsilon_and_how_many_patches_they_are_of(lo
 
 
 def test_a_log_without_the_columns_or_rows_is_named(log, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no metrics at .*nowhere.csv"):
+    with pytest.raises(InputError, match="no metrics at .*nowhere.csv"):
         loss_curves({"a": tmp_path / "nowhere.csv"})
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(ValueError, match="empty.csv: expected the columns step, train/loss, got no step, train/loss"):
@@ -241,7 +242,7 @@ def test_errors_of_transfers_are_drawn_against_the_similarity_of_their_tasks(tmp
     (axis,) = similarity_scatter(tmp_path).axes
     assert axis.lines[0].get_xydata().tolist() == [[0.1, 3.0], [0.2, 2.0], [0.3, 1.0]]  # none onto itself
     assert axis.get_title() == "3 transfers: r = -1.00"
-    with pytest.raises(FileNotFoundError, match="expected 3 transfers or more"):
+    with pytest.raises(InputError, match="expected 3 transfers or more"):
         similarity_scatter(tmp_path / "a")
 
 
@@ -268,7 +269,7 @@ def test_a_benchmark_without_the_part_is_named(tmp_path):
     (tmp_path / "x.json").write_text('{"machine": {}}')
     with pytest.raises(ValueError, match="x.json: expected throughput .*got machine"):
         throughput_bars(tmp_path / "x.json")
-    with pytest.raises(FileNotFoundError, match="benchmarks/explain.py"):
+    with pytest.raises(InputError, match="benchmarks/explain.py"):
         cost_of_tasks(tmp_path / "nowhere.json")
 
 

@@ -12,6 +12,7 @@ from hydra.errors import MissingConfigException
 from safetensors.torch import save_file
 
 from explainers import runs
+from explainers.errors import InputError
 
 SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
 TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", *QUIET)
@@ -52,8 +53,8 @@ def test_a_missing_folder_is_named(data, tmp_path, no_download):
 
 
 def test_missing_images_of_the_last_task_show_before_the_first_is_measured(tmp_path, no_download):
-    missing = ("+data@tasks.mine.data=folder", "+tasks.mine.head=null", f"data_dir={tmp_path / 'nothing'}")
-    message = error(evaluate, *EVALUATION, *missing, "tasks.odd.data.test.size=4", folder=tmp_path / "run")
+    missing = ("+data@tasks.mine.data=folder", "+tasks.mine.target.head=null", f"data_dir={tmp_path / 'nothing'}")
+    message = error(evaluate, *EVALUATION, *missing, "tasks.odd.data.size.test=4", folder=tmp_path / "run")
     assert str(tmp_path / "nothing/val") in message
 
 
@@ -118,7 +119,9 @@ def test_the_explainer_of_another_grid_is_refused_with_both_grids(trained, tmp_p
 
 def test_the_head_of_another_backbone_is_refused_with_both_widths(tmp_path):
     save_file({"weight": torch.zeros(2, 24), "bias": torch.zeros(2)}, tmp_path / "head.safetensors")
-    message = error(evaluate, *EVALUATION, f"tasks.odd.head={tmp_path / 'head.safetensors'}", folder=tmp_path / "run")
+    message = error(
+        evaluate, *EVALUATION, f"tasks.odd.target.head={tmp_path / 'head.safetensors'}", folder=tmp_path / "run"
+    )
     assert "width 24" in message and "48" in message
 
 
@@ -130,7 +133,7 @@ def test_a_grid_that_does_not_divide_the_image_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("function", "override", "told"),
     [
-        (evaluate, "tasks.odd.head={}", "experiment=linear_head"),
+        (evaluate, "tasks.odd.target.head={}", "experiment=linear_head"),
         (train, "explainer.weights={}", "train.py"),
         (train, "ckpt_path={}", "[Cc]heckpoint"),
     ],
@@ -156,7 +159,7 @@ def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
 
 def test_the_traceback_can_be_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InputError):
         train(*TVE_RUN, "data=folder", f"data_dir={tmp_path}", folder=tmp_path / "run")
 
 
@@ -189,15 +192,15 @@ HEAD_RUN = ("target=tiny", "data.num_workers=0", *QUIET)
 
 @pytest.mark.parametrize("experiment", ["linear_head", "full_finetuning"])
 def test_another_number_of_classes_than_the_folder_has_is_refused_with_both(experiment, two_classes, tmp_path):
-    command = (f"experiment={experiment}", "data=folder", f"data.train.root={two_classes}", f"cache_dir={tmp_path}")
-    message = error(train, *command, *HEAD_RUN, "explainer.num_classes=3", folder=tmp_path / "run")
-    assert "the 3 classes of explainer.num_classes, got 2 (cat, dog)" in message and "leave the number out" in message
+    command = (f"experiment={experiment}", "data=folder", f"data.root={two_classes}", f"cache_dir={tmp_path}")
+    message = error(train, *command, *HEAD_RUN, "module.num_classes=3", folder=tmp_path / "run")
+    assert "the 3 classes of module.num_classes, got 2 (cat, dog)" in message and "leave the number out" in message
 
 
 def test_a_single_class_is_too_few_for_a_head_and_enough_for_an_explainer(tmp_path):
     for split in ("train", "val"):
         draw_images(tmp_path / split, count=8, classes=("all",))
-    data = ("data=folder", f"data.train.root={tmp_path}", "data.num_workers=0", "data.batch_size=8")
+    data = ("data=folder", f"data.root={tmp_path}", "data.num_workers=0", "data.batch_size=8")
     message = error(train, "experiment=full_finetuning", *HEAD_RUN, *data, folder=tmp_path / "head")
     assert "at least 2 classes to tell apart, got 1; add images of another class" in message
     train(*TVE_RUN, *data, "debug=fast", folder=tmp_path / "tve")
@@ -206,20 +209,20 @@ def test_a_single_class_is_too_few_for_a_head_and_enough_for_an_explainer(tmp_pa
 @pytest.mark.parametrize("number", ["null", "2"])
 def test_images_without_labels_give_no_head(number, two_classes, tmp_path):
     roots = [f"data.{split}.roots=[{two_classes / split}]" for split in ("train", "val")]
-    command = ("experiment=linear_head", "data=attributions", *roots, *HEAD_RUN, f"cache_dir={tmp_path}")
-    message = error(train, *command, f"explainer.num_classes={number}", folder=tmp_path / "run")
+    command = ("experiment=linear_head", "data=unlabelled", "cache=sources", *roots, *HEAD_RUN, f"cache_dir={tmp_path}")
+    message = error(train, *command, f"module.num_classes={number}", folder=tmp_path / "run")
     assert "take labelled images" in message
 
 
 def test_embeddings_of_a_backbone_in_training_are_not_stored(two_classes, tmp_path):
-    command = ("experiment=linear_head", "data=folder", f"data.train.root={two_classes}", f"cache_dir={tmp_path}")
-    message = error(train, *command, *HEAD_RUN, "explainer.tune=all", folder=tmp_path / "run")
-    assert "explainer.tune=head" in message and "take a datamodule of images" in message
+    command = ("experiment=linear_head", "data=folder", f"data.root={two_classes}", f"cache_dir={tmp_path}")
+    message = error(train, *command, *HEAD_RUN, "module.tune=all", folder=tmp_path / "run")
+    assert "module.tune=head" in message and "take a datamodule of images" in message
 
 
 def test_a_class_that_only_the_validation_images_have_is_named(tmp_path, no_download):
     draw_images(tmp_path / "train"), draw_images(tmp_path / "val", classes=("cat", "cow"))
-    command = ("experiment=full_finetuning", "data=folder", f"data.train.root={tmp_path}")
+    command = ("experiment=full_finetuning", "data=folder", f"data.root={tmp_path}")
     message = error(train, *command, *HEAD_RUN, folder=tmp_path / "run")
     assert "['cow', 'dog']" in message and "add the missing folders" in message
 

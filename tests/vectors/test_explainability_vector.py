@@ -1,20 +1,23 @@
 """The sweep of λ₁ and λ₂, what it chooses, and what it leaves behind."""
 
+import copy
 from functools import partial
 
 import pytest
 import references
 import torch
-from datamodules.attributions import Attributions, StoredRows
 from lightning import Trainer
 from safetensors.torch import load_file
 from scipy.stats import spearmanr
 from toys import SILENT, Marked, marked_splits, three_models
 
+from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
 from explainers import explainability_vector, self_explaining
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.training.weights import copy_target, part, read_network
+from explainers.target import weights_hash
+from explainers.training.state_dicts import part
+from explainers.training.weights import read_network
 from explainers.vectors.module import ExplainabilityVector
 from explainers.vectors.self_explaining import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
@@ -33,7 +36,7 @@ def files(target, grid, tmp_path):
 def build(target, grid, files):
     def build(lambda_1=(1.0,), **settings):
         settings = {"labels": LABELS, "k": 3} | files | settings
-        return ExplainabilityVector(copy_target(target), grid, lambda_1=lambda_1, **settings)
+        return ExplainabilityVector(copy.deepcopy(target), grid, lambda_1=lambda_1, **settings)
 
     return build
 
@@ -103,13 +106,13 @@ def test_a_sweep_reads_every_image_once_and_builds_the_model_once(build, monkeyp
 
 def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tmp_path, monkeypatch):
     sets, arguments = marked_splits()
-    validate(build(lambda_2=[1.0]), Attributions(str(tmp_path / "rows"), 4, **arguments))
+    validate(build(lambda_2=[1.0]), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
     assert sets["val"].read == 2 * list(range(7))  # for the pixels, and for the labels
     sets["val"].read.clear()
     rows, own = [], StoredRows.__getitem__
     monkeypatch.setattr(StoredRows, "__getitem__", lambda self, index: rows.append(index) or own(self, index))
     module, computed = build(lambda_2=SWEEP), build(lambda_2=SWEEP)
-    validate(module, Attributions(str(tmp_path / "rows"), 4, **arguments))
+    validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4))
     assert rows == list(range(7)) and not sets["val"].read
     validate(computed)
     for row, expected in zip(module.sweep, computed.sweep, strict=True):
@@ -193,9 +196,9 @@ def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, files, weig
         assert all(saved[name].numpy().tobytes() == wanted[name].numpy().tobytes() for name in wanted)
     assert torch.equal(exported_target(target, path)(images), models(1.0, 0.7)(images))
     identity = read_network(path)[0]
-    hashes = {f"{role}_sha256": exported_target(target, path).weights_hash() for role, path in files.items()}
-    told = {"base_sha256": target.weights_hash(), "lambda_1": "1.0", "lambda_2": "0.7", "alpha": "transferred"}
+    hashes = {f"{role}_sha256": weights_hash(exported_target(target, path).backbone) for role, path in files.items()}
+    told = {"base_sha256": weights_hash(target.backbone), "lambda_1": "1.0", "lambda_2": "0.7", "alpha": "transferred"}
     assert (hashes | told).items() <= identity.items()
-    assert identity["backbone_sha256"] == models(1.0, 0.7).weights_hash()
+    assert identity["backbone_sha256"] == weights_hash(models(1.0, 0.7).backbone)
     of_vector = read_network(folder / "vector.safetensors")[0]
-    assert of_vector["predicting"] == hashes["predicting_sha256"] and of_vector["base"] == target.weights_hash()
+    assert of_vector["predicting"] == hashes["predicting_sha256"] and of_vector["base"] == weights_hash(target.backbone)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text().replace("\\\n", " ")
 COMMANDS = sorted(set(re.findall(r"python (train|eval)\.py ([^\n`#]*)", TEXT)))
 MAKE = sorted(set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)?)\b", TEXT)))
