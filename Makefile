@@ -8,7 +8,7 @@ FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv demo demo-vectors test lint lock clean
+.PHONY: help setup ffcv demo demo-vectors test coverage lint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,7 +19,7 @@ setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothin
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --python .venv --require-hashes -r requirements.txt
+	$(BIN)/uv pip install --quiet --python .venv --compile-bytecode --require-hashes -r requirements.txt
 	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -36,28 +36,32 @@ setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothin
 
 ffcv: .venv/ffcv ## build FFCV, once its system packages are there
 
-# Several threads spend more time waiting for one another than computing these small models.
+# Several threads spend more time waiting for one another than computing these small models: two processes work better.
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
+QUIET := hydra/hydra_logging=disabled callbacks.progress=null
 
 demo: setup ## train and measure TVE on the embedded digits: a table, curves and heatmaps in runs/quickstart_eval
-	$(BIN)/python train.py experiment=quickstart_target
-	$(BIN)/python train.py experiment=quickstart_tve
-	$(BIN)/python train.py -m experiment=quickstart_head data.task=odd,five_or_more,loop
-	$(BIN)/python eval.py experiment=quickstart_eval
+	@$(BIN)/python train.py experiment=quickstart_target
+	@$(BIN)/python train.py -m experiment=quickstart_head data.task=odd,five_or_more,loop $(QUIET) & \
+	  $(BIN)/python train.py experiment=quickstart_tve && wait $$!
+	@$(BIN)/python eval.py experiment=quickstart_eval
 
-# Two processes at a time, each with some of the domains: $(call by_domain,<experiment>,<domains>,<domains>)
-by_domain = $(BIN)/python train.py -m experiment=$(1) data.domain=$(2) trainer.enable_progress_bar=false & \
-  $(BIN)/python train.py -m experiment=$(1) data.domain=$(3) trainer.enable_progress_bar=false && wait $$!
+# Two processes at a time, each with some of the domains: $(call by_domain,<experiment>,<domains>,<options>,<domains>)
+by_domain = $(BIN)/python train.py -m experiment=$(1) data.domain=$(2) $(3) & \
+  $(BIN)/python train.py -m experiment=$(1) data.domain=$(4) $(3) && wait $$!
 
 demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
-	$(BIN)/python train.py experiment=quickstart_base
-	$(call by_domain,quickstart_predicting,plain$(comma)inverted,coloured$(comma)small)
-	$(call by_domain,quickstart_explaining,plain$(comma)inverted,coloured$(comma)small)
-	$(call by_domain,quickstart_vector,inverted,coloured$(comma)small)
-	$(BIN)/python eval.py experiment=quickstart_vectors_eval
+	@$(BIN)/python train.py experiment=quickstart_base
+	@$(call by_domain,quickstart_predicting,plain$(comma)inverted,$(QUIET),coloured$(comma)small)
+	@$(call by_domain,quickstart_explaining,plain$(comma)inverted,$(QUIET),coloured$(comma)small)
+	@$(call by_domain,quickstart_vector,inverted,hydra/hydra_logging=disabled,coloured$(comma)small)
+	@$(BIN)/python eval.py experiment=quickstart_vectors_eval
 
-test: setup lint ## lint, type-check and test
-	$(BIN)/python -m pytest --cov --cov-report=term --durations=15
+test: setup lint ## lint, type-check and test, on two cores
+	$(BIN)/python -m pytest -n 2 --durations=10
+
+coverage: setup ## run the tests and report which lines they reach
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check .

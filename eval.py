@@ -17,7 +17,7 @@ from explainers.evaluation.results import ResultsFile, read_columns
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     folder = runs.run_dir()
-    if not cfg.tasks and not cfg.results.files:
+    if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     file = ResultsFile(folder / "results.json", resolved, cfg.fresh)
@@ -33,8 +33,8 @@ def evaluate(cfg: DictConfig) -> None:
         seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
         evaluation = build(cfg, settings)
         announce(task, len(data[task].dataset("test")), evaluation.forward_passes)
-        heatmaps = instantiate(cfg.heatmaps, name=task)
-        trainer = instantiate(cfg.trainer, callbacks=[heatmaps], logger=runs.build_all(cfg.logger))
+        callbacks = [instantiate(node, name=task) for node in (cfg.heatmaps, cfg.progress)]
+        trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)
         file.add(task, evaluation)
     publish(cfg)
@@ -71,6 +71,7 @@ def publish(cfg: DictConfig) -> None:
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")
 def main(cfg: DictConfig) -> None:
+    runs.quiet_libraries()
     with runs.errors_in_one_line():
         evaluate(cfg)
 

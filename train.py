@@ -1,6 +1,7 @@
 """Train what the configuration names: an explainer, or a target to explain. `python train.py experiment=tve_vitb`."""
 
 import json
+import time
 from pathlib import Path
 
 import hydra
@@ -14,9 +15,9 @@ from explainers.errors import InputError
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
-    folder = runs.run_dir()
+    folder, start = runs.run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
-    seed_everything(cfg.seed, workers=True)
+    seed_everything(cfg.seed, workers=True, verbose=False)
     data = instantiate(cfg.data)
     if cfg.get("cache") is not None:
         data = instantiate(cfg.cache)(data)
@@ -42,6 +43,7 @@ def train(cfg: DictConfig) -> float | None:
     runs.write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
     if trainer.is_global_zero and not trainer.fast_dev_run:
         module.export(folder)
+    runs.summarise(cfg, metrics, time.monotonic() - start)
     return metrics.get(cfg.objective)
 
 
@@ -61,6 +63,7 @@ def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
 
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")
 def main(cfg: DictConfig) -> float | None:
+    runs.quiet_libraries()
     with runs.errors_in_one_line():
         return train(cfg)
 

@@ -1,13 +1,14 @@
-"""Images per second of this project's KernelSHAP and of captum's, in one run.
+"""Speed of this project's KernelSHAP and of captum's KernelSHAP, measured in one run.
 
     python benchmarks/kernelshap.py --threads 1                  # ViT-Ti/16, 7 × 7 patches of 32 pixels, 500 coalitions
     python benchmarks/kernelshap.py --target-size base --images 1 --output kernelshap.json
 
-Both ask the same model, with random weights, about the same coalitions of patches of the same images, and about all
-patches and none, and explain the probability of the predicted class. A hidden patch is 0 after normalisation. captum is
-given our coalitions, because those that it draws itself differ, and by far more than the fits do. It explains image by
-image, once with its default of 1 perturbation an evaluation and once with `--perturbations-per-eval`. Methods take
-turns, round by round, after a call with a few coalitions that is not counted. Compare the numbers of one run only.
+Both explain the probability of the predicted class of the same model (random weights) for the same images and the same
+coalitions of patches, which include all patches and no patch. A hidden patch is 0 after normalisation. captum gets our
+coalitions, because its own random coalitions would change the values far more than its fit does. captum explains one
+image at a time: once with its default of 1 perturbation per evaluation, and once with `--perturbations-per-eval`. In
+every round each method runs once, after a call with few coalitions that is not counted. Compare numbers of the same run
+only.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import torch
 from captum.attr import KernelShap
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folders beside this one are not installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 from benchmarks.explain import device_name, wait
 from explainers.masking import PatchGrid
@@ -35,7 +36,7 @@ from explainers.sampling import shapley_coalitions, stream
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
 
-SEED = 1  # of the coalitions
+SEED = 1  # seed of the coalitions
 SIZES: dict[str, tuple[PatchGrid, dict[str, Any]]] = {
     "tiny": (
         PatchGrid(24, 8),
@@ -55,11 +56,15 @@ SIZES: dict[str, tuple[PatchGrid, dict[str, Any]]] = {
     "small": (PatchGrid(224, 32), {"model_name": "vit_tiny_patch16_224"}),
     "base": (PatchGrid(224, 32), {"model_name": "vit_base_patch16_224"}),
 }
-"""The patches that are explained, and the model, of every `--target-size`; the first is for tests."""
+"""`--target-size` → patches to explain, and arguments of timm.create_model; the first size is for tests."""
 
 
 def build(size: str, device: torch.device) -> tuple[TargetModel, PatchGrid]:
-    """A model of 10 classes, of which every probability moves with the image: fresh heads give nearly constant ones."""
+    """A model of 10 classes, and its patches.
+
+    The head's weights are drawn from a standard normal distribution, because the probabilities of timm's initial head
+    are almost the same for all images.
+    """
     grid, arguments = SIZES[size]
     model = timm.create_model(**arguments, pretrained=False, num_classes=10)
     target = TargetModel(model)
@@ -68,7 +73,7 @@ def build(size: str, device: torch.device) -> tuple[TargetModel, PatchGrid]:
 
 
 def feature_mask(grid: PatchGrid, device: torch.device) -> Tensor:
-    """The number of the patch of every pixel, (1, 1, H, W)."""
+    """Patch number of every pixel, (1, 1, H, W)."""
     patches = torch.arange(grid.num_patches, device=device).view(1, 1, grid.side, grid.side)
     return patches.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)
 
@@ -76,12 +81,12 @@ def feature_mask(grid: PatchGrid, device: torch.device) -> Tensor:
 def explain_ours(
     target: TargetModel, grid: PatchGrid, chunk_size: int, images: Tensor, classes: Tensor, budget: int
 ) -> Tensor:
-    """(B, N), `budget` coalitions besides all patches and none."""
+    """Shapley values (B, N) by this project; `budget` coalitions, and in addition all patches and no patch."""
     return KernelSHAP(target, grid, budget, chunk_size=chunk_size, seed=SEED)(images, classes).flatten(1)
 
 
 def coalitions(grid: PatchGrid, budget: int, device: torch.device) -> Tensor:
-    """Those that `KernelSHAP` asks about, as captum has them: 1 for a patch that is visible, else 0, (budget, N)."""
+    """The coalitions of `KernelSHAP` in captum's form: 1 for a visible patch, 0 for a hidden one, (budget, N)."""
     seed = stream("coalitions", SEED, 0)
     return shapley_coalitions(torch.zeros(1, dtype=torch.long, device=device), grid.num_patches, budget, seed)[0].long()
 
@@ -89,13 +94,13 @@ def coalitions(grid: PatchGrid, budget: int, device: torch.device) -> Tensor:
 def explain_captum(
     target: TargetModel, grid: PatchGrid, batch: int, images: Tensor, classes: Tensor, budget: int
 ) -> Tensor:
-    """(B, N), of the coalitions of `explain_ours`, `batch` of them in a forward pass."""
-    drawn = coalitions(grid, budget, images.device)
+    """Shapley values (B, N) by captum for the coalitions of `explain_ours`, `batch` coalitions per forward pass."""
+    visible = coalitions(grid, budget, images.device)
 
-    def given(original: Tensor, **_: Any) -> Iterator[Tensor]:
-        yield torch.ones_like(drawn[:1])
-        yield torch.zeros_like(drawn[:1])
-        yield from drawn.split(1)
+    def coalition_by_coalition(original: Tensor, **_: Any) -> Iterator[Tensor]:
+        yield torch.ones_like(visible[:1])
+        yield torch.zeros_like(visible[:1])
+        yield from visible.split(1)
 
     settings = {
         "feature_mask": feature_mask(grid, images.device),
@@ -104,91 +109,98 @@ def explain_captum(
         "return_input_shape": False,
     }
     shap, normalised = KernelShap(target.probabilities), target.normalise(images)
-    shap.perturb_func = given
-    found = [shap.attribute(normalised[i : i + 1], 0, int(classes[i]), **settings) for i in range(len(images))]
-    return torch.cat(found)
+    shap.perturb_func = coalition_by_coalition
+    values = [shap.attribute(normalised[i : i + 1], 0, int(classes[i]), **settings) for i in range(len(images))]
+    return torch.cat(values)
 
 
 def take_turns(
     calls: Mapping[str, Callable[..., Tensor]], images: Tensor, classes: Tensor, budget: int, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, Tensor]]:
-    """The seconds of every call in each round, and what it found; a first call with few coalitions is not counted."""
+    """Seconds of every call in each round, and its values; a first call with few coalitions is not counted."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    found = {name: call(images, classes, budget=2) for name, call in calls.items()}
+    values = {name: call(images, classes, budget=2) for name, call in calls.items()}
     for _ in range(rounds):
         for name, call in calls.items():
             wait(images.device)
             start = time.perf_counter()
-            found[name] = call(images, classes, budget=budget)
+            values[name] = call(images, classes, budget=budget)
             wait(images.device)
             taken[name].append(time.perf_counter() - start)
-    return taken, found
+    return taken, values
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is written with `--output`."""
+    """All measured numbers, with the settings and the machine, as `--output` writes them."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
     device = torch.device("cuda" if cuda else "cpu")
     target, grid = build(options.target_size, device)
-    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # with detail at a large scale
+    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
     images = torch.nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
     calls = {"ours": partial(explain_ours, target, grid, options.chunk_size)}
     for batch in sorted({1, options.perturbations_per_eval}):
         calls[f"captum, {batch} at a time"] = partial(explain_captum, target, grid, batch)
     with torch.no_grad():
-        taken, found = take_turns(calls, images, target(images).argmax(-1), options.budget, options.rounds)
+        taken, values = take_turns(calls, images, target(images).argmax(-1), options.budget, options.rounds)
     keys = ("threads", "target_size", "budget", "images", "rounds", "chunk_size")
     machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
-    rates = {name: [len(images) / each for each in seconds] for name, seconds in taken.items()}
+    rates = {name: [len(images) / duration for duration in durations] for name, durations in taken.items()}
     return {
         "machine": machine | {"patches": grid.num_patches},
         "methods": {
             name: {
                 "images_per_second": median(rates[name]),
                 "spread": [min(rates[name]), max(rates[name])],
-                "ours_is_faster_by": median(a / b for a, b in zip(rates["ours"], rates[name], strict=True)),
-                "spearman_with_ours": spearman(found[name], found["ours"]).mean().item(),
+                "ours_is_faster_by": median(ours / rate for ours, rate in zip(rates["ours"], rates[name], strict=True)),
+                "spearman_with_ours": spearman(values[name], values["ours"]).mean().item(),
             }
             for name in calls
         },
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
+    """A table with one line per method."""
     lines = ["| KernelSHAP | Images/s (slowest, fastest round) | ours is faster by | Spearman with ours |"]
     lines += ["| --- | --- | --- | --- |"]
-    for name, of in found["methods"].items():
+    for name, numbers in results["methods"].items():
+        slowest, fastest = numbers["spread"]
         lines.append(
-            f"| {name} | {of['images_per_second']:.4f} ({of['spread'][0]:.4f}, {of['spread'][1]:.4f})"
-            f" | {of['ours_is_faster_by']:.2f} | {of['spearman_with_ours']:.3f} |"
+            f"| {name} | {numbers['images_per_second']:.4f} ({slowest:.4f}, {fastest:.4f})"
+            f" | {numbers['ours_is_faster_by']:.2f} | {numbers['spearman_with_ours']:.3f} |"
         )
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Images per second of this project's KernelSHAP and of captum's.")
+    parser = argparse.ArgumentParser(description="Speed of this project's KernelSHAP and of captum's.")
     parser.add_argument(
         "--target-size",
         choices=list(SIZES),
         default="small",
-        help="a tiny ViT, that of the digits, ViT-Ti/16, ViT-B/16",
+        help="a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)",
     )
-    parser.add_argument("--budget", type=int, default=500, help="coalitions of each image (500)")
-    parser.add_argument("--images", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1, help="that are counted (1)")
-    parser.add_argument("--chunk-size", type=int, default=64, help="of ours: masked images in memory at a time (64)")
-    parser.add_argument("--perturbations-per-eval", type=int, default=64, help="of captum, beside its default, 1 (64)")
+    parser.add_argument("--budget", type=int, default=500, help="coalitions per image (500)")
+    parser.add_argument("--images", type=int, default=2, help="number of images (2)")
+    parser.add_argument("--rounds", type=int, default=1, help="number of counted rounds (1)")
+    parser.add_argument("--chunk-size", type=int, default=64, help="ours: maximum masked images in memory (64)")
+    parser.add_argument(
+        "--perturbations-per-eval",
+        type=int,
+        default=64,
+        help="captum: coalitions per forward pass, measured after 1 (64)",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU (all)")
-    parser.add_argument("--output", type=Path, help="a JSON file for the numbers")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
+    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
-    found = measure(options)
-    how = f"{options.threads} threads, {options.budget} coalitions of {found['machine']['patches']} patches"
-    print(f"{found['machine']['device']}, {how}, {options.images} images\n\n{markdown(found)}")
+    results = measure(options)
+    settings = f"{options.threads} threads, {options.budget} coalitions of {results['machine']['patches']} patches"
+    print(f"{results['machine']['device']}, {settings}, {options.images} images\n\n{markdown(results)}")
     if options.output:
-        options.output.write_text(json.dumps(found, indent=2))
+        options.output.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

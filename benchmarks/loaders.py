@@ -1,10 +1,11 @@
-"""Images per second of the torch loader and of the FFCV loader, side by side in one run.
+"""Speed of the torch loader and of the FFCV loader, measured in one run.
 
-    python benchmarks/loaders.py                               # generated JPEGs of a photograph's size
+    python benchmarks/loaders.py                               # generated JPEGs of 500 x 375 pixels
     python benchmarks/loaders.py --root data/imagenet/val --limit 5000
 
-Both give the same batches. The first epoch of each (processes started, Numba compiled, files cached) is not counted;
-those that are counted alternate between the loaders, so that both meet the same other work on the machine.
+Both loaders give the same batches. The first epoch of each is not counted, because it starts processes, compiles with
+Numba and fills the file cache. Counted epochs alternate between the loaders, so that other work on the machine slows
+both alike.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the folders beside this one are not installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
@@ -31,7 +32,7 @@ from datamodules.write_beton import write_beton
 
 
 def generate_images(root: Path, count: int) -> None:
-    """JPEGs of 500 x 375 pixels, as ImageNet's are on average, with detail at every scale."""
+    """Write `count` JPEGs of 500 x 375 pixels, ImageNet's average size, with detail at several scales."""
     for i in range(count):
         random = np.random.default_rng(i)
         image = np.zeros((375, 500, 3))
@@ -44,40 +45,41 @@ def generate_images(root: Path, count: int) -> None:
 
 
 def images_per_second(loader: Iterable[dict[str, torch.Tensor]]) -> float:
-    """Of one whole epoch."""
+    """Speed of a loader in one whole epoch."""
     start = time.perf_counter()
     count = sum(len(batch["image"]) for batch in loader)
     return count / (time.perf_counter() - start)
 
 
 def compare(folder: Path, beton: Path, options: argparse.Namespace) -> None:
-    size = {"batch_size": options.batch_size, "num_workers": options.workers}
+    """Time both loaders on the same images, and print their speeds."""
+    settings = {"batch_size": options.batch_size, "num_workers": options.workers}
     data = partial(image_folder, folder, options.image_size, limit=options.limit)
     loaders: dict[str, Iterable[dict[str, torch.Tensor]]] = {
-        "torch": Images(val=data, **size).val_dataloader(),
-        "FFCV": FFCV(val=str(beton), image_size=options.image_size, **size).val_dataloader(),
+        "torch": Images(val=data, **settings).val_dataloader(),
+        "FFCV": FFCV(val=str(beton), image_size=options.image_size, **settings).val_dataloader(),
     }
     warm_up = {name: images_per_second(loader) for name, loader in loaders.items()}
     rates: dict[str, list[float]] = {name: [] for name in loaders}
     for _ in range(options.epochs):
         for name, loader in loaders.items():
             rates[name].append(images_per_second(loader))
-    for name, rate in rates.items():
+    for name, speeds in rates.items():
         print(
-            f"{name:>5}: {median(rate):7.0f} images/s, median of {options.epochs} epochs"
-            f" ({min(rate):.0f} to {max(rate):.0f}; first epoch, not counted: {warm_up[name]:.0f})"
+            f"{name:>5}: {median(speeds):7.0f} images/s, median of {options.epochs} epochs"
+            f" ({min(speeds):.0f} to {max(speeds):.0f}; first epoch, not counted: {warm_up[name]:.0f})"
         )
     print(f"FFCV / torch: {median(rates['FFCV']) / median(rates['torch']):.2f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Images per second of the torch and the FFCV loader.")
-    parser.add_argument("--root", type=Path, help="class folders of images; generated where it is left out")
+    parser = argparse.ArgumentParser(description="Speed of the torch loader and of the FFCV loader.")
+    parser.add_argument("--root", type=Path, help="folder of class folders (generated images)")
     parser.add_argument("--limit", type=int, default=512, help="images per epoch (512)")
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=224, help="side of the images, in pixels (224)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per batch (64)")
     parser.add_argument("--workers", type=int, default=2, help="processes of torch, threads of FFCV (2)")
-    parser.add_argument("--epochs", type=int, default=3, help="that are counted (3)")
+    parser.add_argument("--epochs", type=int, default=3, help="number of counted epochs (3)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder, beton = options.root, Path(temporary) / "images.beton"

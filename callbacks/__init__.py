@@ -1,1 +1,1 @@
-"""Lightning callbacks: pictures and speed, beside any module that explains."""
+"""Lightning callbacks for any module that explains: heatmap figures, and speed with memory use."""

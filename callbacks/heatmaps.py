@@ -1,4 +1,4 @@
-"""Heatmaps of the same few images, to look at."""
+"""Figures with the heatmaps of a few images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +14,20 @@ from torch.nn import functional as F
 def draw_heatmaps(
     images: Tensor, heatmaps: Mapping[str, Tensor], truth: Tensor | None = None, titles: list[str] | None = None
 ) -> Figure:
-    """A row for each image: the image, the object's outline where it is known, and every explainer's heatmap over it.
+    """Draw one row per image: the image with the object's outline, then each explainer's heatmap over the grey image.
 
-    Red speaks for the class and blue against it; each heatmap has a scale of its own, symmetric around its median.
+    Red patches support the class and blue patches oppose it, relative to the median of the heatmap. Each heatmap has a
+    colour scale of its own, symmetric around its median.
 
     Args:
         images: uint8, (B, 3, H, W).
-        heatmaps: name → (B, P, P).
-        truth: the objects' pixels, boolean (B, H, W).
-        titles: one for each image.
+        heatmaps: explainer's name → heatmaps (B, P, P).
+        truth: True for pixels of the object, boolean (B, H, W); `None` draws no outlines.
+        titles: label of each row.
+
+    >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    >>> len(draw_heatmaps(images, {"tve": torch.rand(2, 4, 4)}).axes)  # 2 rows of 2 columns
+    4
     """
     columns = ["image", *heatmaps]
     figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images)), layout="constrained")
@@ -45,21 +50,24 @@ def draw_heatmaps(
 
 
 def _overlay(axis: Any, heatmap: Tensor, size: int) -> None:
+    """Draw one heatmap (P, P) over an image whose side is `size` pixels."""
     centred = heatmap - heatmap.median()
     limit = float(centred.abs().quantile(0.99)) or 1.0
-    smooth = F.interpolate(centred[None, None], (size, size), mode="nearest")[0, 0]
-    axis.imshow(smooth.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6)
+    pixels = F.interpolate(centred[None, None], (size, size), mode="nearest")[0, 0]
+    axis.imshow(pixels.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6)
 
 
 class Heatmaps(Callback):
-    """Draws the first images of the validation set after every validation, and of the test set after a test.
+    """Draws heatmaps of the first images of the validation set at every validation, and of the test set at a test.
 
-    In a test the module gives the heatmaps of its explainers; in training the module is the explainer itself. Written
-    to `folder` as PNG and, where there is one, to the W&B logger. Batches without pixels are passed over.
+    In training, the module itself is the explainer. In a test, the module returns the heatmaps of its explainers. The
+    figure is written to a PNG file and to the W&B logger, if there is one. In training, a batch without pixels is
+    skipped.
 
     Args:
-        folder, name: of the file; the panel in W&B has its name too.
-        images: how many.
+        folder: folder of the PNG file.
+        name: name of the file, and of the panel in W&B.
+        images: number of images.
     """
 
     def __init__(self, folder: str, name: str = "heatmaps", images: int = 6) -> None:
@@ -103,6 +111,7 @@ class Heatmaps(Callback):
         truth: Tensor | None,
         titles: list[str] | None,
     ) -> None:
+        """Draw a figure, and write it to the file and to the loggers that take images."""
         figure = draw_heatmaps(images, heatmaps, truth, titles)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self.name}.png"

@@ -1,4 +1,4 @@
-"""How fast a run is, and how much memory it takes."""
+"""Speed and memory use of a training run."""
 
 import time
 from typing import Any
@@ -8,10 +8,14 @@ from lightning import Callback, LightningModule, Trainer
 
 
 class Throughput(Callback):
-    """Logs training images per second of all processes together, and the peak GPU memory of one, in GiB, once an epoch.
+    """Logs training images per second and peak GPU memory in GiB, once per epoch.
 
-    The clock starts after `warmup` steps of each epoch, with the device synchronised: compilation, caches and the
-    filling of loaders do not count, validation neither.
+    The speed is that of all processes together, the memory that of this process. The first `warmup` steps of each epoch
+    and the validation are not timed, so that compilation, cold caches and the start of the loaders do not count. The
+    device is synchronised before the clock is read.
+
+    Args:
+        warmup: steps of each epoch that are not timed, at least 1.
     """
 
     def __init__(self, warmup: int = 2) -> None:
@@ -38,6 +42,7 @@ class Throughput(Callback):
 
 
 def _now(module: LightningModule) -> float:
+    """Time in seconds, after all work of the module's device is done."""
     if module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
     return time.perf_counter()

@@ -1,9 +1,9 @@
-"""Images for training and for evaluation. Every loader gives the same batch, a dict of tensors:
+"""Images for training and evaluation. Every loader yields the same batch, a dict of tensors:
 
-    image   uint8    (B, 3, S, S)   RGB, contiguous, never normalised: every model normalises for itself, on its device
-    label   int64    (B,)           the class, by the sorted names of the classes; -1 where it is not known
-    index   int64    (B,)           the sample's position in the whole data set, in every process
-    truth   boolean  (B, S, S)      the pixels that hold the object; only where the data set knows them
+    image   uint8    (B, 3, S, S)   RGB, contiguous, not normalised: each model normalises on its own device
+    label   int64    (B,)           class index; class folders are numbered in sorted order; -1 if unknown
+    index   int64    (B,)           position of the sample in the whole data set, the same in every process
+    truth   boolean  (B, S, S)      True for pixels of the object; only if the data set annotates its objects
 
-S is the side of an image. Whether torch or FFCV decodes the files, the samples and their order are the same.
+S is the side of an image, in pixels. The torch loader and the FFCV loader give the same samples in the same order.
 """

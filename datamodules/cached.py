@@ -1,4 +1,4 @@
-"""Images with what the explainer's loss needs of the target: computed once, kept on disk, read ever after."""
+"""Stores the inputs of a loss that come from the frozen target: computed in the first run, read in later runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,17 @@ from datamodules.images import Images, collate, rank_and_world_size
 from datamodules.store import Rows, Store
 from explainers.errors import InputError
 
+LONG = 50_000
+"""Forward passes that are announced before they start: minutes, on a CPU."""
+
 
 class StoredRows(Dataset[Rows]):
-    """The rows of all stores as samples; those left out, of corrupt images, are not among them."""
+    """Samples that combine one row of every store. Corrupt images have no rows and are not among the samples.
+
+    Args:
+        stores: one store per source, all of the same data set and completely filled.
+        labels: class of every image of the data set, int64 (N,); `None` if there are no labels.
+    """
 
     def __init__(self, stores: Sequence[Store], labels: Tensor | None) -> None:
         self.stores, self.rows, self.labels = stores, stores[0].present(), labels
@@ -33,24 +41,30 @@ class StoredRows(Dataset[Rows]):
 
 
 def collate_readable(samples: list[Sample | None]) -> dict[str, Tensor] | None:
-    """A batch, or None where all are corrupt: the missing rows of a store that is as full as it gets."""
+    """Stack the readable samples; None if all are corrupt.
+
+    Rows of corrupt images stay missing from a store, so a later run may meet batches of corrupt images only.
+
+    >>> collate_readable([None, None]) is None
+    True
+    """
     return collate(samples) if any(sample is not None for sample in samples) else None
 
 
 class Cached(LightningDataModule):
-    """`Images` whose batches hold, instead of pixels, what the `sources` of the module in training make of them.
+    """Replaces the pixels in the batches of `Images` by the outputs of the training module's `sources`.
 
-    The first run computes these rows, with a progress bar, and goes on where a killed one stopped. Every later run with
-    the same sources, images and precision only reads them. Each source is stored separately, so that runs share what
-    they have in common. There are no random crops: the images stay as they are.
+    The first run computes these rows and shows a progress bar. If it is killed, the next run computes only the missing
+    rows. Later runs with the same sources, images and precision only read them. Every source has a store of its own, so
+    two runs share the stores of the sources that they share. Images are not cropped at random.
 
     Args:
         images: loads the images.
-        folder: where the rows are kept.
-        batch_size: images at a time while computing.
+        folder: folder of all stores.
+        batch_size: images per batch while the rows are computed.
 
     Raises:
-        InputError: for a datamodule other than `Images`, such as FFCV's.
+        InputError: if `images` is another datamodule than `Images`, such as `FFCV`.
     """
 
     def __init__(self, images: Images, folder: str, batch_size: int = 16) -> None:
@@ -77,7 +91,7 @@ class Cached(LightningDataModule):
         return self.images.dataset(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Find the images, so that a wrong path shows before anything is computed."""
+        """Find the images, so that a wrong path is reported before anything is computed."""
         self.images.trainer = self.trainer
         self.images.setup(stage)
 
@@ -91,35 +105,39 @@ class Cached(LightningDataModule):
         return self.images.evaluation_loader(self._rows("test"))
 
     def _rows(self, split: str) -> Dataset:
-        """The rows of all images of a split, the missing ones computed."""
+        """The rows of all readable images of a split; computes the missing ones first."""
         trainer: Any = self.trainer
         if trainer.fast_dev_run:
-            return self.dataset(split)  # the module computes the few that it needs
+            return self.dataset(split)  # the module computes the rows of these few images itself
         stores = [self._filled(source, split) for source in trainer.lightning_module.sources]
         return StoredRows(stores, getattr(self.dataset(split), "labels", None))
 
     def _filled(self, source: Any, split: str) -> Store:
-        """The store of a source, full: every process computes its share of what is missing."""
+        """The completely filled store of a source; every process computes its share of the missing rows."""
         trainer: Any = self.trainer
         dataset, (rank, world_size) = self.dataset(split), rank_and_world_size(self)
         key = source.key() | {"images": dataset.fingerprint(), "precision": str(trainer.precision)}
         store = Store(self.folder, key, len(dataset))
-        missing = [index for index in store.missing() if index % world_size == rank]
+        share = [index for index in store.missing() if index % world_size == rank]
         loader = DataLoader(
-            Subset(dataset, missing), self.batch_size, num_workers=self.num_workers, collate_fn=collate_readable
+            Subset(dataset, share), self.batch_size, num_workers=self.num_workers, collate_fn=collate_readable
         )
-        what = f"{source.key()['source']} of {len(missing) * world_size} images ({split})"
-        for batch in tqdm(loader, what, disable=not missing or rank > 0, unit="batch", leave=False):
+        description = f"{source.key()['source']} of {len(share) * world_size} images ({split})"
+        if rank == 0 and len(share) * world_size * source.forward_passes > LONG:
+            print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
+        hidden = None if share and rank == 0 else True  # None: hidden where the output is no terminal
+        for batch in tqdm(loader, description, disable=hidden, unit="batch", leave=False):
             if batch is not None:
                 store.write(batch["index"], self._compute(source, batch))
-        trainer.strategy.barrier(what)
+        trainer.strategy.barrier(description)
         return store
 
     def _compute(self, source: Any, batch: dict[str, Tensor]) -> Rows:
+        """The rows of one batch, computed in evaluation mode and with the trainer's precision."""
         trainer: Any = self.trainer
         module = trainer.lightning_module
-        training = module.training
+        was_training = module.training
         with torch.no_grad(), trainer.precision_plugin.forward_context():
             rows = source(module.eval().transfer_batch_to_device(batch, module.device, 0))
-        module.train(training)
+        module.train(was_training)
         return rows

@@ -14,14 +14,20 @@ from explainers.errors import InputError
 
 
 class Upsampled(Dataset[Sample]):
-    """The samples `chosen` of a torchvision data set of small square images, scaled to (S, S), bicubic."""
+    """Samples of a torchvision data set of small square images, scaled with bicubic interpolation.
+
+    Args:
+        stored: the torchvision data set.
+        chosen: positions of the samples in `stored`.
+        image_size: side of the scaled images, in pixels.
+    """
 
     def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
         self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
         self.labels = torch.tensor([stored.targets[i] for i in chosen])  # int64, (N,)
 
     def fingerprint(self) -> str:
-        """Equal for equal images: a hash of the stored pixels, of which are chosen, and of their size."""
+        """SHA-256 of the stored pixels, the chosen positions and the image size: equal for equal images."""
         digest = hashlib.sha256(self.stored.data.tobytes())
         digest.update(repr((list(self.chosen), self.image_size)).encode())
         return digest.hexdigest()
@@ -36,7 +42,18 @@ class Upsampled(Dataset[Sample]):
 
 
 def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10", limit: int | None = None) -> Upsampled:
-    """torchvision's CIFAR10 or CIFAR100, which must be there: nothing is downloaded."""
+    """torchvision's CIFAR-10 or CIFAR-100, read from disk. Nothing is downloaded.
+
+    Args:
+        root: folder that holds the folder torchvision unpacks, such as cifar-10-batches-py.
+        image_size: side of the scaled images, in pixels.
+        train: True gives the training split, False the test split.
+        name: CIFAR10 or CIFAR100.
+        limit: maximum number of images, spread evenly over the data set; `None` takes all.
+
+    Raises:
+        InputError: if the data set is missing, incomplete, or has another name.
+    """
     try:
         stored = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}[name](str(root), train=train, download=False)
     except (KeyError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Images as torch data sets: class folders, loose files, images with boxes."""
+"""Torch data sets of image files, with or without labels and object boxes."""
 
 import hashlib
 import json
@@ -25,12 +25,16 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 
 
 class CorruptImage(InputError):
-    """A file that should hold an image and cannot be decoded."""
+    """An image file that cannot be decoded."""
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Three channels of 8 bits: grey is repeated, transparency is left out, and of 16 bits the high byte stays."""
-    if image.mode.startswith(("I", "F")):  # more than 8 bits, which Pillow would cut off at 255
+    """Convert to 3 channels of 8 bits: grey is repeated, transparency is dropped, 16 bits keep their high byte.
+
+    >>> as_rgb(Image.fromarray(np.array([[0x0102]], dtype=np.uint16))).getpixel((0, 0))
+    (1, 1, 1)
+    """
+    if image.mode.startswith(("I", "F")):  # more than 8 bits: Pillow would clip them at 255
         pixels = np.asarray(image)
         if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
             raise InputError(
@@ -41,13 +45,13 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def read_image(path: Path) -> Image.Image:
-    """Decode a file to RGB, at its own size; whatever its mode, see `as_rgb`."""
+    """Decode a file to RGB at its stored size, see `as_rgb`."""
     try:
         with Image.open(path) as image:
             return as_rgb(image)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk, the permissions or too many open files: nothing is known about the image
+            raise  # an error of the disk, the permissions or the open files says nothing about the image
         raise CorruptImage(
             f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error});"
             " repair or delete the file, or set skip_corrupt=true"
@@ -55,16 +59,26 @@ def read_image(path: Path) -> Image.Image:
 
 
 def resize_short_side(image: Image.Image, size: int) -> Image.Image:
-    """Scale to a short side of `size`, bicubic and antialiased; the aspect ratio stays."""
+    """Scale the short side to `size` pixels and keep the aspect ratio; bicubic, antialiased.
+
+    >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
+    (200, 100)
+    """
     width, height = (side * size // min(image.size) for side in image.size)
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: tuple[int, int]) -> Tensor:
-    """Boolean, (S, S): the pixels of a resized and cropped image whose centres lie in one of the boxes.
+    """Boolean (S, S): True for pixels of a resized and cropped image whose centres lie in one of the boxes.
 
-    The boxes are in pixels of the stored image, `scale` is resized by stored (height, width), `offset` is the crop's
-    (row, column) in the resized image.
+    Args:
+        boxes: in pixels of the stored image.
+        size: S, the side of the crop, in pixels.
+        scale: resized size divided by stored size, (height, width).
+        offset: first (row, column) of the crop in the resized image.
+
+    >>> box_mask([(2, 0, 6, 2)], size=3, scale=(0.5, 0.5), offset=(0, 0)).int().tolist()  # columns 1 and 2 of row 0
+    [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
     """
     mask = torch.zeros(size, size, dtype=torch.bool)
     row, column = (torch.arange(size) + 0.5 + start for start in offset)
@@ -76,7 +90,11 @@ def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset
 
 
 def spread(length: int, limit: int | None) -> list[int]:
-    """`limit` positions spread evenly over `length`, so that a list sorted by class stays balanced; all, if fewer."""
+    """At most `limit` positions, spread evenly over `length`, so that a list sorted by class stays balanced.
+
+    >>> spread(10, limit=4)
+    [0, 2, 5, 7]
+    """
     if limit is None or limit >= length:
         return list(range(length))
     if limit < 1:
@@ -85,16 +103,17 @@ def spread(length: int, limit: int | None) -> list[int]:
 
 
 class ImageFiles(Dataset[Sample | None]):
-    """Image files, their short side scaled to image_size / crop_fraction, their centre cropped.
+    """Image files, with the short side scaled to image_size / crop_fraction and the centre cropped.
 
     Args:
-        paths, labels: of every sample.
-        image_size: S.
-        classes: the names of the classes, in the order of their labels; empty where they have none.
-        boxes: the boxes that hold the object, per sample; gives the samples a `truth`.
-        crop_fraction: the part of the short side that the crop keeps.
-        limit: at most so many samples, spread evenly over the list.
-        skip_corrupt: give None for an image that cannot be decoded, and a warning; otherwise it is an error.
+        paths: file of every sample.
+        labels: class index of every sample; -1 if unknown.
+        image_size: S, the side of the crop, in pixels.
+        classes: class names in the order of their labels; empty if the classes have no names.
+        boxes: boxes around the objects of every sample; each sample then has a `truth` mask.
+        crop_fraction: fraction of the short side that the crop keeps, above 0 and at most 1.
+        limit: maximum number of samples, spread evenly over `paths`; `None` takes all.
+        skip_corrupt: an image that cannot be decoded gives None and a warning instead of an error.
     """
 
     def __init__(
@@ -111,7 +130,7 @@ class ImageFiles(Dataset[Sample | None]):
         if not 0 < crop_fraction <= 1:
             raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
         chosen = spread(len(paths), limit)
-        # Arrays, because every loader process would copy a list of a million strings: reading one counts a reference
+        # An array: reading a string of a list updates its reference count, so every loader process would copy the list
         self._paths = np.array([os.fsencode(paths[i]) for i in chosen], dtype=np.bytes_)
         self.labels = torch.tensor([labels[i] for i in chosen])  # int64, (N,)
         self.boxes = None if boxes is None else [boxes[i] for i in chosen]
@@ -119,10 +138,10 @@ class ImageFiles(Dataset[Sample | None]):
         self.image_size, self.short_side = image_size, round(image_size / crop_fraction)
 
     def fingerprint(self) -> str:
-        """Equal for equal images: a hash of the files' names and sizes, and what is cut out of them."""
+        """SHA-256 of file names, file sizes, image size and short side: equal for equal images."""
         paths = [self.path(index) for index in range(len(self))]
-        listing = [("/".join(path.parts[-3:]), path.stat().st_size) for path in paths]
-        return hashlib.sha256(repr((listing, self.image_size, self.short_side)).encode()).hexdigest()
+        names_and_sizes = [("/".join(path.parts[-3:]), path.stat().st_size) for path in paths]
+        return hashlib.sha256(repr((names_and_sizes, self.image_size, self.short_side)).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -139,7 +158,7 @@ class ImageFiles(Dataset[Sample | None]):
             warnings.warn(f"left out: {error}", stacklevel=2)
             return None
         resized = resize_short_side(stored, self.short_side)
-        # Rounded down, as FFCV does
+        # Rounded down, as in FFCV
         row, column = (resized.height - self.image_size) // 2, (resized.width - self.image_size) // 2
         crop = resized.crop((column, row, column + self.image_size, row + self.image_size))
         sample: Sample = {"image": pil_to_tensor(crop).contiguous(), "label": int(self.labels[index]), "index": index}
@@ -150,17 +169,17 @@ class ImageFiles(Dataset[Sample | None]):
 
 
 def list_images(root: Path) -> list[Path]:
-    """All images below a folder, sorted by name, folder by folder; not hidden ones (macOS leaves ._image1.png)."""
-    found: list[Path] = []
+    """All images below a folder, sorted by folder, then by name; no hidden files (macOS writes ._image1.png)."""
+    images: list[Path] = []
     for folder, subfolders, files in os.walk(root, followlinks=True):
         subfolders.sort()
         names = sorted(name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
-        found += [Path(folder, name) for name in names]
-    return found
+        images += [Path(folder, name) for name in names]
+    return images
 
 
 def existing_folder(root: str | Path, expected: str) -> Path:
-    """The folder, or an error that says what it should hold."""
+    """`root` as a path; raises an InputError that says what the folder should hold if there is no such folder."""
     if not Path(root).is_dir():
         raise InputError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
     return Path(root)
@@ -173,7 +192,7 @@ def unlabelled_images(
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
-    """All images below the folders, labelled -1: pre-training needs no classes."""
+    """All images below the folders `roots`, with label -1: pre-training needs no labels. See `ImageFiles`."""
     paths = [path for root in roots for path in list_images(existing_folder(root, "of images"))]
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
@@ -189,14 +208,13 @@ def annotated_images(
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
-    """Images whose objects are boxed: every sample has a `truth`.
+    """Images with annotated object boxes: every sample has a `truth` mask. For other arguments see `ImageFiles`.
 
     Args:
-        root: the folder that all names are relative to.
-        annotations: a JSON list of {"file": name, "label": class, "boxes_xyxy": [[left, top, right, bottom], ...]}, in
-            pixels of the stored image.
-        classes: a JSON file whose "wnids" are the names of the classes; left out, they have none.
-        image_size, crop_fraction, limit, skip_corrupt: see ImageFiles.
+        root: folder to which all file names are relative.
+        annotations: JSON file with a list of {"file": name, "label": class index, "boxes_xyxy": [[left, top, right,
+            bottom], ...]}; boxes are in pixels of the stored image.
+        classes: JSON file whose "wnids" are the class names; `None` leaves the classes without names.
     """
     folder = existing_folder(root, f"with {annotations}")
     rows = read_json(folder / annotations)
@@ -216,7 +234,7 @@ def annotated_images(
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, or an error that names it."""
+    """The content of a JSON file; raises an InputError that names the file if it cannot be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

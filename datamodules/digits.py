@@ -1,7 +1,7 @@
-"""Handwritten digits on clutter: the embedded default, with several tasks on one input and the evidence known.
+"""Handwritten digits on clutter: built-in images with several tasks on one input and a known object position.
 
-Each canvas holds one of scikit-learn's digits in a random colour and place, among scraps of other digits. A canvas
-depends on (`split`, its index, `seed`) alone.
+Each canvas shows one of scikit-learn's digits in a random colour and place, among parts of other digits ("scraps").
+For given settings, a canvas depends on the split, its index and the seed only.
 """
 
 from collections.abc import Mapping
@@ -23,24 +23,45 @@ TASKS: dict[str, tuple[list[str], list[int]]] = {
     "five_or_more": (["below five", "five or more"], [int(digit >= 5) for digit in range(10)]),
     "loop": (["open", "with a loop"], [int(digit in (0, 6, 8, 9)) for digit in range(10)]),
 }
-"""Names of the classes, and the class of each digit."""
+"""Task → names of its classes, and class index of each digit 0 to 9."""
 
 SPLITS = {"train": slice(0, 1200), "val": slice(1200, 1500), "test": slice(1500, 1797)}
-"""Which handwritten digits a split uses: the data set is in order of writers, so that splits share next to none."""
+"""Handwritten digits of each split. The data set is ordered by writer, so the splits share almost no writers."""
 
 
 DOMAINS = ("spots", "plain", "inverted", "coloured", "small", "mixed", "textured")
-"""How a canvas looks: digits of any colour on grey with spots; white on black; black on white; of any colour on any
-other; white on black at two thirds of the size; each like one of the last four; and of any colour on stripes."""
+"""Appearance of a canvas:
+
+    spots      digits of any colour on grey spots
+    plain      white digits on black
+    inverted   black digits on white
+    coloured   digits of any colour on a background of any other colour
+    small      white digits on black, two thirds of the usual size
+    mixed      each canvas as in plain, inverted, coloured or small, at random
+    textured   digits of any colour on stripes
+"""
 
 
 class Digits(Dataset[dict[str, Tensor]]):
-    """`size` canvases of one split with the labels of one task, all of one domain.
+    """Canvases of one split and one domain, with the labels of one task.
 
-    A sample holds `image` uint8 (3, S, S), `label`, `index`, and `truth` boolean (S, S): the box around the digit.
+    A sample has `image` uint8 (3, S, S), `label`, `index`, and `truth` boolean (S, S), the box around the digit.
+
+    Args:
+        split: one of `SPLITS`.
+        task: one of `TASKS`.
+        size: number of canvases.
+        image_size: S, the side of a canvas, in pixels.
+        scraps: parts of other digits on each canvas.
+        domain: one of `DOMAINS`.
+        seed: selects the digits, colours and places.
 
     Raises:
-        InputError: for a task, a split or a domain that is not there.
+        InputError: if the task, the split or the domain is unknown.
+
+    >>> sample = Digits(size=1, image_size=64)[0]
+    >>> sample["image"].shape, int(sample["truth"].sum()) == 24 * 24
+    (torch.Size([3, 64, 64]), True)
     """
 
     def __init__(
@@ -65,7 +86,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         digits = load_digits()
         ink = torch.from_numpy(digits.images[SPLITS[split]]).float()[:, None] / 16  # (n, 1, 8, 8)
         sides = {False: image_size * 3 // 8, True: image_size // 4}
-        self.strokes = {  # of small digits and others, (n, 1, side, side)
+        self.strokes = {  # small? → ink of the digits from 0 to 1, (n, 1, side, side)
             small: F.interpolate(ink, (side, side), mode="bilinear").numpy() for small, side in sides.items()
         }
         self.stroke_labels = [label_of[digit] for digit in digits.target[SPLITS[split]]]
@@ -73,9 +94,9 @@ class Digits(Dataset[dict[str, Tensor]]):
         self.labels = torch.tensor([int(canvas["label"]) for canvas in self.canvases])  # int64, (size,)
 
     def fingerprint(self) -> str:
-        """Equal for equal samples."""
-        drawn = self.seed, self.task, len(self), self.image_size, self.scraps
-        return f"digits: seed, task, size, pixels, scraps {drawn}" + f" {self.domain}" * (self.domain != "spots")
+        """A text that is equal for equal samples."""
+        settings = self.seed, self.task, len(self), self.image_size, self.scraps
+        return f"digits: seed, task, size, pixels, scraps {settings}" + f" {self.domain}" * (self.domain != "spots")
 
     def __len__(self) -> int:
         return len(self.canvases)
@@ -84,6 +105,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         return self.canvases[index]
 
     def _draw(self, index: int) -> dict[str, Tensor]:
+        """The sample at a position."""
         random = np.random.default_rng((self.seed, index))
         which, *others = random.integers(len(self.stroke_labels), size=1 + self.scraps)
         domain = str(random.choice(DOMAINS[1:5])) if self.domain == "mixed" else self.domain
@@ -91,7 +113,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         canvas = self._background(domain, random)
         half = strokes.shape[-1] // 2
         for other in others:
-            row, column = random.integers(0, half, size=2)  # a quarter of a digit shows strokes, not which digit
+            row, column = random.integers(0, half, size=2)  # a quarter of a digit does not reveal which digit it is
             self._place(canvas, strokes[other, :, row : row + half, column : column + half], domain, random)
         box = self._place(canvas, strokes[which], domain, random)
         truth = torch.zeros(canvas.shape[1:], dtype=torch.bool)
@@ -101,7 +123,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         return {"image": image, "label": label, "index": torch.tensor(index), "truth": truth}
 
     def _background(self, domain: str, random: np.random.Generator) -> np.ndarray:
-        """What the digits lie on, (3, S, S)."""
+        """Background of a canvas, values from 0 to 1, (3, S, S)."""
         size = self.image_size
         if domain in ("plain", "small", "inverted"):
             return np.full((3, size, size), domain == "inverted", np.float32)
@@ -116,18 +138,18 @@ class Digits(Dataset[dict[str, Tensor]]):
         return spots.repeat(size // 8, 1).repeat(size // 8, 2)
 
     def _colour(self, canvas: np.ndarray, domain: str, random: np.random.Generator) -> np.ndarray:
-        """Of strokes that show on the canvas, (3, 1, 1)."""
+        """Colour of strokes that is visible on `canvas` (3, S, S), values from 0 to 1, (3, 1, 1)."""
         if domain in ("plain", "small", "inverted"):
             return np.full((3, 1, 1), domain != "inverted", np.float32)
         if domain == "coloured":
-            behind = canvas.mean((1, 2), keepdims=True)
-            return behind + np.where(behind < 0.5, 1, -1) * random.uniform(0.4, 0.5, (3, 1, 1)).astype(np.float32)
+            mean = canvas.mean((1, 2), keepdims=True)
+            return mean + np.where(mean < 0.5, 1, -1) * random.uniform(0.4, 0.5, (3, 1, 1)).astype(np.float32)
         return 0.5 + random.choice([-1, 1], size=(3, 1, 1)) * random.uniform(0.3, 0.5, (3, 1, 1)).astype(np.float32)
 
     def _place(
         self, canvas: np.ndarray, strokes: np.ndarray, domain: str, random: np.random.Generator
     ) -> tuple[slice, slice]:
-        """Paint strokes (1, side, side) somewhere on `canvas`, in place; the box around them."""
+        """Paint strokes (1, side, side) on `canvas` in place, at random; returns the box around them."""
         side = strokes.shape[-1]
         row, column = random.integers(0, self.image_size - side + 1, size=2)
         colour = self._colour(canvas, domain, random)
@@ -137,14 +159,14 @@ class Digits(Dataset[dict[str, Tensor]]):
 
 
 class DigitImages(Images):
-    """Batches of `Digits`: the same task and domain in every split.
+    """Batches of `Digits`, with the same task and domain in every split.
 
     Args:
         image_size: side of the canvases, in pixels.
-        task: what the labels say, one of `TASKS`.
-        domain: how the canvases look, one of `DOMAINS`.
+        task: meaning of the labels, one of `TASKS`.
+        domain: appearance of the canvases, one of `DOMAINS`.
         scraps: parts of other digits on each canvas.
-        size: number of canvases of each split.
+        size: split → number of canvases; splits left out keep 6000 (train), 300 (val) and 200 (test).
         batch_size: see `Images`.
         eval_batch_size: see `Images`.
         num_workers: see `Images`.

@@ -1,7 +1,8 @@
-"""Images out of .beton files, decoded by FFCV: the same batches in the same order as `datamodules.images`, faster.
+"""Images from .beton files, decoded by FFCV: the same batches in the same order as `datamodules.images`, but faster.
 
-FFCV decodes and crops, nothing else. Its augmentations cannot be seeded, and normalising after `ToTensor` makes its
-loader wait for ever (stages may go from compiled to Python once only): both belong to the model, on its device.
+FFCV only decodes and crops. Augmentation and normalisation belong to the model, on its device, because FFCV's
+augmentations cannot be seeded, and because its loader hangs when images are normalised after `ToTensor` (a pipeline may
+change from compiled stages to Python stages only once).
 """
 
 from collections.abc import Iterator
@@ -23,39 +24,43 @@ if TYPE_CHECKING:
 
 
 class BetonLoader:
-    """Batches out of an FFCV loader, in the order of a torch sampler.
+    """Batches from an FFCV loader, in the order of a torch sampler.
 
-    The order is the sampler's because FFCV's own differs between one process and many, and goes by how often the loader
-    was iterated, which in Lightning is not the epoch. Lightning finds `.sampler.set_epoch`.
+    FFCV's own order is not used, because it differs between one process and many, and because it depends on how often
+    the loader was iterated, which is not the epoch in Lightning. Lightning calls `.sampler.set_epoch`.
+
+    Args:
+        loader: decodes the images.
+        sampler: gives the positions of the samples of this process.
     """
 
     def __init__(self, loader: "Loader", sampler: DistributedSampler) -> None:
         self.loader = loader
         self.sampler = sampler
-        self.batch_sampler = None  # Lightning asks for it where there is a sampler
+        self.batch_sampler = None  # Lightning reads it if there is a sampler
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """A generator: it begins with the first batch, after `set_epoch`, and not when Lightning makes the iterator."""
+        """A generator: its order is drawn at the first batch, because Lightning calls `iter` before `set_epoch`."""
         order = np.fromiter(self.sampler, dtype=np.uint64)
         self.loader.traversal_order.indices = order
         size = self.loader.batch_size
         with keep_torch_threads():
             batches = iter(self.loader)
-            wait_for_batch(batches)  # FFCV's thread has then set them too
+            wait_for_batch(batches)  # FFCV's own thread sets torch's threads before its first batch
         try:
             for start in range(0, len(self) * size, size):
                 wait_for_batch(batches)
                 fields = dict(zip(self.loader.pipeline_specs, next(batches), strict=True))
                 yield as_batch(fields, order[start : start + size])
         finally:
-            batches.close()  # or its thread would stay, as long as the process
+            batches.close()  # otherwise its thread would run until the process ends
 
 
 def wait_for_batch(batches: Any) -> None:
-    """Raise where FFCV's thread died of an error: FFCV itself would wait for it for ever."""
+    """Wait for the next batch; raise if FFCV's thread has died, because FFCV itself would wait without end."""
     queue = batches.output_queue
     with queue.not_empty:
         while not queue.not_empty.wait_for(queue._qsize, timeout=1):
@@ -64,7 +69,17 @@ def wait_for_batch(batches: Any) -> None:
 
 
 def as_batch(fields: dict[str, Tensor], positions: np.ndarray) -> dict[str, Tensor]:
-    """Copies, because FFCV writes later batches over this one; (B, 1) columns become (B,)."""
+    """Copy a batch, because FFCV overwrites it with a later one; columns (B, 1) become (B,).
+
+    Args:
+        fields: `image` (B, 3, S, S), `label` (B, 1) and, if the file has it, `index` (B, 1).
+        positions: positions of the samples in the file, (B,); they replace a missing `index`.
+
+    >>> fields = {"image": torch.zeros(2, 3, 1, 1, dtype=torch.uint8), "label": torch.tensor([[5], [7]])}
+    >>> batch = as_batch(fields, positions=np.array([30, 10]))
+    >>> batch["label"], batch["index"]
+    (tensor([5, 7]), tensor([30, 10]))
+    """
     index = fields["index"].flatten() if "index" in fields else torch.from_numpy(positions.astype(np.int64))
     return {
         "image": fields["image"].clone(memory_format=torch.contiguous_format),
@@ -83,7 +98,7 @@ def ffcv_loader(
     os_cache: bool,
     drop_last: bool,
 ) -> "Loader":
-    """FFCV's loader of the samples `indices`: centre crops of side `crop`, of images scaled to `short_side`."""
+    """FFCV's loader of the samples `indices`: centre crops of side `crop` from images scaled to `short_side`."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import CenterCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -91,10 +106,10 @@ def ffcv_loader(
     from ffcv.transforms import ToTensor, ToTorchImage
     from numba import config
 
-    # FFCV rounds ratio * short side down: half a pixel more gives exactly `crop` of images stored at `short_side`
+    # FFCV rounds ratio * short side down: half a pixel more crops exactly `crop` pixels of images of side `short_side`
     ratio = min(1.0, (crop + 0.5) / short_side)
-    cores: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba refuses more threads
-    pipelines: dict[str, list | None] = dict.fromkeys(Reader(path).field_names)  # other people's fields stay undecoded
+    cores: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba rejects more threads
+    pipelines: dict[str, list | None] = dict.fromkeys(Reader(path).field_names)  # unknown fields stay undecoded
     pipelines["image"] = [CenterCropRGBImageDecoder((crop, crop), ratio), ToTensor(), ToTorchImage()]
     for name in {"label", "index"} & set(pipelines):
         pipelines[name] = [IntDecoder(), ToTensor()]
@@ -105,7 +120,7 @@ def ffcv_loader(
             num_workers=min(max(threads, 1), cores),
             os_cache=os_cache,
             order=OrderOption.SEQUENTIAL,
-            seed=0,  # unused; without it FFCV takes a draw from numpy's
+            seed=0,  # unused; without it FFCV would draw one from numpy's generator
             indices=indices,
             pipelines=pipelines,
             drop_last=drop_last,
@@ -113,17 +128,19 @@ def ffcv_loader(
 
 
 class FFCV(LightningDataModule):
-    """Images out of .beton files, see `datamodules.write_beton`.
+    """Images from .beton files, which `datamodules.write_beton` writes.
 
     Args:
-        train, val, test: paths.
-        image_size: S.
-        crop_fraction: the part of the short side that the centre crop keeps.
+        train: file of the training images.
+        val: file of the validation images.
+        test: file of the test images.
+        image_size: S, the side of the images, in pixels.
+        crop_fraction: fraction of the short side that the centre crop keeps.
         batch_size: images per training batch and process.
-        eval_batch_size: images per evaluation batch and process; as in training where it is left out.
-        num_workers: decoding threads; never more than there are cores.
-        seed: of the training order.
-        os_cache: whether the file fits into memory, where the system then keeps it.
+        eval_batch_size: images per evaluation batch and process; `None` takes `batch_size`.
+        num_workers: decoding threads, at most one per core.
+        seed: determines the training order.
+        os_cache: True if the files fit into memory; the operating system then caches them.
     """
 
     def __init__(
@@ -150,7 +167,7 @@ class FFCV(LightningDataModule):
         self.os_cache = os_cache
 
     def setup(self, stage: str | None = None) -> None:
-        """Look at the files of a stage, so that a wrong path shows before anything is computed."""
+        """Check the files of a stage, so that a wrong path is reported before anything is computed."""
         require_ffcv()
         for split in SPLITS.get(stage or "", tuple(self.paths)):
             path = self.paths[split]
@@ -172,7 +189,7 @@ class FFCV(LightningDataModule):
         return self._loader(path, Shard(range(samples), world_size, rank), self.eval_batch_size)  # type: ignore[arg-type]
 
     def _file(self, split: str) -> tuple[str, int]:
-        """The path and the number of samples of a split."""
+        """Path and number of samples of a split."""
         path = self.paths[split]
         if path is None:
             raise InputError(f"expected a .beton file for {split}, got none; set data.{split}, or skip that stage")

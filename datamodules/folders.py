@@ -1,4 +1,4 @@
-"""Folders of classes: <root>/<split>/<class>/<file>, the layout of ImageNet."""
+"""Class folders in the layout of ImageNet: <root>/<split>/<class>/<file>."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,15 +19,19 @@ def image_folder(
 ) -> ImageFiles:
     """Labelled images, <root>/<class>/<file>.
 
-    Every subfolder is a class, an empty one too: the labels of a part of the images agree with those of the whole.
+    Every subfolder is a class, even an empty one, so that a part of the images has the same labels as the whole.
 
     Args:
-        root: the folder of the classes.
+        root: folder of the class folders.
         image_size: see `ImageFiles`.
         crop_fraction: see `ImageFiles`.
         limit: see `ImageFiles`.
         skip_corrupt: see `ImageFiles`.
-        half: 0 or 1 takes every second image, from the first or the second on, so that one folder gives two splits.
+        half: 0 or 1 takes every second image, starting at that position, so that one folder gives two splits; `None`
+            takes all images.
+
+    Raises:
+        InputError: if the folder is missing or holds no image in a subfolder.
     """
     folder = existing_folder(root, "with one subfolder per class")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -41,15 +45,15 @@ def image_folder(
 
 
 class ImageFolders(Images):
-    """Labelled images, <root>/<split>/<class>/<file>. Labels go by the sorted names of the classes.
+    """Labelled images, <root>/<split>/<class>/<file>. Classes are numbered in the order of their sorted names.
 
     Args:
-        root: the folder that holds the splits.
+        root: folder that holds the splits.
         image_size: side of the images, in pixels.
-        splits: the folder of each split below `root`; a split without one has no images.
-        crop_fraction: the part of the short side that the centre crop keeps.
-        limit: maximum number of images of each split, spread evenly over the classes.
-        halve: two splits that share one folder take every second image of it each, for data sets with two splits.
+        splits: split → its folder below `root`; a split whose folder is `None` or left out has no images.
+        crop_fraction: fraction of the short side that the centre crop keeps.
+        limit: split → maximum number of images, spread evenly over the classes; `None` takes all.
+        halve: if `val` and `test` are the same folder, each takes every second image of it.
         skip_corrupt: leave out images that cannot be decoded, with a warning; otherwise they are an error.
         batch_size: see `Images`.
         eval_batch_size: see `Images`.

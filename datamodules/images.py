@@ -1,4 +1,4 @@
-"""Image data sets in torch loaders, the same for one process and for many."""
+"""Torch loaders of image data sets, with the same batches for one process and for many."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,9 +15,12 @@ SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 
 
 class Shard(DistributedSampler[int]):
-    """The indices rank, rank + world size, ...: without the padding of its base class, so no image is counted twice.
+    """The indices rank, rank + world size, ...; without padding, so that no image is counted twice.
 
-    A DistributedSampler, because Lightning would put a padding one around any other by default.
+    It is a `DistributedSampler`, because Lightning by default replaces any other sampler by one that pads.
+
+    >>> list(Shard(range(5), num_replicas=2, rank=1))
+    [1, 3]
     """
 
     def __iter__(self) -> Iterator[int]:
@@ -28,10 +31,10 @@ class Shard(DistributedSampler[int]):
 
 
 class EpochLoader(DataLoader[Sample]):
-    """Asks for its first batch when that is wanted, not when the iterator is made.
+    """Starts to load when the first batch is requested, not when the iterator is created.
 
-    Lightning makes the iterator of a resumed epoch before it calls `set_epoch`, and loader processes draw the order at
-    once: every resumed run would go through the order of epoch 0 again, and say nothing.
+    Lightning creates the iterator of a resumed epoch before it calls `set_epoch`, and loader processes draw the order
+    as soon as they start. Without this class every resumed run would silently repeat the order of epoch 0.
     """
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
@@ -39,16 +42,32 @@ class EpochLoader(DataLoader[Sample]):
 
 
 def shuffle(size: int, batch_size: int, rank: int, world_size: int, seed: int) -> DistributedSampler:
-    """An order that depends on (seed, epoch) only; batch k of all ranks together is batch k of a single process.
+    """A sampler of shuffled samples. Batch k of all processes together is batch k of a single process.
 
-    The incomplete last batch is left out, unless it is the only one.
+    The order depends on the seed and the epoch only. An incomplete last batch is left out unless it is the only batch.
+
+    Args:
+        size: number of samples of the data set.
+        batch_size: samples per batch and process.
+        rank: number of this process.
+        world_size: number of processes.
+        seed: determines the order, together with the epoch.
+
+    >>> single = list(shuffle(8, batch_size=4, rank=0, world_size=1, seed=0))
+    >>> first, second = (list(shuffle(8, batch_size=2, rank=rank, world_size=2, seed=0)) for rank in (0, 1))
+    >>> set(single[:4]) == set(first[:2] + second[:2])
+    True
     """
-    whole = size >= batch_size * world_size
-    return DistributedSampler(range(size), world_size, rank, shuffle=True, seed=seed, drop_last=whole)  # type: ignore[arg-type]
+    drop_last = size >= batch_size * world_size
+    return DistributedSampler(range(size), world_size, rank, shuffle=True, seed=seed, drop_last=drop_last)  # type: ignore[arg-type]
 
 
 def collate(samples: list[Sample | None]) -> dict[str, Tensor]:
-    """Stack the samples; those left out as corrupt are None."""
+    """Stack the samples to a batch. Corrupt samples are None and are left out.
+
+    >>> collate([{"label": 3, "index": 0}, None, {"label": 5, "index": 2}])
+    {'label': tensor([3, 5]), 'index': tensor([0, 2])}
+    """
     readable = [sample for sample in samples if sample is not None]
     if not readable:
         raise InputError(f"expected at least 1 readable image in a batch, got {len(samples)} corrupt ones; repair them")
@@ -56,20 +75,22 @@ def collate(samples: list[Sample | None]) -> dict[str, Tensor]:
 
 
 def rank_and_world_size(datamodule: LightningDataModule) -> tuple[int, int]:
-    """(0, 1) outside a trainer."""
+    """Number of this process, and number of processes; (0, 1) without a trainer."""
     trainer = datamodule.trainer
     return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
 
 
 class Images(LightningDataModule):
-    """Any data sets of samples, see `datamodules.datasets`, as batches.
+    """Batches from any data sets of samples, see `datamodules.datasets`.
 
     Args:
-        train, val, test: build the data sets, each only when it is needed.
+        train: builds the training data set, when it is needed.
+        val: builds the validation data set, when it is needed.
+        test: builds the test data set, when it is needed.
         batch_size: images per training batch and process.
-        eval_batch_size: images per evaluation batch and process; as in training where it is left out.
+        eval_batch_size: images per evaluation batch and process; `None` takes `batch_size`.
         num_workers: loader processes, each with one thread; 0 decodes in the main process.
-        seed: of the training order.
+        seed: determines the training order.
     """
 
     def __init__(
@@ -91,7 +112,7 @@ class Images(LightningDataModule):
         self.seed = seed
 
     def setup(self, stage: str | None = None) -> None:
-        """Build the data sets of a stage, so that a wrong path shows before anything is computed."""
+        """Build the data sets of a stage, so that a wrong path is reported before anything is computed."""
         for split in SPLITS.get(stage or "", tuple(self.builders)):
             if self.builders[split] is not None:
                 self.dataset(split)
@@ -113,7 +134,7 @@ class Images(LightningDataModule):
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes of the training images, in the order of their labels; empty where they have none."""
+        """Class names of the training images, in the order of their labels; empty if they have none."""
         return list(getattr(self.dataset("train"), "classes", ()))
 
     def train_dataloader(self) -> DataLoader:
@@ -126,12 +147,12 @@ class Images(LightningDataModule):
         return self.evaluation_loader(self.dataset("test"))
 
     def training_loader(self, samples: Any) -> DataLoader:
-        """Shuffled batches of samples for this process."""
+        """Shuffled training batches of this process's share of the samples."""
         sampler = shuffle(len(samples), self.batch_size, *rank_and_world_size(self), self.seed)
         return self._loader(samples, sampler, self.batch_size, drop_last=sampler.drop_last)
 
     def evaluation_loader(self, samples: Any) -> DataLoader:
-        """Batches of samples in their order for this process."""
+        """Evaluation batches of this process's share of the samples, in their order."""
         rank, world_size = rank_and_world_size(self)
         return self._loader(samples, Shard(samples, world_size, rank), self.eval_batch_size, drop_last=False)
 
@@ -145,5 +166,5 @@ class Images(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # otherwise every epoch takes a draw from the model's
+            generator=torch.Generator().manual_seed(self.seed),  # otherwise each epoch draws from the model's
         )

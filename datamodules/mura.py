@@ -1,4 +1,4 @@
-"""MURA-v1.1, radiographs of the upper extremity, each study labelled normal or abnormal (Rajpurkar et al., 2018)."""
+"""MURA-v1.1: radiographs of the upper extremity in studies labelled normal or abnormal (Rajpurkar et al., 2018)."""
 
 from pathlib import Path
 from typing import Literal
@@ -18,13 +18,21 @@ def mura(
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
-    """The images below <root>/<split> as Stanford publishes them; an image has the label of its study's folder.
+    """The images below <root>/<split> as Stanford publishes them, with the label of their study.
 
-    They are grey, and of several sizes: every sample has three equal channels and its square centre.
+    The files are grey images of several sizes. A sample has three equal channels and shows the square centre.
+
+    Args:
+        root: the unpacked folder MURA-v1.1.
+        split: folder of the split.
+        image_size: see `ImageFiles`.
+        crop_fraction: see `ImageFiles`.
+        limit: see `ImageFiles`.
+        skip_corrupt: see `ImageFiles`.
 
     Raises:
-        InputError: for a folder that is not there, or holds no images.
-        InputError: for an image in a folder that is neither `_negative` nor `_positive`.
+        InputError: if the folder is missing or holds no images.
+        InputError: if the folder of an image ends neither in `_negative` nor in `_positive`.
     """
     paths = list_images(existing_folder(Path(root) / split, f"of MURA-v1.1, {LAYOUT}"))
     if not paths:
@@ -34,7 +42,11 @@ def mura(
 
 
 def study_label(path: Path) -> int:
-    """1 for an image of a positive, that is abnormal, study; 0 for one of a negative study."""
+    """1 for an image of a positive (abnormal) study, 0 for an image of a negative (normal) study.
+
+    >>> study_label(Path("XR_WRIST/patient00001/study1_positive/image1.png"))
+    1
+    """
     _, _, name = path.parent.name.rpartition("_")
     if name not in CLASSES:
         raise InputError(f"{path}: expected a study's folder that ends in _negative or _positive; move the image away")

@@ -1,4 +1,4 @@
-"""Arrays on disk, one row for each sample, filled in any order, that survive a kill."""
+"""Arrays on disk with one row per sample; rows are written in any order, and a killed run loses no written row."""
 
 import hashlib
 import json
@@ -15,14 +15,21 @@ Rows = dict[str, Tensor]
 
 
 class Store:
-    """Memory-mapped arrays of `size` rows, in a folder named after what they hold.
+    """Memory-mapped arrays of `size` rows, in a folder named after the hash of their key.
 
-    A row counts as there once everything of it has been written. Whoever finds a half-filled store fills in the rest.
+    A row is present once all of its arrays have been written. A later run computes the missing rows of its store.
 
     Args:
-        folder: where all stores are.
-        key: everything that the rows depend on; another key is another store.
-        size: the number of rows.
+        folder: folder of all stores.
+        key: everything that the rows depend on, JSON-serialisable; each key has a store of its own.
+        size: number of rows.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = Store(folder, {"source": "example"}, size=3)
+    ...     store.write(torch.tensor([2, 0]), {"score": torch.tensor([0.5, 0.25])})
+    ...     store.missing(), store.read(2)
+    ([1], {'score': tensor(0.5000)})
     """
 
     def __init__(self, folder: str | Path, key: Mapping[str, object], size: int) -> None:
@@ -35,29 +42,29 @@ class Store:
         self.done = self._open("done", (size,), np.dtype(bool))
 
     def missing(self) -> list[int]:
-        """The rows that are not there yet."""
+        """Indices of the rows that have not been written yet."""
         return np.flatnonzero(~self.done).tolist()
 
     def present(self) -> list[int]:
-        """The rows that are there."""
+        """Indices of the rows that have been written."""
         return np.flatnonzero(self.done).tolist()
 
     def write(self, index: Tensor, rows: Rows) -> None:
-        """Write the rows `index` (B,) of every array; floating-point ones as float16."""
-        where = index.cpu().numpy()
+        """Write the rows `index` (B,) of every array; floating-point values are stored as float16."""
+        positions = index.cpu().numpy()
         for name, values in rows.items():
             values = values.detach().cpu()
             array = (values.half() if values.is_floating_point() else values).numpy()
             if name not in self.arrays:
                 self.arrays[name] = self._open(name, (self.size, *array.shape[1:]), array.dtype)
-            self.arrays[name][where] = array
+            self.arrays[name][positions] = array
         for name in rows:
             self.arrays[name].flush()
-        self.done[where] = True  # only now: a kill before this line leaves the rows missing
+        self.done[positions] = True  # last, so that the rows of a run killed before this line stay missing
         self.done.flush()
 
     def read(self, index: int) -> Rows:
-        """One row of every array, floating-point ones as float32."""
+        """One row of every array; floating-point values become float32."""
         if not self.arrays:
             names = sorted(path.stem for path in self.path.glob("*.npy") if path.stem != "done")
             self.arrays = {name: np.load(self.path / f"{name}.npy", mmap_mode="r+") for name in names}
@@ -65,13 +72,13 @@ class Store:
         return {name: row.float() if row.is_floating_point() else row for name, row in rows.items()}
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+        """The array of a name, created if its file is missing."""
         path = self.path / f"{name}.npy"
-        if (
-            not path.exists()
-        ):  # several processes may be here at once: each makes one of its own, and the first one stays
-            made = path.with_suffix(f".{os.getpid()}.unfinished")
-            np.lib.format.open_memmap(made, "w+", dtype, shape).flush()
+        if not path.exists():
+            # Several processes may create the array at once: each writes a file of its own, and the first one is kept
+            unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+            np.lib.format.open_memmap(unfinished, "w+", dtype, shape).flush()
             with suppress(FileExistsError):
-                os.link(made, path)
-            made.unlink()
+                os.link(unfinished, path)
+            unfinished.unlink()
         return np.load(path, mmap_mode="r+")

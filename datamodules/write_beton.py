@@ -2,8 +2,8 @@
 
     python -m datamodules.write_beton data/imagenet/train data/imagenet/train.beton
 
-The samples are those of `datasets.image_folder`, in its order. Images are stored as JPEG, their short side scaled as
-the torch loader scales it, so that a centre crop is all that is left to do.
+The samples and their order are those of `folders.image_folder`. Images are stored as JPEG. Their short side is scaled
+as in the torch loader, so that the FFCV loader only has to crop the centre.
 """
 
 import argparse
@@ -30,7 +30,7 @@ RGB_IMAGE, INT = 2, 1  # ffcv.types.TYPE_ID_HANDLER
 
 @contextlib.contextmanager
 def keep_torch_threads() -> Iterator[None]:
-    """FFCV sets the number of torch's threads to that of its own, in the whole process; its import alone to 1."""
+    """Restore torch's number of threads, because FFCV sets it to its own, and its import sets it to 1."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -39,7 +39,7 @@ def keep_torch_threads() -> Iterator[None]:
 
 
 def require_ffcv() -> None:
-    """FFCV is optional; say how to get it, or how to do without."""
+    """Raise an InputError with installation advice if FFCV, which is optional, is missing."""
     try:
         with keep_torch_threads():
             import ffcv  # noqa: F401
@@ -50,7 +50,7 @@ def require_ffcv() -> None:
 
 
 def check_beton(path: Path) -> int:
-    """The number of samples; raises where the file is missing or not whole: FFCV would crash on it, or hang."""
+    """Number of samples; raises if the file is missing or incomplete, because FFCV would crash on it or hang."""
     write = f"python -m datamodules.write_beton <image folder> {path}"
     if not path.is_file():
         raise InputError(f"expected a .beton file {path}, got none; write it: {write}")
@@ -61,7 +61,7 @@ def check_beton(path: Path) -> int:
 
 
 def inspect_beton(path: Path) -> tuple[int, str | None]:
-    """The number of samples, and what is wrong with the header, the fields or the place of an image, if anything is."""
+    """Number of samples, and the problem of the header, the fields or the image positions; None if there is none."""
     from ffcv import types
 
     size = path.stat().st_size
@@ -92,23 +92,23 @@ def inspect_beton(path: Path) -> tuple[int, str | None]:
 
 
 def image_problem(images: np.ndarray, regions: np.ndarray, end: int) -> str | None:
-    """None where every image has a region of its own size, and every region ends before byte `end` of the file."""
+    """The problem as a text; None if each image has a region of its size and all regions end before byte `end`."""
     outside = int(((regions["ptr"] > end) | (regions["size"] > end - regions["ptr"])).sum())
     if outside:
         return f"expected all data before byte {end}, got {outside} regions that end after it"
     regions = regions[np.argsort(regions["ptr"])]
-    place = np.searchsorted(regions["ptr"], images["data_ptr"]).clip(max=len(regions) - 1)
-    wrong = regions["ptr"][place] != images["data_ptr"]
+    region = np.searchsorted(regions["ptr"], images["data_ptr"]).clip(max=len(regions) - 1)
+    wrong = regions["ptr"][region] != images["data_ptr"]
     raw_size = 3 * images["height"].astype(np.uint64) * images["width"]
-    wrong |= (raw_size == 0) | (images["mode"] > 1) | ((images["mode"] == 1) & (raw_size != regions["size"][place]))
+    wrong |= (raw_size == 0) | (images["mode"] > 1) | ((images["mode"] == 1) & (raw_size != regions["size"][region]))
     return f"expected a place for every image, got {int(wrong.sum())} images without" if wrong.any() else None
 
 
 class StoredImages:
-    """What FFCV's writer asks for: (image (H, W, 3) uint8, label, index) by position.
+    """Samples for FFCV's writer, by position: (image (H, W, 3) uint8, label, index).
 
-    A corrupt image becomes a black one and is noted in `corrupt`, to be dealt with when the writer is done, which
-    waits for ever for a sample that raises. Unless corrupt images are skipped, all later ones are black, to be quick.
+    FFCV's writer would wait without end for a sample that raises. So a corrupt image becomes black and is marked in
+    `corrupt`, for a check after writing. Unless corrupt images are skipped, all later images are black, to save time.
     """
 
     def __init__(self, files: ImageFiles, positions: Sequence[int], image_size: int, skip_corrupt: bool) -> None:
@@ -132,7 +132,7 @@ class StoredImages:
 
 
 class WatchedProcess(multiprocessing.Process):
-    """Remembers that it was started: multiprocessing itself forgets a process as soon as it is dead."""
+    """Keeps a list of the started processes, because multiprocessing forgets a process as soon as it has died."""
 
     started: ClassVar[list["WatchedProcess"]] = []
 
@@ -143,7 +143,7 @@ class WatchedProcess(multiprocessing.Process):
 
 @contextlib.contextmanager
 def watched_processes() -> Iterator[None]:
-    """Raise where a WatchedProcess of the block dies: FFCV would wait for it for ever. For the main thread only."""
+    """Raise if a WatchedProcess dies in the block, because FFCV would wait for it. Main thread only."""
     WatchedProcess.started.clear()
     done = threading.Event()
     main_thread = threading.get_ident()
@@ -152,7 +152,7 @@ def watched_processes() -> Iterator[None]:
         while not done.wait(0.1):
             if any(process.exitcode for process in WatchedProcess.started):
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
-                done.wait(1)  # and again: what is raised inside of a destructor or of a tracer is lost
+                done.wait(1)  # then again: an exception inside a destructor or a tracer is lost
 
     def stop(number: int, frame: object) -> None:
         if not done.is_set():
@@ -168,11 +168,11 @@ def watched_processes() -> Iterator[None]:
         watcher.join()
         signal.signal(signal.SIGUSR1, earlier)
         for process in WatchedProcess.started:
-            process.kill()  # no effect on those that are done; the others wait for the dead one's turn to write
+            process.kill()  # the living ones wait for the dead one to write; no effect on finished ones
 
 
 def write_samples(samples: StoredImages, out: Path, quality: int, workers: int) -> None:
-    """Write all samples with FFCV."""
+    """Write all samples to the file `out` with FFCV."""
     from ffcv import writer
     from ffcv.fields import IntField, RGBImageField
 
@@ -191,14 +191,14 @@ def write_beton(
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> int:
-    """Write the images of a class folder, their short side `image_size`; gives their number.
+    """Write the images of a class folder with a short side of `image_size` pixels; returns their number.
 
-    `out` appears when it is complete: until then it has another name, and that file goes when the writing fails.
+    The file has a temporary name until it is complete. That file is removed if writing fails.
     """
     require_ffcv()
     files = image_folder(folder, image_size, limit=limit)
     partial = out.with_name(out.name + ".partial")
-    partial.unlink(missing_ok=True)  # of a run that was killed, whose processes may still write to it
+    partial.unlink(missing_ok=True)  # left by a killed run, whose processes may still write to it
     positions = list(range(len(files)))
     try:
         while positions:
@@ -218,7 +218,7 @@ def write_beton(
 
 
 def report_corrupt(path: Path, skip_corrupt: bool) -> None:
-    """Name a corrupt image: as a warning where it is skipped, as an error otherwise."""
+    """Warn about a corrupt image if it is skipped; raise otherwise."""
     try:
         read_image(path)
     except CorruptImage as error:
@@ -232,9 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", help="holds one subfolder of images per class")
     parser.add_argument("out", type=Path, help="the .beton file")
     parser.add_argument("--image-size", type=int, default=256, help="short side of the stored images (256)")
-    parser.add_argument("--quality", type=int, default=90, help="of the JPEGs (90)")
+    parser.add_argument("--quality", type=int, default=90, help="JPEG quality, 1 to 100 (90)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (one per core)")
-    parser.add_argument("--limit", type=int, help="at most so many images, spread evenly over the classes")
+    parser.add_argument("--limit", type=int, help="maximum number of images, spread evenly over the classes")
     parser.add_argument("--skip-corrupt", action="store_true", help="leave out images that cannot be decoded")
     options = parser.parse_args(arguments)
     try:

@@ -1,9 +1,9 @@
-"""The one class of errors that a user can mend."""
+"""The exception class for errors that the user can fix."""
 
 
 class InputError(ValueError):
-    """Bad input: one line that says what was expected, what came, and what to do.
+    """Bad input. The message is one line that says what was expected, what came, and what to do.
 
-    The entry points print it without a traceback. All other exceptions are bugs, of this project or of a library, and
-    keep theirs.
+    The entry points print the message without a traceback. Every other exception is a bug of this project or of a
+    library, and is printed with its traceback.
     """

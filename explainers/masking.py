@@ -1,4 +1,4 @@
-"""Which patches of an image stay visible, and what the model then sees."""
+"""Patches of an image, sets of visible patches, and images with the other patches removed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,17 @@ from torch import Tensor
 from explainers.errors import InputError
 
 Removal = Literal["zero", "black"]
-"""What a hidden pixel becomes: 0 after normalisation, the mean pixel (TVE), or 0 before it (the Chefer protocol)."""
+"""Value of a hidden pixel: `zero` is 0 after normalisation, the mean pixel (TVE); `black` is 0 before it (Chefer)."""
 
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """A square image cut into P × P square patches, numbered row by row."""
+    """A square image cut into P × P square patches, numbered row by row.
+
+    Args:
+        image_size: side of the image, in pixels.
+        patch_size: side of a patch, in pixels.
+    """
 
     image_size: int = 224
     patch_size: int = 16
@@ -26,18 +31,29 @@ class PatchGrid:
 
     @property
     def side(self) -> int:
+        """P, the number of patches per side."""
         return self.image_size // self.patch_size
 
     @property
     def num_patches(self) -> int:
+        """N, the number of patches."""
         return self.side**2
 
 
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
-    """N(z) of every patch z: the patches at most `hops` steps away, diagonals included (TVE, Section 2).
+    """Compute N(z) of every patch z: the patches at most `hops` steps away, diagonals included (TVE, Section 2).
+
+    Args:
+        grid: the patches of an image.
+        hops: radius of N(z), in patches; 0 or more.
 
     Returns:
         Boolean, (N, N). Row z is True on N(z); with `hops=0` it is the identity.
+
+    The neighbourhood of the upper left patch in a grid of 3 × 3 patches:
+
+    >>> neighbourhoods(PatchGrid(image_size=3, patch_size=1), hops=1)[0].int().view(3, 3).tolist()
+    [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
     """
     index = torch.arange(grid.num_patches)
     row, column = index // grid.side, index % grid.side
@@ -46,20 +62,34 @@ def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
 
 
 def most_important(scores: Tensor, levels: int) -> Tensor:
-    """S*, the ⌊s·N⌋ highest-scoring patches, at `levels` sparsities s from 0 to 1. Ties: the earlier patch first.
+    """Compute S*, the ⌊s·N⌋ patches with the highest scores, at `levels` sparsities s from 0 to 1.
+
+    Of two equal scores, the one of the earlier patch counts as higher.
 
     Args:
         scores: (B, N), higher is more important.
+        levels: number of sparsities, at least 2; they are equally spaced.
 
     Returns:
         Boolean, (B, levels, N).
+
+    >>> most_important(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), levels=3).int().tolist()
+    [[[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]]
     """
     rank = scores.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # (B, N), 0 is the most important
     return rank[:, None] < level_sizes(scores.shape[-1], levels).to(scores.device)[:, None]
 
 
 def level_sizes(num_patches: int, levels: int) -> Tensor:
-    """|S*| at `levels` sparsities from 0 to 1, (levels,). In integers: floats would lose a patch to rounding."""
+    """Compute |S*| = ⌊s·N⌋ at `levels` sparsities s from 0 to 1: integers, (levels,).
+
+    The arithmetic is in integers, because rounding of floats would lose a patch at some levels.
+
+    >>> level_sizes(num_patches=7, levels=3).tolist()
+    [0, 3, 7]
+    """
+    if levels < 2:
+        raise InputError(f"expected at least 2 sparsities, 0 and 1, got levels={levels}")
     return torch.arange(levels) * num_patches // (levels - 1)
 
 
@@ -69,7 +99,15 @@ def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | fl
     Args:
         images: (B, C, H, W), normalised.
         keep: boolean, (B, N): one mask for each image.
-        fill: a number, or one for each channel, (C, 1, 1).
+        grid: the patches of an image.
+        fill: value of hidden pixels: a number, or one for each channel, (C, 1, 1).
+
+    Returns:
+        (B, C, H, W).
+
+    >>> images, keep = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[True, False, False, True]])
+    >>> mask_pixels(images, keep, PatchGrid(image_size=2, patch_size=1)).tolist()
+    [[[[1.0, 0.0], [0.0, 4.0]]]]
     """
     if images.shape[-1] != grid.image_size or images.shape[-2] != grid.image_size:
         raise InputError(f"the grid cuts {grid.image_size} × {grid.image_size} images; got {tuple(images.shape[-2:])}")
@@ -86,17 +124,27 @@ def masked_forward(
     fill: Tensor | float = 0.0,
     chunk_size: int = 256,
 ) -> Tensor:
-    """`function` of every image under each of its M masks, at most `chunk_size` masked images in memory at a time.
+    """Apply `function` to every image under each of its M masks.
 
     Args:
         function: normalised images (b, C, H, W) → (b, ...).
         images: (B, C, H, W), normalised.
         keep: boolean, (B, M, N).
+        grid: the patches of an image.
+        fill: value of hidden pixels, see `mask_pixels`.
+        chunk_size: maximum number b of masked images in one call, which bounds the memory.
 
     Returns:
         (B, M, ...).
+
+    The sum of the pixels of the upper row, and of the last pixel alone:
+
+    >>> images = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    >>> keep = torch.tensor([[[True, True, False, False], [False, False, False, True]]])
+    >>> masked_forward(lambda masked: masked.sum((1, 2, 3)), images, keep, PatchGrid(2, 1)).tolist()
+    [[3.0, 4.0]]
     """
-    owner = torch.arange(len(images), device=images.device).repeat_interleave(keep.shape[1])  # (B·M,)
-    chunks = zip(owner.split(chunk_size), keep.flatten(0, 1).split(chunk_size), strict=True)
+    image_of_mask = torch.arange(len(images), device=images.device).repeat_interleave(keep.shape[1])  # (B·M,)
+    chunks = zip(image_of_mask.split(chunk_size), keep.flatten(0, 1).split(chunk_size), strict=True)
     outputs = [function(mask_pixels(images[image], mask, grid, fill)) for image, mask in chunks]
     return torch.cat(outputs).unflatten(0, keep.shape[:2])

@@ -1,7 +1,7 @@
-"""Random numbers that depend on the sample, not on the process that draws them.
+"""Random numbers that depend on the sample only, not on the process that draws them.
 
-One process and several see the same draws for the same image and epoch, and a resumed run repeats those of an
-uninterrupted one, with no generator state to save.
+The draws for an image and an epoch are the same in one process and in several. A resumed run repeats the draws of an
+uninterrupted run, and there is no generator state to save.
 """
 
 from typing import Literal
@@ -11,81 +11,125 @@ from torch import Tensor
 
 from explainers.errors import InputError
 
-_MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # of Chris Wellons' "lowbias32" integer hash
+_MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # constants of the integer hash "lowbias32" by Chris Wellons
 _UINT32 = 0xFFFFFFFF
 
 
 def uniform(counter: Tensor, seed: int) -> Tensor:
-    """One number in [0, 1) for every integer of `counter`: a hash, so that equal inputs give equal numbers."""
+    """Hash every integer of `counter` to a number in [0, 1): equal inputs give equal numbers.
+
+    Args:
+        counter: int64, any shape.
+        seed: another seed gives other numbers.
+
+    Returns:
+        float64, the shape of `counter`.
+
+    >>> draws = uniform(torch.tensor([3, 4, 3]), seed=0)
+    >>> bool(draws[0] == draws[2]), bool(draws[0] == draws[1])
+    (True, False)
+    """
     bits = (_mix(counter & _UINT32) + (counter >> 32) + (seed * 0x9E3779B9 & _UINT32)) & _UINT32
     return _mix(bits).double() / 2**32
 
 
 def stream(purpose: Literal["patches", "hops", "crops", "coalitions"], seed: int, epoch: int) -> int:
-    """A seed for every purpose and epoch: the same draws twice would be correlated."""
+    """Return a seed of its own for every purpose and epoch, because equal seeds would give correlated draws.
+
+    >>> stream("patches", seed=0, epoch=0), stream("hops", seed=0, epoch=0), stream("patches", seed=0, epoch=1)
+    (0, 1, 4)
+    """
     return 4 * (seed * 100_003 + epoch) + ("patches", "hops", "crops", "coalitions").index(purpose)
 
 
 def _mix(bits: Tensor) -> Tensor:
+    """Hash integers in [0, 2³²) to integers in [0, 2³²); no two inputs have the same output."""
     for shift, multiplier in zip((16, 15), _MULTIPLIERS, strict=True):
         bits = ((bits ^ (bits >> shift)) * multiplier) & _UINT32
     return bits ^ (bits >> 16)
 
 
 def random_patches(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
-    """`count` different patches of each image, uniform.
+    """Draw `count` different patches of each image, uniformly.
 
     Args:
-        index: which image of the data set, (B,).
-        seed: another one for every epoch.
+        index: index of each image in the data set, (B,).
+        num_patches: N.
+        count: number of patches to draw for each image, at most N.
+        seed: a different one for every epoch, see `stream`.
 
     Returns:
-        (B, count), in [0, num_patches).
+        int64, (B, count), in [0, num_patches).
+
+    The draws of image 1 do not depend on the other images of its batch:
+
+    >>> patches = random_patches(torch.tensor([0, 1]), num_patches=9, count=4, seed=0)
+    >>> len(set(patches[1].tolist())), torch.equal(patches[1:], random_patches(torch.tensor([1]), 9, 4, seed=0))
+    (4, True)
     """
     counter = index[:, None] * num_patches + torch.arange(num_patches, device=index.device)
     return uniform(counter, seed).argsort(-1)[:, :count]
 
 
 def random_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
-    """Visible patches of each image, `count` times: a size uniform in 0 ... N, then that many patches, uniform.
+    """Draw `count` coalitions of each image: a size, uniform in 0 ... N, then that many patches, uniformly.
 
     Args:
-        index: which image of the data set, (B,).
-        seed: another one for every epoch.
+        index: index of each image in the data set, (B,).
+        num_patches: N.
+        count: number of coalitions for each image.
+        seed: a different one for every epoch, see `stream`.
 
     Returns:
-        Boolean, (B, count, N).
+        Boolean, (B, count, N); True for the patches in the coalition, which are visible.
+
+    Of 3000 coalitions of 2 patches, about 1000 have each of the sizes 0, 1 and 2:
+
+    >>> sizes = random_coalitions(torch.tensor([0]), num_patches=2, count=3000, seed=0).sum(-1)
+    >>> (sizes.flatten().bincount() / 1000).round().tolist()
+    [1.0, 1.0, 1.0]
     """
     size, order = _size_and_order(index, num_patches, count, seed)
     return order < (size * (num_patches + 1)).long()[..., None]
 
 
 def shapley_coalitions(index: Tensor, num_patches: int, count: int, seed: int, paired: bool = True) -> Tensor:
-    """Coalitions S of the distribution that makes a least-squares fit the Shapley value (Charnes et al., 1988).
+    """Draw coalitions for which a least-squares fit gives the Shapley values (Charnes et al., 1988).
 
-    A size k in 1 ... N − 1 with a probability proportional to 1 / (k (N − k)), then exactly k patches, uniform.
+    First a size k in 1 ... N − 1, with a probability proportional to 1 / (k (N − k)), then k patches, uniformly.
 
     Args:
-        index, seed: as of `random_coalitions`.
-        paired: every second coalition is the complement of the one before, which lowers the variance.
+        index: index of each image in the data set, (B,).
+        num_patches: N, at least 2.
+        count: number of coalitions for each image.
+        seed: a different one for every epoch, see `stream`.
+        paired: make every second coalition the complement of the one before, which lowers the variance.
 
     Returns:
-        Boolean, (B, count, N).
+        Boolean, (B, count, N); True for the patches in the coalition, which are visible.
 
     Raises:
-        InputError: for a single patch, which has no coalition but nothing and everything.
+        InputError: for a single patch, because its only coalitions are the empty one and the full one.
+
+    For N = 4, the sizes 1, 2 and 3 have the probabilities 4/11, 3/11 and 4/11:
+
+    >>> keep = shapley_coalitions(torch.tensor([0]), num_patches=4, count=11_000, seed=0)
+    >>> torch.equal(keep[:, 1::2], ~keep[:, ::2])
+    True
+    >>> (keep.sum(-1).flatten().bincount() / 1000).round().tolist()
+    [0.0, 4.0, 3.0, 4.0]
     """
     if num_patches < 2:
         raise InputError(f"Shapley coalitions need at least 2 patches, got {num_patches}: take smaller patches")
-    drawn, order = _size_and_order(index, num_patches, -(-count // 2) if paired else count, seed)
+    draws, order = _size_and_order(index, num_patches, -(-count // 2) if paired else count, seed)
     sizes = torch.arange(1, num_patches, device=index.device, dtype=torch.double)
-    up_to = (1 / (sizes * (num_patches - sizes))).cumsum(0)
-    keep = order < torch.searchsorted(up_to / up_to[-1], drawn, right=True)[..., None] + 1
+    cumulative = (1 / (sizes * (num_patches - sizes))).cumsum(0)
+    keep = order < torch.searchsorted(cumulative / cumulative[-1], draws, right=True)[..., None] + 1
     return torch.stack([keep, ~keep], 2).flatten(1, 2)[:, :count] if paired else keep
 
 
 def _size_and_order(index: Tensor, num_patches: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """For each coalition a number in [0, 1), (B, count), and the rank of every patch, (B, count, N)."""
+    """Draw for each coalition a number in [0, 1), (B, count), and a random rank of every patch, (B, count, N)."""
     coalition = index[:, None] * count + torch.arange(count, device=index.device)
     counter = coalition[..., None] * (num_patches + 1) + torch.arange(num_patches + 1, device=index.device)
     draws = uniform(counter, seed)

@@ -1,4 +1,4 @@
-"""What a loss needs of a frozen model for a batch: computed in the training step, or once, and stored."""
+"""Sources: the outputs of frozen models that a loss needs, computed in every training step or read from a cache."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,32 +10,50 @@ from explainers.target import TargetModel
 
 
 class Source(Protocol):
-    """Computes rows of a batch from its images.
+    """Computes rows of a batch, which are named tensors, from the images of the batch.
 
-    Modules name theirs in `sources`; the datamodule `Cached` stores the rows of each source separately.
+    A module lists its sources in its attribute `sources`. The datamodule `Cached` stores the rows of each source
+    separately.
     """
 
     @property
     def provides(self) -> tuple[str, ...]:
-        """The names of all its rows."""
+        """Names of all its rows."""
         ...
 
     @property
     def forward_passes(self) -> int:
-        """Forward passes of the frozen model for each image."""
+        """Number of forward passes of the frozen model for each image."""
         ...
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        """Rows for `image`, uint8 (B, C, H, W), and `index` (B,): tensors of B rows."""
+        """Compute the rows of a batch.
+
+        Args:
+            batch: holds `image`, uint8 (B, C, H, W), and `index`, the index of each image in the data set, (B,).
+            epoch: number of the epoch, for sources with random draws.
+
+        Returns:
+            Name of each row → tensor (B, ...).
+        """
         ...
 
     def key(self) -> dict[str, str]:
-        """Everything but the images that the rows of epoch 0 depend on."""
+        """Return everything that the rows of epoch 0 depend on, except the images; a cache is valid for equal keys."""
         ...
 
 
 def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:
-    """The batch with the rows of all sources: a source of which any row is missing is computed."""
+    """Return the batch with the rows of all sources. A source is computed if any of its rows is missing.
+
+    Args:
+        batch: the batch, see `Source`.
+        sources: the sources whose rows the batch must hold.
+        epoch: number of the epoch, for sources with random draws.
+
+    >>> complete({"image": torch.zeros(1, 3, 2, 2), "embedding": torch.ones(1, 4)}, [Pixels()]).keys()
+    dict_keys(['image', 'embedding'])
+    """
     for source in sources:
         if not all(row in batch for row in source.provides):
             batch = batch | source(batch, epoch)
@@ -43,13 +61,13 @@ def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0
 
 
 class Features:
-    """The source of what a network reads of the frozen target, in one forward pass.
+    """The source of the embeddings and feature maps of a frozen target, from one forward pass.
 
-    Rows: `embedding` (B, D), and `map_0`, `map_1`, ... (B, N', C) of the blocks.
+    Rows: `embedding` (B, D), and a feature map `map_0`, `map_1`, ... (B, N', C) of each block.
 
     Args:
         target: the frozen model.
-        blocks: whose feature maps are rows; without any, the embeddings are all.
+        blocks: indices of the blocks whose feature maps are rows; none by default.
     """
 
     forward_passes = 1
@@ -74,7 +92,11 @@ class Features:
 
 
 class Pixels:
-    """The source of the images, for networks that read nothing of the target. Row: `image`, uint8 (B, C, H, W)."""
+    """The source of the images, for networks that use no output of the target. Row: `image`, uint8 (B, C, H, W).
+
+    >>> Pixels()({"image": torch.zeros(1, 3, 2, 2, dtype=torch.uint8), "index": torch.tensor([0])}).keys()
+    dict_keys(['image'])
+    """
 
     provides = ("image",)
     forward_passes = 0

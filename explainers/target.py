@@ -19,12 +19,23 @@ _hashes: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def weights_hash(module: nn.Module) -> str:
-    """SHA-256 of the names and values of a module's weights; computed again only after one of them has changed."""
+    """Compute the SHA-256 of the names and values of a module's weights.
+
+    The hash is cached, and computed again only after PyTorch's version counter of one of the weights has changed.
+
+    >>> layer, same = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> _ = same.load_state_dict(layer.state_dict())
+    >>> weights_hash(layer) == weights_hash(same)
+    True
+    >>> _ = nn.init.zeros_(same.bias)
+    >>> weights_hash(layer) == weights_hash(same)
+    False
+    """
     state = sorted(module.state_dict().items())
     versions = [(name, value.data_ptr(), value.dtype, value.shape, value._version) for name, value in state]
-    known = _hashes.get(module)
-    if known is not None and known[0] == versions:
-        return known[1]
+    cached = _hashes.get(module)
+    if cached is not None and cached[0] == versions:
+        return cached[1]
     digest = hashlib.sha256()
     for name, value in state:
         digest.update(name.encode())
@@ -34,19 +45,28 @@ def weights_hash(module: nn.Module) -> str:
 
 
 class DistilledHead(nn.Module):
-    """DeiT's two linear heads, one on each half of the embedding; the logits are their mean."""
+    """DeiT's two linear heads, one on each half of the embedding; the logits are the mean of the two.
+
+    Args:
+        head: head on the class token, the first half of the embedding.
+        head_dist: head on the distillation token, the second half.
+
+    >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
+    [[2.0, 3.0]]
+    """
 
     def __init__(self, head: nn.Module, head_dist: nn.Module) -> None:
         super().__init__()
         self.head, self.head_dist = head, head_dist
 
     def forward(self, embeddings: Tensor) -> Tensor:
+        """Classify embeddings (..., 2·width) → logits (..., K)."""
         class_token, distillation_token = embeddings.chunk(2, -1)
         return (self.head(class_token) + self.head_dist(distillation_token)) / 2
 
 
 def load_head(path: str | Path) -> nn.Linear:
-    """A linear head saved by `save_head`: `weight` (K, D) and `bias` (K,) in a safetensors file."""
+    """Load a linear head that `save_head` wrote: a safetensors file of `weight` (K, D) and `bias` (K,)."""
     if not Path(path).is_file():
         raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
     weights = load_file(path)
@@ -57,15 +77,16 @@ def load_head(path: str | Path) -> nn.Linear:
 
 
 def save_head(head: nn.Linear, path: str | Path) -> None:
+    """Write a linear head to a safetensors file."""
     save_file({name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}, path)
 
 
 class TargetModel(nn.Module):
-    """f = H ∘ G with the input normalisation that its weights expect.
+    """A classifier f = H ∘ G, with the input normalisation that its weights expect.
 
     Args:
-        model: any timm classifier. Its classifier becomes `head` and the rest `backbone`.
-        head: a head for another task on the same backbone, or the file that holds one; `None` keeps the model's own.
+        model: any timm classifier. Its classification layer becomes `head`, and the rest `backbone`.
+        head: a head for another task on the same backbone, or the path of one; `None` keeps the model's own head.
     """
 
     mean: Tensor
@@ -73,72 +94,87 @@ class TargetModel(nn.Module):
 
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
-        own = model.get_classifier()
+        own_head = model.get_classifier()
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
-        given = head if isinstance(head, str | Path) else "the head"
+        head_name = head if isinstance(head, str | Path) else "the head"
         if head is None:
-            head = DistilledHead(*own) if self.distilled else own
+            head = DistilledHead(*own_head) if self.distilled else own_head
         elif not isinstance(head, nn.Module):
             head = load_head(head)
         model.reset_classifier(0)
-        self.backbone: Any = model  # timm has no type for what its models share
+        # Convolutions are faster in this format. Any: timm has no type for the methods that all its models share
+        self.backbone: Any = model.to(memory_format=torch.channels_last)
         self.head: Any = head
-        self._check_head(given)
+        self._check_head(head_name)
         config = timm.data.resolve_model_data_config(model)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
 
-    def _check_head(self, given: str | Path) -> None:
+    def _check_head(self, head_name: str | Path) -> None:
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
             raise InputError(
-                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {given} reads width"
-                f" {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
+                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {head_name} reads"
+                f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
             )
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, the number of classes."""
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
         return int(head.out_features)
 
     @property
     def name(self) -> str:
-        """timm's name of the architecture."""
+        """Name of the architecture in timm."""
         return self.backbone.pretrained_cfg.get("architecture", type(self.backbone).__name__)
 
     def identity(self) -> dict[str, str]:
-        """Which backbone this is: what was computed with it holds for no other."""
+        """Return the name and hash of the backbone; values computed with one backbone are invalid for any other."""
         return {"backbone": self.name, "backbone_sha256": weights_hash(self.backbone)}
 
     def normalise(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) → what the backbone was trained on."""
+        """Normalise uint8 images (B, C, H, W) with the mean and std that the backbone was trained with: float32."""
         return (images.float() / 255 - self.mean) / self.std
 
     def embed(self, normalised: Tensor) -> Tensor:
-        """G: normalised images (B, C, H, W) → embeddings (B, D)."""
+        """Compute G: normalised images (B, C, H, W) → embeddings (B, D)."""
         return self._pool(self.backbone.forward_features(normalised))
 
     def embed_with_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The embeddings (B, D) and, from the same forward pass, the maps (B, N', C) of `blocks`, row by row."""
-        tokens = isinstance(self.backbone, VisionTransformer)  # they need no copy, and other models have maps only
+        """Compute the embeddings and the feature maps of some blocks, in one forward pass.
+
+        Args:
+            normalised: images, (B, C, H, W).
+            blocks: indices of the transformer blocks, or of the stages of Swin and ResNet, in ascending order.
+
+        Returns:
+            The embeddings (B, D), and a feature map (B, N', C) for each block; its N' positions are row by row.
+        """
+        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy; other models support only NCHW
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
         return self._pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
 
     def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings (B, D) and, after the same final normalisation, those of the patches (B, N', D), row by row.
+        """Compute the embeddings of the images, and of their patches after the same final normalisation.
+
+        Args:
+            normalised: images, (B, C, H, W).
+
+        Returns:
+            The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: for models whose patches do not go the way of the whole image: a distilled DeiT, attention
-                pooling, layers after the pooling.
+            InputError: for models that compute embeddings of images by layers that do not apply to patches: a distilled
+                DeiT, attention pooling, layers after the pooling.
         """
         features = self.backbone.forward_features(normalised)
-        transformer = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
+        is_vit = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
         embeddings = self._pool(features)
-        if transformer and not self.distilled:
+        if is_vit and not self.distilled:
             return embeddings, self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
         after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
         if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
@@ -152,26 +188,32 @@ class TargetModel(nn.Module):
         )
 
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
-        """The number of channels of each of the feature maps of `embed_with_maps`."""
+        """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`."""
         info = list(self.backbone.feature_info)
-        if max(blocks) >= len(info):
-            raise InputError(f"{self.name} has {len(info)} blocks; blocks {list(blocks)} were asked for")
+        if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
+            raise InputError(
+                f"{self.name} has {len(info)} blocks; blocks {list(blocks)} were asked for: give some of 0 to "
+                f"{len(info) - 1} in ascending order"
+            )
         return [info[block]["num_chs"] for block in blocks]
 
     def classify(self, embeddings: Tensor) -> Tensor:
-        """H: embeddings (..., D) → logits (..., K), in full precision: attributions are small differences of them."""
+        """Compute H: embeddings (..., D) → logits (..., K).
+
+        Computed in float32 even under autocast, because attributions are small differences of logits.
+        """
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.head(embeddings.float())
 
     def probabilities(self, normalised: Tensor) -> Tensor:
-        """f: normalised images (B, C, H, W) → class probabilities (B, K)."""
+        """Compute f: normalised images (B, C, H, W) → class probabilities (B, K)."""
         return self.classify(self.embed(normalised)).softmax(-1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 images (B, C, H, W) → logits (B, K)."""
+        """Classify uint8 images (B, C, H, W) → logits (B, K)."""
         return self.classify(self.embed(self.normalise(images)))
 
     def _pool(self, features: Tensor) -> Tensor:
-        if self.distilled:  # timm would average the two tokens, and the heads differ
+        if self.distilled:  # timm would average the two tokens, but each has its own head
             return features[:, :2].flatten(1)
         return self.backbone.forward_head(features, pre_logits=True)

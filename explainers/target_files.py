@@ -1,4 +1,4 @@
-"""Targets as files: backbone and head in one checkpoint that timm loads."""
+"""Saves and loads target models: backbone and head in one checkpoint that timm can load."""
 
 import copy
 from pathlib import Path
@@ -12,21 +12,33 @@ from explainers.target import DistilledHead, TargetModel
 
 
 def save_target(target: TargetModel, path: Path) -> None:
-    """Write backbone and head as one safetensors file, which timm loads as a checkpoint of the backbone's model."""
+    """Write backbone and head to one safetensors file, which timm loads as a checkpoint of the original model.
+
+    Args:
+        target: the model; its head is linear, or a `DistilledHead`.
+        path: the file to write.
+    """
     weights, head = target.backbone.state_dict(), target.head
-    names = target.backbone.pretrained_cfg["classifier"]
-    names = (names,) if isinstance(names, str) else names
+    layers = target.backbone.pretrained_cfg["classifier"]
+    layers = (layers,) if isinstance(layers, str) else layers
     if isinstance(head, DistilledHead):
         parts: list[Any] = [(part.weight, part.bias) for part in (head.head, head.head_dist)]
-    else:  # of a distilled DeiT's two classifiers timm takes the mean
-        parts = [(weight * len(names), head.bias) for weight in head.weight.chunk(len(names), -1)]
-    for name, (weight, bias) in zip(names, parts, strict=True):
-        weights |= {f"{name}.weight": weight, f"{name}.bias": bias.clone()}
+    else:  # timm averages the logits of a distilled DeiT's two classifiers, hence the factor
+        parts = [(weight * len(layers), head.bias) for weight in head.weight.chunk(len(layers), -1)]
+    for layer, (weight, bias) in zip(layers, parts, strict=True):
+        weights |= {f"{layer}.weight": weight, f"{layer}.bias": bias.clone()}
     save_file({name: value.detach().cpu().contiguous() for name, value in weights.items()}, path)
 
 
 def load_target(target: TargetModel, path: str | Path) -> TargetModel:
-    """A model like `target`, with the weights of backbone and head that `save_target` wrote.
+    """Load the backbone and head that `save_target` wrote.
+
+    Args:
+        target: a model of the same architecture and number of classes; it is not changed.
+        path: the file to read.
+
+    Returns:
+        A new model, in eval mode.
 
     Raises:
         InputError: if there is no file, or it belongs to another model or another number of classes.

@@ -1,7 +1,6 @@
 import copy
 import math
 import re
-import shutil
 
 import pytest
 import timm
@@ -140,7 +139,7 @@ def test_equal_backbones_have_equal_hashes_whatever_their_heads(make_model):
     same_backbone = make_model(num_classes=5)
     nn.init.zeros_(same_backbone.head.weight)
     assert weights_hash(TargetModel(same_backbone).backbone) == one
-    assert TargetModel(make_model(num_classes=5), head=nn.Linear(24, 2)).weights_hash() == one
+    assert weights_hash(TargetModel(make_model(num_classes=5), head=nn.Linear(24, 2)).backbone) == one
     assert weights_hash(TargetModel(make_model(seed=1)).backbone) != one
 
 
@@ -181,23 +180,11 @@ def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(t
         assert target.classify(embeddings).dtype == torch.float32
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch compiles for a CPU with one")
-def test_a_compiled_backbone_is_the_same_backbone(make_model, images):
-    plain, compiled = TargetModel(make_model(depth=1)).eval(), TargetModel(make_model(depth=1), compile=True).eval()
-    assert weights_hash(compiled.backbone) == weights_hash(plain.backbone)
-    assert compiled.state_dict().keys() == plain.state_dict().keys()
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(images), plain(images), rtol=1e-4, atol=1e-4)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before  # it was compiled
-
-
 def test_features_are_the_embedding_and_the_maps_of_one_pass(target, images):
     passes, source = [], Features(target, [1, 0])
     target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append(1))
     rows = source({"image": images})
-    assert len(passes) == 1 and source.provides in rows
+    assert len(passes) == 1 and rows.keys() == set(source.provides)
     embeddings, maps = target.embed_with_maps(target.normalise(images), [1, 0])
     assert rows.keys() == {"embedding", "map_0", "map_1"}
     for got, expected in zip(rows.values(), (embeddings, *maps), strict=True):

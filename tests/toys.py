@@ -33,6 +33,9 @@ class Perfect(nn.Module):
         meta = [references.meta_attribution(target.embed, image, side, hops) for image in normalised]
         return at_patches(torch.stack(meta), patches)
 
+    def calibrate(self, meta):
+        """Nothing to calibrate."""
+
 
 class Small(nn.Module):
     """A linear map of the pixels."""
@@ -47,6 +50,9 @@ class Small(nn.Module):
     def forward(self, images, embeddings, maps, patches=None):
         return at_patches(self.linear(images.flatten(1) / 255 - 0.5).unflatten(1, self.shape), patches)
 
+    def calibrate(self, meta):
+        """Nothing to calibrate."""
+
 
 class Given(nn.Module):
     """Says what it was told."""
@@ -59,6 +65,9 @@ class Given(nn.Module):
 
     def forward(self, images, embeddings, maps, patches=None):
         return at_patches(self.meta, patches)
+
+    def calibrate(self, meta):
+        """Nothing to calibrate."""
 
 
 def batch_of(images, first=0):

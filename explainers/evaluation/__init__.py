@@ -1,4 +1,4 @@
-"""Runs explainers over data sets, and turns what was measured into tables and figures."""
+"""Measures explainers on data sets, and writes the results to tables and figures."""
 
 from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.module import Evaluation

@@ -1,4 +1,4 @@
-"""How well two coalitions stand for all of them: the numerical study of TVE, Appendix B (Figure 8)."""
+"""How well two coalitions approximate the mean over all coalitions (TVE, Appendix B and Figure 8)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,12 +16,19 @@ from explainers.target import TargetModel
 
 
 def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, seed: int) -> Tensor:
-    """`count` subsets B of Z(x) \\ N(z), uniform: each patch that is not in N(z) is in B with probability 1/2.
+    """`count` uniform subsets B of Z(x) \\ N(z): each patch outside N(z) is in B with probability 1/2.
+
+    >>> near = torch.tensor([[[True, True, False, False]]])
+    >>> subsets = random_subsets(torch.tensor([5]), torch.tensor([[0]]), near, count=3, seed=0)
+    >>> list(subsets.shape), (subsets & near).any().item()
+    ([1, 1, 3, 4], False)
 
     Args:
-        index: which image of the data set, (B,).
-        patches: which z of each image, (B, Z).
-        near: their N(z), boolean (B, Z, N).
+        index: index of each image in the data set, (B,).
+        patches: Z patches z of each image, (B, Z).
+        near: N(z) of these patches, boolean (B, Z, N).
+        count: number of subsets for each patch.
+        seed: seed of the draws.
 
     Returns:
         Boolean, (B, Z, count, N).
@@ -43,49 +50,61 @@ def gains(
     grid: PatchGrid,
     chunk_size: int = 256,
 ) -> tuple[Tensor, Tensor]:
-    """What N(z) adds to the log-probability of a class, log f(N(z) ∪ B) − log f(B), for two B or for sampled ones.
+    """The gain log f(N(z) ∪ B) − log f(B) in the log-probability of a class, for two fixed B and for sampled B.
 
-    Equation 3 is its mean over B = Z(x) \\ N(z) and B = ∅:
+    Equation 3 is the mean gain over B = Z(x) \\ N(z) and B = ∅:
 
         ½ [log f(Z(x)) − log f(Z(x) \\ N(z)) + log f(N(z)) − log f(∅)]
 
-    Equation 4 leaves out the half and log f(Z(x)) − log f(∅), which are the same for all patches of an image: it ranks
-    those alike, but its values do not compare between images.
+    Equation 4 leaves out the factor ½ and the term log f(Z(x)) − log f(∅), which are the same for all patches of an
+    image. It ranks the patches of an image equally, but its values are not comparable between images.
+
+    >>> images, near = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[[True, False, False, False]]])
+    >>> grid, subsets = PatchGrid(image_size=2, patch_size=1), torch.tensor([[[[False, True, False, False]]]])
+    >>> two_point, terms = gains(lambda x: x.sum((2, 3)) ** 2, images, torch.tensor([0]), near, subsets, grid)
+    >>> two_point.tolist(), terms.tolist()  # (10² − 9² + 1² − 0²) / 2 and (1 + 2)² − 2²
+    ([[10.0]], [[[5.0]]])
 
     Args:
         predict: normalised images (b, C, H, W) → log-probabilities (b, K).
-        images: (B, C, H, W), normalised.
-        classes: (B,).
+        images: normalised images, (B, C, H, W).
+        classes: the class of each image, (B,).
         near: N(z) of Z patches of each image, boolean (B, Z, N).
-        subsets: S subsets B for each of them, boolean (B, Z, S, N).
+        subsets: S subsets B for each patch, boolean (B, Z, S, N).
+        grid: the patches.
+        chunk_size: maximum number of masked images in memory.
 
     Returns:
-        Equation 3, (B, Z), and the terms of Equation 2, (B, Z, S), whose mean estimates it.
+        Equation 3, (B, Z), and the gains of Equation 2 for the sampled B, (B, Z, S), whose mean estimates Equation 2.
     """
     (count, _), size = subsets.shape[1:3], len(images)
     ends = torch.tensor([True, False], device=near.device)[None, :, None].expand(size, -1, near.shape[-1])
     with_near = (subsets | near[:, :, None]).flatten(1, 2)
     keep = torch.cat([ends, near, ~near, subsets.flatten(1, 2), with_near], 1)  # (B, 2 + 2·Z + 2·Z·S, N)
-    found = masked_forward(predict, images, keep, grid, chunk_size=chunk_size)  # (B, M, K)
-    found = found.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).double()
+    scores = masked_forward(predict, images, keep, grid, chunk_size=chunk_size)  # (B, M, K)
+    scores = scores.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).double()
     sampled = subsets.shape[1] * subsets.shape[2]
-    everything, nothing, only_near, without, alone, together = found.split([1, 1, count, count, sampled, sampled], 1)
+    everything, nothing, only_near, without, alone, together = scores.split([1, 1, count, count, sampled, sampled], 1)
     return (everything - without + only_near - nothing) / 2, (together - alone).unflatten(1, (count, -1))
 
 
 class TwoPointStudy(LightningModule):
-    """In the place of `Evaluation`: how Equation 3, called `two_point`, and other attributions agree with Equation 2.
+    """Measures how Equation 3, called `two_point`, and other attributions correlate with Equation 2.
 
-    For the predicted class and some patches of each image, `results` holds of each: the `attribution` of every patch;
-    `expectation_S`, the mean over its first S subsets; their correlations over all patches, `pearson_S` and
-    `spearman_S`; and `within_images_S`, the rank correlation of the patches of one image, averaged over images.
+    It takes the place of `Evaluation`. For each attribution of the predicted class, `results` holds: `attribution`, its
+    value for every sampled patch; `expectation_S`, the mean gain of the patch over its first S subsets; `pearson_S` and
+    `spearman_S`, the correlations of the two over all patches; and `within_images_S`, the rank correlation over the
+    patches of one image, averaged over images.
 
     Args:
-        explainers: other attributions to compare, by name; they explain this target on this grid.
-        hops: the size of N(z).
-        patches: Z, of each image.
-        subsets: numbers of sampled subsets, increasing; the smaller ones are the first of the largest.
-        seed: of patches and subsets.
+        target: the model to explain.
+        grid: the patches.
+        explainers: name → explainer of this target on this grid, to compare with `two_point`.
+        hops: radius of N(z), in patches.
+        patches: Z, number of sampled patches of each image.
+        subsets: numbers S of sampled subsets, increasing; a smaller S uses the first subsets of the largest.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws of patches and subsets.
     """
 
     near: Tensor
@@ -109,19 +128,19 @@ class TwoPointStudy(LightningModule):
         self.hops, self.patches, self.subsets = hops, patches, tuple(subsets)
         self.chunk_size, self.seed = chunk_size, seed
         self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
-        self.found = CatMetric(nan_strategy="disable")  # a row for each image and patch
+        self.found = CatMetric(nan_strategy="disable")  # one row for each image and patch
         self.results: dict[str, dict[str, Any]] = {}
         self.measured: dict[str, float] = {}
 
     @property
     def columns(self) -> dict[str, str]:
-        """The title of every number in `results` that belongs into a table."""
+        """Column titles of the numbers in `results` that tables show."""
         titles = {"pearson": "r, {} subsets ↑", "spearman": "ρ, {} subsets ↑", "within_images": "ρ within images, {} ↑"}
         return {f"{key}_{count}": title.format(count) for key, title in titles.items() for count in self.subsets}
 
     @property
     def forward_passes(self) -> dict[str, int]:
-        """Forward passes of the target for each image: those of each explainer, and those of the study."""
+        """Forward passes of the target for each image, by explainer, and for `coalitions`, those of the study."""
         explaining = {name: getattr(explainer, "forward_passes", 1) for name, explainer in self.explainers.items()}
         return explaining | {"coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))}
 
@@ -147,21 +166,21 @@ class TwoPointStudy(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         rows = self.found.compute().reshape(-1, self.patches, 2 + len(self.subsets) + 1 + len(self.explainers))
-        rows = rows[rows[:, 0, 0].argsort()]  # in the order of one process
+        rows = rows[rows[:, 0, 0].argsort()]  # sorted by image, for any number of processes
         self.measured = {"accuracy": rows[:, 0, 1].mean().item(), "images": len(rows)}
         expectations = dict(zip(self.subsets, rows[..., 2:].unbind(-1), strict=False))
         attributions = rows[..., 2 + len(self.subsets) :].unbind(-1)
         for name, attribution in zip(("two_point", *self.explainers), attributions, strict=True):
-            found: dict[str, Any] = {"images": len(rows), "subsets": list(self.subsets)}
-            found["attribution"] = attribution.flatten().tolist()
+            numbers: dict[str, Any] = {"images": len(rows), "subsets": list(self.subsets)}
+            numbers["attribution"] = attribution.flatten().tolist()
             for count, expectation in expectations.items():
-                found[f"expectation_{count}"] = expectation.flatten().tolist()
-                known = {key: value for key, value in correlations(attribution, expectation).items() if value == value}
-                found |= {f"{key}_{count}": value for key, value in known.items()}  # NaN: of a constant
-            self.results[name] = found
+                numbers[f"expectation_{count}"] = expectation.flatten().tolist()
+                pairs = correlations(attribution, expectation).items()
+                numbers |= {f"{key}_{count}": value for key, value in pairs if value == value}  # NaN for a constant
+            self.results[name] = numbers
 
     def identity(self) -> dict[str, Any]:
-        """What the results hold for: they compare with others only where all of this is the same."""
+        """The settings that the results depend on; results are comparable only if all of these are equal."""
         return {
             **self.target.identity(),
             "patches_per_side": self.grid.side,
@@ -174,7 +193,12 @@ class TwoPointStudy(LightningModule):
 
 
 def correlations(first: Tensor, second: Tensor) -> dict[str, float]:
-    """Of two attributions of the same patches, (B, Z) each: over all patches, and by rank within images."""
+    """Correlations of two attributions (B, Z) of the same patches: over all patches, and by rank within images.
+
+    >>> first, second = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 1.0], [4.0, 3.0]])
+    >>> {name: round(value, 3) for name, value in correlations(first, second).items()}
+    {'pearson': 0.6, 'spearman': 0.6, 'within_images': -1.0}
+    """
     return {
         "pearson": torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1].item(),
         "spearman": spearman(first.reshape(1, -1), second.reshape(1, -1)).item(),

@@ -1,4 +1,4 @@
-"""Results of evaluations as pictures (those of training runs and benchmarks: `run_figures`)."""
+"""Figures of evaluation results; `run_figures` has those of training runs and benchmarks."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +16,15 @@ SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "
 
 
 def fidelity_curves(results: Results) -> Figure:
-    """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): a column for each task, a line for each explainer."""
+    """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): one column per task, one line per explainer."""
     _require(results, "sparsity", *(f"{side}_curve" for side in SIDES))
     figure = Figure(figsize=(1 + 3.2 * len(results), 6.2), layout="constrained")
     axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
     colours = colours_of(names_in(results))
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], SIDES, strict=True):
-            for name, found in explainers.items():
-                axis.plot(found["sparsity"], found[f"{side}_curve"], color=colours[name], label=name)
+            for name, numbers in explainers.items():
+                axis.plot(numbers["sparsity"], numbers[f"{side}_curve"], color=colours[name], label=name)
             axis.grid(alpha=0.3)
         axes[0, column].set_title(task)
         axes[1, column].set_xlabel("sparsity |S*| / N")
@@ -35,16 +35,16 @@ def fidelity_curves(results: Results) -> Figure:
 
 
 def fidelity_bars(results: Results) -> Figure:
-    """The areas under those curves, with standard errors (TVE, Figure 3): Fidelity⁺ above, Fidelity⁻ below."""
+    """The areas under the fidelity curves, with standard errors (TVE, Figure 3): Fidelity⁺ above, Fidelity⁻ below."""
     _require(results, *SIDES)
     names = names_in(results)
     figure = Figure(figsize=(1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 6), layout="constrained")
     axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], SIDES, strict=True):
-            found = {name: explainers[name] for name in names if name in explainers}
-            errors = [numbers.get(f"{side}_error", 0.0) for numbers in found.values()]
-            _bars(axis, names, {name: numbers[side] for name, numbers in found.items()}, errors)
+            measured = {name: explainers[name] for name in names if name in explainers}
+            errors = [numbers.get(f"{side}_error", 0.0) for numbers in measured.values()]
+            _bars(axis, names, {name: numbers[side] for name, numbers in measured.items()}, errors)
         axes[0, column].set_title(task)
     for axis, label in zip(axes[:, 0], SIDES.values(), strict=True):
         axis.set_ylabel(label)
@@ -52,26 +52,27 @@ def fidelity_bars(results: Results) -> Figure:
 
 
 def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
-    """Agreement with the reference against forward passes an image: a column for each task.
+    """Agreement with the reference against the number of forward passes per image: one column per task.
 
     Args:
-        passes: explainer → how many; they make a line.
-        one: explainers of a single pass, a point each.
+        results: task → explainer → numbers.
+        passes: explainer → number of forward passes; these explainers form one line.
+        one: explainers with a single forward pass, one point each.
     """
     sides = {"e_rmse": "E-RMSE  (lower is better)", "rank_correlation": "ρ with the reference"}
     wanted = [*passes, *one]
-    _require({task: {name: found.get(name, {}) for name in wanted} for task, found in results.items()}, *sides)
+    _require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
     figure = Figure(figsize=(1 + 3 * len(results), 6), layout="constrained")
     axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
     colours = colours_of(["line", *one])
-    for column, (task, found) in enumerate(results.items()):
+    for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], sides, strict=True):
             counts = sorted(passes, key=lambda name: passes[name])
-            line = [found[name][side] for name in counts]
+            line = [explainers[name][side] for name in counts]
             axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
             for name in one:
-                axis.plot(1, found[name][side], "o", color=colours[name], label=name)
-                axis.axhline(found[name][side], color=colours[name], linewidth=0.8, linestyle=":")
+                axis.plot(1, explainers[name][side], "o", color=colours[name], label=name)
+                axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
             axis.set_xscale("log")
             axis.grid(alpha=0.3)
         axes[0, column].set_title(task)
@@ -83,17 +84,19 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
 
 
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
-    """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of these means.
+    """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages.
 
     Args:
-        explainers: in this order; `None` takes all.
+        results: task → explainer → numbers.
+        explainers: names of the explainers to draw, in this order; `None` draws all.
 
     Raises:
-        InputError: if one of them was not measured on every task: the averages would be of different tasks.
+        InputError: if an explainer was not measured on every task, because averages over different tasks are not
+            comparable.
     """
     _require(results, *SIDES)
     names = list(explainers or names_in(results))
-    missing = [f"{name} on {task}" for task, found in results.items() for name in names if name not in found]
+    missing = [f"{name} on {task}" for task, measured in results.items() for name in names if name not in measured]
     if missing:
         raise InputError(
             f"expected all explainers on all tasks, got no {', '.join(missing)}: measure or leave them out"
@@ -101,9 +104,9 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
     colours = colours_of(names_in(results))
     figure = Figure(figsize=(2.4 + 0.9 * len(names), 3.6), layout="constrained")
     for axis, (side, label) in zip(figure.subplots(1, 2), SIDES.items(), strict=True):
-        means = {name: float(np.mean([found[name][side] for found in results.values()])) for name in names}
+        means = {name: float(np.mean([measured[name][side] for measured in results.values()])) for name in names}
         errors = [
-            math.hypot(*(found[name].get(f"{side}_error", 0.0) for found in results.values())) / len(results)
+            math.hypot(*(measured[name].get(f"{side}_error", 0.0) for measured in results.values())) / len(results)
             for name in names
         ]
         _bars(axis, names, means, errors, colours)
@@ -113,17 +116,21 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
 
 
 def approximation_scatter(results: Results, explainer: str = "two_point") -> Figure:
-    """The expectation of Equation 2 against an attribution that stands for it (TVE, Figure 8), a point for each patch.
+    """The expectation of Equation 2 against an attribution that approximates it (TVE, Figure 8): one point per patch.
 
-    A row for each task, a column for each number of sampled subsets; with the correlations that `TwoPointStudy` found.
+    The figure has one row per task and one column per number of sampled subsets. The titles show the correlations.
+
+    Args:
+        results: task → attribution → numbers of a `TwoPointStudy`.
+        explainer: name of the attribution; `two_point` is Equation 3.
     """
-    chosen = {task: {explainer: found[explainer]} for task, found in results.items() if explainer in found}
+    chosen = {task: {explainer: measured[explainer]} for task, measured in results.items() if explainer in measured}
     _require(chosen, "attribution", "subsets")
     counts = next(iter(chosen.values()))[explainer]["subsets"]
     figure = Figure(figsize=(1 + 3.8 * len(counts), 0.4 + 3.6 * len(chosen)), layout="constrained")
     axes = figure.subplots(len(chosen), len(counts), squeeze=False, sharex="row", sharey="row")
-    for row, (task, found) in zip(axes, chosen.items(), strict=True):
-        numbers = found[explainer]
+    for row, (task, measured) in zip(axes, chosen.items(), strict=True):
+        numbers = measured[explainer]
         for axis, count in zip(row, counts, strict=True):
             axis.scatter(numbers["attribution"], numbers[f"expectation_{count}"], s=12, alpha=0.5, linewidths=0)
             pearson, spearman = (numbers.get(f"{name}_{count}", math.nan) for name in ("pearson", "spearman"))
@@ -135,13 +142,22 @@ def approximation_scatter(results: Results, explainer: str = "two_point") -> Fig
 
 
 def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """All explainers, in the order in which they first come."""
-    return list(dict.fromkeys(name for found in results.values() for name in found))
+    """The names of all explainers, each once, in the order of their first appearance.
+
+    >>> names_in({"pets": {"TVE": {}, "random": {}}, "cars": {"oracle": {}, "TVE": {}}})
+    ['TVE', 'random', 'oracle']
+    """
+    return list(dict.fromkeys(name for explainers in results.values() for name in explainers))
 
 
 def colours_of(names: Iterable[str]) -> dict[str, Any]:
-    """A colour for each name; the same in all pictures of the same results. Ten strong ones, then their pale ones."""
-    palette = matplotlib.colormaps["tab20"]  # strong and pale by turns
+    """A colour for each name, by its position: ten saturated colours, then their ten pale variants.
+
+    >>> colours = colours_of("abcdefghijkl")
+    >>> len(set(colours.values())), colours["a"] == colours_of(["z"])["z"]
+    (12, True)
+    """
+    palette = matplotlib.colormaps["tab20"]  # alternates saturated and pale colours
     return {name: palette(2 * i % 20 + i // 10 % 2) for i, name in enumerate(names)}
 
 
@@ -152,31 +168,33 @@ def _bars(
     errors: Sequence[float],
     colours: Mapping[str, Any] | None = None,
 ) -> None:
-    """A bar with its error at the place of each name; a name without a height keeps its place."""
+    """Draw a bar with its error at the position of each name; a name without a height leaves its position empty."""
     colours = colours or colours_of(names)
-    at = [names.index(name) for name in heights]
-    shades = [colours[name] for name in heights]
-    axis.bar(at, list(heights.values()), 0.75, yerr=errors, color=shades, error_kw={"elinewidth": 1, "capsize": 2})
+    positions = [names.index(name) for name in heights]
+    bar_colours = [colours[name] for name in heights]
+    error_style = {"elinewidth": 1, "capsize": 2}
+    axis.bar(positions, list(heights.values()), 0.75, yerr=errors, color=bar_colours, error_kw=error_style)
     axis.axhline(0, color="black", linewidth=0.8)
-    slope: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    axis.set_xticks(range(len(names)), names, fontsize=9, **(slope if len(names) <= 6 else {"rotation": 90}))
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(names)), names, fontsize=9, **(slanted if len(names) <= 6 else {"rotation": 90}))
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One for all panels, below them."""
+    """Draw one legend for all panels, below them."""
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # inches: the line before a name, and its letters
+    longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # width in inches: the line sample and the letters
     columns = max(1, int(figure.get_figwidth() // longest))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _require(results: Results, *columns: str) -> None:
+    """Check that there are results, and that every explainer has these numbers."""
     if not results:
         raise InputError("nothing to draw: name files of results that hold it, results.files=[runs/.../results.json]")
     for task, explainers in results.items():
-        for name, found in explainers.items():
-            missing = [column for column in columns if column not in found]
+        for name, numbers in explainers.items():
+            missing = [column for column in columns if column not in numbers]
             if missing:
                 raise InputError(f"nothing to draw of {name} on {task}: its results hold no {', '.join(missing)}")

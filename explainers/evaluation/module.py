@@ -1,4 +1,4 @@
-"""Runs explainers over a data set and measures them on the same images, classes and perturbations."""
+"""Measures explainers of one target on the same images, classes and perturbations."""
 
 import time
 import warnings
@@ -19,20 +19,23 @@ from explainers.target import TargetModel
 
 
 class Evaluation(LightningModule):
-    """`Trainer.test` of this module leaves one dictionary of numbers for each explainer in `results`, and `identity`.
+    """Measures explainers in `Trainer.test`; afterwards `results` holds a dictionary of numbers for each of them.
 
-    Measured are Fidelity⁺ and Fidelity⁻, the hit rate of the pointing game where the data set knows its objects, the
-    agreement with the explainer called `reference` where there is one, the accuracy of explainers that are classifiers
-    themselves, and explained images per second of one process, after a first batch that does not count.
+    It measures Fidelity⁺ and Fidelity⁻; the hit rate of the pointing game, if the data set has object locations; the
+    agreement with the explainer named `reference`, if there is one; the accuracy of explainers that are classifiers;
+    and the explained images per second of one process, without the first batch.
 
     Args:
-        target: the model that is explained and perturbed.
-        explainers: by name; they explain this target on this grid.
-        levels: sparsities on the curves, 0 and 1 included.
-        removal: what a removed pixel becomes.
+        target: the model to explain and to perturb.
+        grid: the patches that are explained and removed.
+        explainers: name → explainer of this target on this grid.
+        levels: number of sparsities on the curves, including 0 and 1.
+        removal: value of removed pixels, see `Removal`.
         classes: explain the `predicted` class of each image, or its `label`.
-        reference: the name of the explainer to compare the others with.
-        agreement: how; the errors `e_rmse` want explainers of the same units. k: of `iou`, IoU@K.
+        reference: name of the explainer to compare the others with.
+        agreement: metrics of the comparison; `e_rmse` requires that all explainers have the same units.
+        k: K of `iou`, which is IoU@K.
+        chunk_size: maximum number of masked images in memory.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Evaluation(LightningModule):
 
     @property
     def columns(self) -> dict[str, str]:
-        """The title of every number in `results` that belongs into a table."""
+        """Column titles of the numbers in `results` that tables show."""
         agreement = {name: metric.column for name, metric in self._agreement().items()}
         return {
             **Fidelity.columns,
@@ -72,7 +75,7 @@ class Evaluation(LightningModule):
 
     @property
     def forward_passes(self) -> dict[str, int]:
-        """Forward passes of the target for each image: those of each explainer, and those of its perturbations."""
+        """Forward passes of the target for each image, by explainer, and for all `perturbations`."""
         explaining = {name: getattr(explainer, "forward_passes", 1) for name, explainer in self.explainers.items()}
         return explaining | {"perturbations": 1 + (2 * self.levels - 2) * len(self.explainers)}
 
@@ -89,7 +92,7 @@ class Evaluation(LightningModule):
             "timed_images": SumMetric(),
         }
 
-    def _of(self, explainer: str) -> Any:
+    def _metrics_of(self, explainer: str) -> Any:
         """The metrics of one explainer, by name."""
         return self.metrics[explainer]
 
@@ -101,7 +104,7 @@ class Evaluation(LightningModule):
         classes = predicted if self.classes == "predicted" else batch["label"]
         heatmaps = {}
         for name, explainer in self.explainers.items():
-            metrics = self._of(name)
+            metrics = self._metrics_of(name)
             start = self._now()
             heatmaps[name] = explainer(images, classes)
             if batch_idx > 0 and getattr(explainer, "timed", True):
@@ -114,10 +117,11 @@ class Evaluation(LightningModule):
                 metrics["pointing_game"].update(heatmaps[name], batch["truth"])
         for name in heatmaps.keys() - {self.reference} if self.reference in heatmaps else ():
             for metric in self.agreement:
-                self._of(name)[metric].update(heatmaps[name], heatmaps[self.reference])
+                self._metrics_of(name)[metric].update(heatmaps[name], heatmaps[self.reference])
         return {"heatmaps": heatmaps, "classes": classes}
 
     def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """`perturbation_sweep` of the target, with this evaluation's settings."""
         fill = self.target.normalise(torch.zeros_like(self.target.mean)) if self.removal == "black" else 0.0
         return perturbation_sweep(
             self.target.probabilities,
@@ -131,20 +135,16 @@ class Evaluation(LightningModule):
         )
 
     def _now(self) -> float:
+        """Seconds, after the GPU has finished its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def on_test_epoch_end(self) -> None:
-        warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")  # they are NaN, and left out
-        for name in self.explainers:
-            metrics = self._of(name)
-            found = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
-            found |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
-            found["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
-            if getattr(self.explainers[name], "ignores_classes", False):
-                found["ignores_classes"] = True
-            self.results[name] = {key: value for key, value in found.items() if value == value}  # NaN: was not measured
+        with warnings.catch_warnings():
+            # A metric without an update is NaN and left out; all processes compute all metrics, or they would deadlock
+            warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")
+            self.results = {name: self._numbers(name) for name in self.explainers}
         self.log_dict(
             {f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)}
         )
@@ -152,10 +152,20 @@ class Evaluation(LightningModule):
         self.log("accuracy", accuracy)
         self.measured = {"accuracy": accuracy.item(), "images": int(self.images.compute())}
 
-    def identity(self) -> dict[str, Any]:
-        """What the results hold for: they compare with others only where all of this is the same.
+    def _numbers(self, name: str) -> dict[str, Any]:
+        """What was measured of one explainer."""
+        metrics = self._metrics_of(name)
+        numbers = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
+        numbers |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
+        numbers["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
+        if getattr(self.explainers[name], "ignores_classes", False):
+            numbers["ignores_classes"] = True
+        return {key: value for key, value in numbers.items() if value == value}  # without NaN
 
-        After the test with the target's `accuracy` and the number of `images`.
+    def identity(self) -> dict[str, Any]:
+        """The settings that the results depend on; results are comparable only if all of these are equal.
+
+        After the test, it includes the target's `accuracy` and the number of `images`.
         """
         return {
             **self.target.identity(),

@@ -1,4 +1,4 @@
-"""Results as tables: Markdown, LaTeX and CSV, with the values of a paper beside them where they are asked for."""
+"""Writes results as Markdown, LaTeX and CSV tables, optionally next to the values of a paper."""
 
 import csv
 import io
@@ -20,11 +20,15 @@ LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Reference:
-    """Fidelities that others printed, of one target model.
+    """Published fidelities for one target model.
+
+    >>> paper = Reference("paper", "ViT-B", {"ViT-B": {"pets": {"TVE": [0.5, 0.1]}}})
+    >>> paper.value("pets", "TVE", "fidelity_minus"), paper.value("pets", "random", "fidelity_minus")
+    (0.1, None)
 
     Args:
-        source: who printed them.
-        target: whose values to show, one of the keys of `values`.
+        source: the publication.
+        target: the target model, one of the keys of `values`.
         values: target → task → explainer → [Fidelity⁺, Fidelity⁻].
     """
 
@@ -40,53 +44,57 @@ class Reference:
             )
 
     def title(self, column: str) -> str:
-        """The head of a column."""
+        """The title of the column of published values next to `column`."""
         return f"{Fidelity.columns[column]} {self.source}, {self.target}"
 
     def value(self, task: str, explainer: str, column: str) -> float | None:
-        """None where nothing was printed."""
+        """The published value, or `None` if there is none."""
         printed = self.values[self.target].get(task, {}).get(explainer)
         return printed[FIDELITIES.index(column)] if printed else None
 
 
 def rows(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> list[dict[str, str]]:
-    """One row of text for each task and explainer; fidelities with their standard errors.
+    """Format one row for each task and explainer; fidelities include their standard errors.
+
+    >>> results = {"pets": {"TVE": {"fidelity_plus": 0.5, "fidelity_plus_error": 0.01}}}
+    >>> rows(results, {"fidelity_plus": "Fidelity⁺ ↑", "accuracy": "Accuracy ↑"})
+    [{'Task': 'pets', 'Explainer': 'TVE', 'Fidelity⁺ ↑': '0.500 ± 0.010'}]
 
     Args:
-        results: the numbers.
-        titles: number → title of its column, in their order; other numbers are left out.
-        reference: values of a paper to show beside them.
+        results: task → explainer → numbers.
+        titles: number → column title, in the order of the columns; other numbers are left out.
+        reference: published values to show next to the results.
     """
-    flat = [(task, name, found) for task, explainers in results.items() for name, found in explainers.items()]
-    columns = [column for column in titles if any(column in found for _, _, found in flat)]
+    flat = [(task, name, numbers) for task, explainers in results.items() for name, numbers in explainers.items()]
+    columns = [column for column in titles if any(column in numbers for _, _, numbers in flat)]
     table = []
-    for task, name, found in flat:
+    for task, name, numbers in flat:
         row = {"Task": task, "Explainer": name}
         for column in columns:
-            row[titles[column]] = _cell(found, column)
+            row[titles[column]] = _cell(numbers, column)
             if reference and column in FIDELITIES:
                 row[reference.title(column)] = _printed(reference.value(task, name, column))
         table.append(row)
     return table
 
 
-def _cell(found: Mapping[str, Any], column: str) -> str:
-    if column not in found:
+def _cell(numbers: Mapping[str, Any], column: str) -> str:
+    if column not in numbers:
         return "–"
-    if f"{column}_error" in found:
-        return f"{found[column]:.3f} ± {found[f'{column}_error']:.3f}"
-    return f"{found[column]:.1f}" if column == "images_per_second" else f"{found[column]:.3f}"
+    if f"{column}_error" in numbers:
+        return f"{numbers[column]:.3f} ± {numbers[f'{column}_error']:.3f}"
+    return f"{numbers[column]:.1f}" if column == "images_per_second" else f"{numbers[column]:.3f}"
 
 
 def _printed(value: float | None) -> str:
-    """With the two digits that papers give, or the three."""
+    """Format a published value with two decimals, or with three if it has three."""
     if value is None:
         return "–"
     return f"{value:.2f}" if round(value, 2) == value else f"{value:.3f}"
 
 
 def tables(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> dict[str, str]:
-    """File name → text of every table; none where there are no results."""
+    """File name → text of all tables; empty if there are no results."""
     if not results:
         return {}
     table = rows(results, titles, reference)
@@ -94,7 +102,13 @@ def tables(results: Results, titles: Mapping[str, str], reference: Reference | N
 
 
 def markdown(table: list[dict[str, str]]) -> str:
-    """The rows in Markdown, with aligned columns, so that they read well on a terminal too."""
+    """Format rows as a Markdown table, with aligned columns for terminals.
+
+    >>> print(markdown([{"Task": "pets", "Explainer": "TVE"}]), end="")
+    | Task | Explainer |
+    | ---- | --------- |
+    | pets | TVE       |
+    """
     widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
     lines = [
         " | ".join(name.ljust(width) for name, width in widths.items()),
@@ -105,7 +119,18 @@ def markdown(table: list[dict[str, str]]) -> str:
 
 
 def latex(table: list[dict[str, str]]) -> str:
-    """The rows for LaTeX with booktabs: a rule between the tasks, each task named once."""
+    r"""Format rows as a LaTeX table with booktabs: a rule before each task, and the task's name in its first row only.
+
+    >>> print(latex([{"Task": "pets", "Explainer": "TVE", "ρ": "-0.5"}]), end="")
+    % \usepackage{booktabs}
+    \begin{tabular}{llr}
+    \toprule
+    Task & Explainer & $\rho$ \\
+    \midrule
+    pets & TVE & $-$0.5 \\
+    \bottomrule
+    \end{tabular}
+    """
     lines = [f"\\begin{{tabular}}{{ll{'r' * (len(table[0]) - 2)}}}", "\\toprule", _line(table[0].keys())]
     task = None
     for row in table:
@@ -121,12 +146,16 @@ def _line(cells: Any) -> str:
 
 
 def comma_separated(results: Results, reference: Reference | None = None) -> str:
-    """Every single number that was measured, unrounded."""
+    """Format all measured scalars as CSV, unrounded.
+
+    >>> comma_separated({"pets": {"TVE": {"fidelity_plus": 0.25, "fidelity_plus_curve": [0.0, 0.5]}}}).splitlines()
+    ['task,explainer,fidelity_plus', 'pets,TVE,0.25']
+    """
     flat = []
     for task, explainers in results.items():
-        for name, found in explainers.items():
+        for name, numbers in explainers.items():
             row: dict[str, Any] = {"task": task, "explainer": name}
-            row |= {key: value for key, value in found.items() if not isinstance(value, list)}
+            row |= {key: value for key, value in numbers.items() if not isinstance(value, list)}
             if reference:
                 printed = {key: reference.value(task, name, key) for key in FIDELITIES}
                 row |= {f"{key} ({reference.source}, {reference.target})": value for key, value in printed.items()}

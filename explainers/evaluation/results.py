@@ -1,4 +1,4 @@
-"""results.json: what was measured, of which settings and by which commands; so that nothing is measured twice."""
+"""Reads and writes results.json: numbers, settings and commands of evaluations, so that a task is measured once."""
 
 import hashlib
 import json
@@ -14,22 +14,32 @@ from explainers.errors import InputError
 from explainers.records import devices, first_difference, versions, write_atomically
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Task → explainer → what `Evaluation` measured."""
+"""Task → explainer → numbers that `Evaluation` measured."""
 
 WEIGHTS = ("weights", "head", "checkpoint_path", "mae")
-"""Keys of a config that name files, which count by what is in them, wherever they lie."""
+"""Config keys that name files; the hash of the file is compared, not its path."""
 
 WITHOUT_EFFECT = ("chunk_size", "num_workers")
-"""Keys that memory and cores decide; the numbers stay the same."""
+"""Config keys that depend on the machine and do not change the numbers."""
 
 
 def settings_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
-    """What the numbers of a task depend on, of a resolved config: not other tasks, figures, or where the data lie.
+    """The part of a resolved config that the numbers of a task depend on.
+
+    It leaves out other tasks, figures and the locations of data and weights.
+
+    >>> config = {"data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "trainer": {"precision": "32-true"}}
+    >>> config["tasks"] = {"pets": {"root": "/disk/pets", "num_workers": 2}, "cars": {}}
+    >>> settings = settings_of("pets", config, hashes={"a/head.safetensors": "5d41"})
+    >>> settings["target"], settings["task"]
+    ({'head': '5d41'}, {'root': 'pets'})
 
     Args:
-        hashes: SHA-256 of the files that the config names (see `hash_files`).
+        task: name of the task.
+        config: resolved config, in nested dicts.
+        hashes: path → SHA-256 of the files that the config names, see `hash_files`.
     """
-    roots = tuple(f"{config[key]}/" for key in ("data_dir", "cache_dir") if config.get(key))
+    roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
 
     def reduced(node: Any, key: str = "") -> Any:
         if isinstance(node, Mapping):
@@ -46,7 +56,7 @@ def settings_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str])
 
 
 def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """Path → SHA-256 of every file that one of the keys `WEIGHTS` names, wherever in the config."""
+    """Path → SHA-256 of every file that a key of `WEIGHTS` names, at any depth of the config."""
 
     def paths(node: Any, key: str = "") -> Iterator[str]:
         if isinstance(node, Mapping):
@@ -55,15 +65,15 @@ def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
         elif key in WEIGHTS and isinstance(node, str) and Path(node).is_file():
             yield node
 
-    found = {}
+    hashes = {}
     for path in sorted(set(paths(config))):
         with open(path, "rb") as file:
-            found[path] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 class Measured(Protocol):
-    """A module after its test, such as `Evaluation`."""
+    """A module that has been tested, such as `Evaluation`."""
 
     results: dict[str, dict[str, Any]]
 
@@ -74,21 +84,21 @@ class Measured(Protocol):
 
 
 class ResultsFile:
-    """The results.json of a run, written whenever a task is done; it keeps the tasks that need no second measurement.
+    """The results.json of a run, written after every task; it keeps earlier tasks whose settings are unchanged.
 
     The file holds `results`, `columns` and `identity` of every task (see `Evaluation`), the resolved `config`, the
-    hashes of the `files` it names, and `runs`: command, versions and devices of every command, and the `tasks` it
-    measured.
-    Earlier numbers that are not kept are in results_earlier.json.
+    hashes of the `files` that the config names, and `runs`, one record for each command, with its versions, devices and
+    measured `tasks`. If earlier results are dropped, the earlier file is copied to results_earlier.json.
 
     Args:
-        config: resolved, in nested dicts.
-        fresh: keep nothing.
+        path: path of results.json.
+        config: resolved config, in nested dicts.
+        fresh: keep no earlier task.
     """
 
     def __init__(self, path: Path, config: Any, fresh: bool = False) -> None:
         self.path = path
-        config, hashes = json.loads(json.dumps(config)), hash_files(config)  # JSON: as it will be read
+        config, hashes = json.loads(json.dumps(config)), hash_files(config)  # the types that reading the file gives
         earlier = load(path) if path.exists() else {}
         known = {} if fresh else earlier.get("config", {}).get("tasks", {})
         tasks = known | config["tasks"]
@@ -115,6 +125,7 @@ class ResultsFile:
         }
 
     def _earlier_runs(self, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The records of the commands that measured the kept tasks."""
         records = [
             record | {"tasks": [t for t in record["tasks"] if t in self.kept]} for record in earlier.get("runs", ())
         ]
@@ -122,27 +133,27 @@ class ResultsFile:
 
     @rank_zero_only
     def tell(self) -> None:
-        """Print a line for each task that is not measured again, or is though it was before."""
+        """Print a line for each task with earlier results: whether it is measured again, and why."""
         for task in self.kept:
             print(f"{task}: not measured again, {self.path} has it (fresh=true measures all)")
         for task, difference in self.changed.items():
             print(f"{task}: measured again, its settings differ: {difference}")
 
     def add(self, task: str, evaluation: Measured) -> None:
-        """Write down a task that was measured."""
+        """Write the results of a task to the file."""
         parts = {"results": evaluation.results, "columns": evaluation.columns, "identity": evaluation.identity()}
         for name, value in parts.items():
-            found = self.content[name] | {task: value}
-            self.content[name] = {task: found[task] for task in self.content["config"]["tasks"] if task in found}
+            values = self.content[name] | {task: value}
+            self.content[name] = {task: values[task] for task in self.content["config"]["tasks"] if task in values}
         self.record["tasks"].append(task)
         write_atomically(self.path, json.dumps(self.content, indent=2))
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """A results file.
+    """Read a results file.
 
     Raises:
-        InputError: if there is none, or it is something else.
+        InputError: if there is no file, or it is not a results file.
     """
     if not Path(path).is_file():
         raise InputError(f"no results at {path}: measure first, with `python eval.py`, or correct results.files")
@@ -157,10 +168,10 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The results of several files together; explainers that were measured twice with the same result count once.
+    """Merge the results of several files; an explainer with equal results in two files is included once.
 
     Raises:
-        InputError: if two files say different things of the same explainer and task, or measured a task differently.
+        InputError: if two files have different results of one explainer on one task, or different settings of a task.
     """
     results: dict[str, dict[str, dict[str, Any]]] = {}
     origin: dict[tuple[str, str], str | Path] = {}
@@ -172,19 +183,19 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
             first, other = measured.setdefault(task, (path, identity))
             _check_alike(f"{task} in {first} and {path}", other, identity)
             merged = results.setdefault(task, {})
-            for name, found in explainers.items():
-                if name in merged and _without_speed(merged[name]) != _without_speed(found):
+            for name, numbers in explainers.items():
+                if name in merged and _without_speed(merged[name]) != _without_speed(numbers):
                     raise InputError(
                         f"expected one result of {name} on {task}, got two, in {origin[task, name]} and {path}: "
                         "leave a file out, or measure one of them under another name (+explainer@explainers.<name>=...)"
                     )
                 origin.setdefault((task, name), path)
-                merged.setdefault(name, found)
+                merged.setdefault(name, numbers)
     return results
 
 
 def read_columns(files: Sequence[str | Path]) -> dict[str, str]:
-    """The titles of the numbers in several files, in the order of their columns in a table."""
+    """Number → column title of several files, in the order of the columns."""
     titles: dict[str, str] = {}
     for path in files:
         for columns in load(path).get("columns", {}).values():
@@ -193,11 +204,12 @@ def read_columns(files: Sequence[str | Path]) -> dict[str, str]:
 
 
 def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    known = sorted((one.keys() & other.keys()) - {"accuracy"})  # another device may round one image to another class
-    difference = first_difference({key: one[key] for key in known}, {key: other[key] for key in known})
+    """Compare the settings in both identities, except the accuracy: rounding on another device may change a class."""
+    shared = sorted((one.keys() & other.keys()) - {"accuracy"})
+    difference = first_difference({key: one[key] for key in shared}, {key: other[key] for key in shared})
     if difference:
         raise InputError(f"{where} cannot be compared, they differ in {difference}: measure both alike")
 
 
-def _without_speed(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key != "images_per_second"}
+def _without_speed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in numbers.items() if key != "images_per_second"}

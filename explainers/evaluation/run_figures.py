@@ -1,4 +1,4 @@
-"""Logged metrics of training runs, and measured speeds, as pictures."""
+"""Figures of the metrics that training runs log, and of the speeds that benchmarks measure."""
 
 import csv
 import json
@@ -16,11 +16,11 @@ from explainers.evaluation.figures import colours_of, legend_below, names_in
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
-    """Training losses of several runs (TVE, Figure 4 a and d): faint as they were logged, and their running means.
+    """Training losses of several runs (TVE, Figure 4 a and d): pale lines for logged values, solid for running means.
 
     Args:
         files: label → metrics.csv of a run.
-        window: logged values in a mean.
+        window: number of logged values in a running mean.
     """
     figure, axis = _single()
     colours = colours_of(files)
@@ -37,7 +37,7 @@ def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
 
 
 def theorem_1(file: str | Path) -> Figure:
-    """Theorem 1 over the epochs of a run: the share of patches with a small ε, and their mean |φ̂ − φ|, bound and ε.
+    """Theorem 1 over the epochs of a run: the share of patches with ε ≤ 0.5, and their mean |φ̂ − φ|, bound and ε.
 
     Args:
         file: metrics.csv of a run.
@@ -48,7 +48,8 @@ def theorem_1(file: str | Path) -> Figure:
     axis.plot(epoch, error, marker=".", label="explanation error |φ̂ − φ|")
     axis.plot(epoch, bound, marker=".", label="bound 2ε / (1 − ε)")
     axis.plot(epoch, epsilon, marker=".", color="grey", linestyle="--", label="ε")
-    axis.plot(epoch, covered, marker=".", color="black", label="share of patches with ε ≤ 0.5, which the others are of")
+    label = "share of patches with ε ≤ 0.5 (other curves: mean over these)"
+    axis.plot(epoch, covered, marker=".", color="black", label=label)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("epoch")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -57,18 +58,18 @@ def theorem_1(file: str | Path) -> Figure:
 
 
 def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
-    """What a model with an explainability vector loses and gains, against λ₂.
+    """Accuracy and attribution metrics of a model with an explainability vector, against λ₂.
 
     Args:
-        files: label → metrics.csv of a sweep.
+        files: label → metrics.csv of a validation of `ExplainabilityVector`.
     """
     sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with KernelSHAP"}
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True)
     colours = colours_of(files)
     for label, path in files.items():
-        lambda_2, *found = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
-        for axis, values in zip(axes.flat, found, strict=True):
+        lambda_2, *curves = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
+        for axis, values in zip(axes.flat, curves, strict=True):
             axis.plot(lambda_2, values, marker=".", color=colours[label], label=label)
     for axis, name in zip(axes.flat, sides.values(), strict=True):
         axis.set_ylabel(name)
@@ -80,22 +81,24 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
 
 
 def similarity_scatter(folder: str | Path) -> Figure:
-    """The error after a transfer against the cosine of the task vectors of source and target, and their correlation.
+    """The E-RMSE after a transfer against the cosine of the source's and the target's task vectors.
+
+    The title shows the correlation of both.
 
     Args:
-        folder: of a sweep of `ExplainabilityVector` over sources and targets: <source>/<target>/metrics.json.
+        folder: folder of `ExplainabilityVector` runs, with files <source>/<target>/metrics.json.
     """
     paths = sorted(path for path in Path(folder).glob("*/*/metrics.json") if path.parts[-3] != path.parts[-2])
     if len(paths) < 3:
         raise InputError(f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}")
-    found = [json.loads(path.read_text()) for path in paths]
-    cosines, errors = ([row[key] for row in found] for key in ("val/cosine", "test/transferred/e_rmse"))
+    metrics = [json.loads(path.read_text()) for path in paths]
+    cosines, errors = ([row[key] for row in metrics] for key in ("val/cosine", "test/transferred/e_rmse"))
     figure, axis = _single()
     axis.plot(cosines, errors, "o")
     names = [f"{path.parts[-3]} to {path.parts[-2]}" for path in paths]
     for i, (error, cosine, name) in enumerate(sorted(zip(errors, cosines, names, strict=True))):
-        beside = (4, 3 if i % 2 else -8)  # neighbours above and below
-        axis.annotate(name, (cosine, error), beside, textcoords="offset points", fontsize=7)
+        offset = (4, 3 if i % 2 else -8)  # alternately above and below the point, so that names do not overlap
+        axis.annotate(name, (cosine, error), offset, textcoords="offset points", fontsize=7)
     axis.margins(x=0.25)  # room for the names
     axis.set_xlabel("cosine of the task vectors of source and target")
     axis.set_ylabel("E-RMSE after the transfer")
@@ -104,24 +107,24 @@ def similarity_scatter(folder: str | Path) -> Figure:
 
 
 def throughput_bars(file: str | Path) -> Figure:
-    """Explained images per second (TVE, Figure 6): a group for each target, a bar for each method.
+    """Explained images per second (TVE, Figure 6): one group per target, one bar per method.
 
     Args:
-        file: what `benchmarks/explain.py` wrote.
+        file: output of `benchmarks/explain.py`.
     """
-    found = _benchmark(file, "throughput")
-    methods = names_in(found)
+    targets = _benchmark(file, "throughput")
+    methods = names_in(targets)
     colours, width = colours_of(methods), 0.8 / len(methods)
-    figure = Figure(figsize=(2 + len(found) * (0.4 + 0.15 * len(methods)), 4), layout="constrained")
+    figure = Figure(figsize=(2 + len(targets) * (0.4 + 0.15 * len(methods)), 4), layout="constrained")
     axis = figure.subplots()
     for i, method in enumerate(methods):
-        at = [place for place, speeds in enumerate(found.values()) if method in speeds]
-        speeds = [speeds[method] for speeds in found.values() if method in speeds]
+        positions = [position for position, speeds in enumerate(targets.values()) if method in speeds]
+        heights = [speeds[method] for speeds in targets.values() if method in speeds]
         offset = (i - (len(methods) - 1) / 2) * width
-        axis.bar(np.array(at) + offset, speeds, width, color=colours[method], label=method)
+        axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=method)
     axis.set_yscale("log")
     axis.set_ylabel("images per second")
-    axis.set_xticks(range(len(found)), list(found))
+    axis.set_xticks(range(len(targets)), list(targets))
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
     legend_below(figure, [axis])
@@ -129,17 +132,17 @@ def throughput_bars(file: str | Path) -> Figure:
 
 
 def cost_of_tasks(file: str | Path) -> Figure:
-    """Seconds to explain an image for T tasks, together and one by one, against T.
+    """Seconds to explain an image for T tasks, against T: in one forward pass, and in one pass per task.
 
     Args:
-        file: what `benchmarks/explain.py` wrote.
+        file: output of `benchmarks/explain.py`.
     """
     figure, axis = _single()
     counts: set[int] = set()
     for part, label in (("tasks", "together"), ("tasks_one_by_one", "one by one")):
-        found = {int(count): cost for count, cost in _benchmark(file, part).items()}
-        counts |= found.keys()
-        axis.plot(sorted(found), [found[count] for count in sorted(found)], marker="o", label=label)
+        seconds = {int(count): cost for count, cost in _benchmark(file, part).items()}
+        counts |= seconds.keys()
+        axis.plot(sorted(seconds), [seconds[count] for count in sorted(seconds)], marker="o", label=label)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
@@ -151,6 +154,7 @@ def cost_of_tasks(file: str | Path) -> Figure:
 
 
 def _single() -> tuple[Figure, Axes]:
+    """A figure with one panel."""
     figure = Figure(figsize=(5.6, 3.8), layout="constrained")
     axis = figure.subplots()
     axis.grid(alpha=0.3)
@@ -158,7 +162,7 @@ def _single() -> tuple[Figure, Axes]:
 
 
 def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
-    """Columns of one of Lightning's metrics.csv, in the rows that have all of them."""
+    """Columns of a metrics.csv of Lightning, from the rows that have a value in all of them."""
     if not Path(path).is_file():
         raise InputError(f"no metrics at {path}: expected the csv/version_0/metrics.csv of a run")
     with open(path, newline="") as file:
@@ -173,6 +177,7 @@ def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
 
 
 def _benchmark(path: str | Path, part: str) -> dict[str, Any]:
+    """One part of the output of `benchmarks/explain.py`."""
     if not Path(path).is_file():
         raise InputError(f"no measurements at {path}: `python benchmarks/explain.py` makes them")
     content = json.loads(Path(path).read_text())

@@ -1,1 +1,1 @@
-"""Metrics: a pure function for each formula, and a torchmetrics Metric of fixed-size sums around it."""
+"""Metrics: a pure function for each formula, and a torchmetrics Metric that accumulates it in fixed-size sums."""

@@ -1,4 +1,4 @@
-"""How much two explanations of the same image agree."""
+"""Agreement between two heatmaps of the same image: E-RMSE, IoU@K and Spearman's rank correlation."""
 
 from typing import Literal
 
@@ -12,29 +12,56 @@ Agreement = Literal["e_rmse", "iou", "rank_correlation"]
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's rank correlation of each row, (B, N) and (B, N) → (B,). Ties share their mean rank."""
+    """Compute Spearman's rank correlation of each row. Equal scores share their mean rank.
+
+    Args:
+        first: (B, N).
+        second: (B, N).
+
+    Returns:
+        float64, (B,), in [−1, 1]; NaN for a row of equal scores.
+
+    >>> first, second = torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.tensor([[10, 20, 90], [3, 2, 1]])
+    >>> spearman(first, second).round(decimals=6).tolist()
+    [1.0, -1.0]
+    """
     return _pearson(_ranks(first), _ranks(second))
 
 
 def _ranks(scores: Tensor) -> Tensor:
+    """Rank the scores of each row, (..., N), from 0 to N − 1; equal scores share their mean rank."""
     ordered = scores.sort(-1).values
-    below = torch.searchsorted(ordered, scores.contiguous())
-    upto = torch.searchsorted(ordered, scores.contiguous(), right=True)
-    return (below + upto - 1).double() / 2
+    num_lower = torch.searchsorted(ordered, scores.contiguous())
+    num_not_higher = torch.searchsorted(ordered, scores.contiguous(), right=True)
+    return (num_lower + num_not_higher - 1).double() / 2
 
 
 def _pearson(first: Tensor, second: Tensor) -> Tensor:
+    """Compute Pearson's correlation of each row: (..., N) and (..., N) → (...)."""
     first, second = first - first.mean(-1, keepdim=True), second - second.mean(-1, keepdim=True)
     return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))
 
 
 def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
-    """|top K of one ∩ top K of the other| / |their union| of each row, (B, N) and (B, N) → (B,).
+    """Compute the intersection over union of the K most important patches of both heatmaps, for each row.
 
-    Of equal scores, the earlier patch is the more important.
+    Of two equal scores, the one of the earlier patch counts as higher.
+
+    Args:
+        first: (B, N), higher is more important.
+        second: (B, N), higher is more important.
+        k: K, in 1 ... N.
+
+    Returns:
+        (B,), in [0, 1].
 
     Raises:
-        InputError: for a K that is not among 1 ... N.
+        InputError: if `k` is not in 1 ... N.
+
+    The three most important patches are {0, 1, 2} and {0, 2, 3}; two of four are common:
+
+    >>> iou_at_k(torch.tensor([[3, 2, 1, 0]]), torch.tensor([[3, 0, 2, 1]]), k=3).tolist()
+    [0.5]
     """
     if not 1 <= k <= first.shape[-1]:
         raise InputError(f"expected k to be one of 1 to {first.shape[-1]}, the number of patches, got {k}")
@@ -45,9 +72,14 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
 
 
 class RootMeanSquaredError(MeanMetric):
-    """E-RMSE: the root of the mean squared difference of heatmaps (B, P, P), over all patches of all images.
+    """E-RMSE: root of the mean squared difference of two heatmaps (B, P, P), over all patches of all images.
 
     The paper gives no formula; this is the usual meaning of its name. Both heatmaps explain the same class.
+
+    >>> metric = RootMeanSquaredError()
+    >>> metric.update(torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]), torch.zeros(1, 2, 2))
+    >>> metric.compute().item()
+    1.0
     """
 
     higher_is_better = False  # type: ignore[assignment]
@@ -61,7 +93,11 @@ class RootMeanSquaredError(MeanMetric):
 
 
 class TopOverlap(MeanMetric):
-    """IoU@K of heatmaps (B, P, P) with reference heatmaps, see `iou_at_k`, averaged over images."""
+    """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images.
+
+    Args:
+        k: K, see `iou_at_k`.
+    """
 
     higher_is_better = True  # type: ignore[assignment]
 
@@ -84,7 +120,13 @@ class RankCorrelation(MeanMetric):
 
 
 def agreement_metrics(k: int) -> dict[str, Metric]:
-    """A new metric of each `Agreement`. k: of IoU@K."""
+    """Build a new metric for each name in `Agreement`.
+
+    The rank correlation leaves out images with a constant heatmap, for which it is undefined.
+
+    Args:
+        k: K of IoU@K.
+    """
     return {
         "e_rmse": RootMeanSquaredError(),
         "iou": TopOverlap(k),

@@ -1,4 +1,4 @@
-"""Does the heatmap peak on the object?"""
+"""Localization: whether the most important patch lies on the object."""
 
 import torch
 from torch import Tensor
@@ -6,25 +6,41 @@ from torchmetrics import Metric
 
 
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
-    """The pointing game: is the centre of the most important patch on the object?
+    """Test whether the centre of the most important patch lies on the object (pointing game).
 
     Args:
-        heatmaps: (B, P, P).
-        truth: the object's pixels, boolean (B, H, W).
+        heatmaps: (B, P, P), higher is more important.
+        truth: pixels of the object, boolean (B, H, W).
 
     Returns:
         Boolean, (B,).
+
+    The lower right of four patches has its centre at pixel (3, 3) of an image of 4 × 4 pixels:
+
+    >>> truth = torch.zeros(1, 4, 4, dtype=torch.bool)
+    >>> truth[0, 3, 3] = True
+    >>> hits(torch.tensor([[[0.1, 0.2], [0.3, 0.9]]]), truth).tolist()
+    [True]
     """
     side = heatmaps.shape[-1]
-    best = heatmaps.flatten(1).argmax(1)
-    row, column = best // side, best % side
+    peak = heatmaps.flatten(1).argmax(1)
+    row, column = peak // side, peak % side
     height, width = truth.shape[-2:]
     images = torch.arange(len(truth), device=truth.device)
     return truth[images, (2 * row + 1) * height // (2 * side), (2 * column + 1) * width // (2 * side)]
 
 
 class PointingGame(Metric):
-    """The share of images whose heatmap peaks on the object; images without an object's pixels do not count."""
+    """Hit rate: fraction of images whose most important patch lies on the object, see `hits`.
+
+    Images with an empty `truth` are left out.
+
+    >>> metric = PointingGame()
+    >>> truth = torch.tensor([[[True, False]], [[True, False]], [[False, False]]]).repeat_interleave(2, 1)
+    >>> metric.update(torch.tensor([[[9, 0], [0, 0]], [[0, 9], [0, 0]], [[9, 0], [0, 0]]]), truth)
+    >>> metric.compute().item()
+    0.5
+    """
 
     column = "Hit rate ↑"
     higher_is_better = True
@@ -39,10 +55,10 @@ class PointingGame(Metric):
         self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
-        """Heatmaps (B, P, P) and the objects' pixels, boolean (B, H, W)."""
-        known = truth.flatten(1).any(1)
-        self.hits += hits(heatmaps, truth)[known].sum()
-        self.images += known.sum()
+        """Add images, with the arguments of `hits`."""
+        has_object = truth.flatten(1).any(1)
+        self.hits += hits(heatmaps, truth)[has_object].sum()
+        self.images += has_object.sum()
 
     def compute(self) -> Tensor:
         return self.hits / self.images

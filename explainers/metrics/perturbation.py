@@ -1,4 +1,4 @@
-"""Faithfulness: how the prediction changes while patches are removed or kept in order of importance."""
+"""Faithfulness: change of the prediction when patches are removed, or kept, in order of importance."""
 
 from collections.abc import Callable
 
@@ -20,21 +20,31 @@ def perturbation_sweep(
     fill: Tensor | float = 0.0,
     chunk_size: int = 256,
 ) -> tuple[Tensor, Tensor]:
-    """The probability of each image's class without S*, and with S* alone, at every sparsity.
+    """Compute the probability of each image's class without S*, and with S* only, at every sparsity.
 
-    Every faithfulness metric reads off these two curves: without S* is deletion, S* alone is insertion.
+    All faithfulness metrics are computed from these two curves: the first is deletion, the second insertion.
 
     Args:
         predict: normalised images (b, C, H, W) → class probabilities (b, K).
         images: (B, C, H, W), normalised.
         scores: (B, N), higher is more important.
-        classes: (B,).
+        classes: the class of each image, (B,).
+        grid: the patches of an image.
+        levels: number of sparsities from 0 to 1, at least 2.
+        fill: value of hidden pixels, see `mask_pixels`.
+        chunk_size: maximum number b of masked images in one call of `predict`.
 
     Returns:
         `removed` and `preserved`, (B, levels) each. The whole image is `removed[:, 0]` and `preserved[:, -1]`.
+
+    >>> image = torch.tensor([[[[0.5, 0.25], [0.125, 0.125]]]])  # the probability is the sum of the visible pixels
+    >>> scores, classes = torch.tensor([[4, 3, 2, 1]]), torch.tensor([0])
+    >>> curves = perturbation_sweep(lambda masked: masked.sum((2, 3)), image, scores, classes, PatchGrid(2, 1), 3)
+    >>> [curve.tolist() for curve in curves]
+    [[[1.0, 0.25, 0.0]], [[0.0, 0.75, 1.0]]]
     """
     important = most_important(scores, levels)  # (B, L, N)
-    keep = torch.cat([~important, important[:, 1:-1]], 1)  # the two ends of both curves are the same two images
+    keep = torch.cat([~important, important[:, 1:-1]], 1)  # both curves end in the same two images
     probabilities = masked_forward(predict, images, keep, grid, fill, chunk_size)  # (B, 2·L − 2, K)
     of_class = probabilities.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).float()
     removed, between = of_class.split([levels, levels - 2], 1)
@@ -44,16 +54,30 @@ def perturbation_sweep(
 class Fidelity(Metric):
     """Area under the fidelity-sparsity curves, averaged over images (TVE, Appendix G).
 
-    Fidelity⁺(s) = f(x)_y − f(x without S*)_y    higher is better: what mattered is gone
-    Fidelity⁻(s) = f(x)_y − f(only S* of x)_y    lower is better: what mattered is kept
+    Fidelity⁺(s) = f(x)_y − f(x without S*)_y    higher is better: the important patches are removed
+    Fidelity⁻(s) = f(x)_y − f(only S* of x)_y    lower is better: the important patches are kept
 
-    `compute` gives `images`, their number; the levels of `sparsity`; both areas (trapezoids over the true fractions
-    |S*| / N) as `fidelity_plus` and `fidelity_minus`; their standard errors over images, `..._error`; and the curves,
-    `..._curve`, (levels,).
+    `compute` returns a dictionary of:
+
+    - `images`: number of images.
+    - `sparsity`: the exact fractions |S*| / N, (levels,).
+    - `fidelity_plus`, `fidelity_minus`: mean areas, by the trapezoidal rule over `sparsity`.
+    - `fidelity_plus_error`, `fidelity_minus_error`: standard errors of the mean areas over images.
+    - `fidelity_plus_curve`, `fidelity_minus_curve`: mean curves, (levels,).
+
+    Args:
+        num_patches: N.
+        levels: number of sparsities from 0 to 1, at least 2.
+
+    >>> metric = Fidelity(num_patches=4, levels=3)
+    >>> metric.update(removed=torch.tensor([[1.0, 0.25, 0.0]]), preserved=torch.tensor([[0.0, 0.75, 1.0]]))
+    >>> result = metric.compute()
+    >>> result["fidelity_plus_curve"].tolist(), result["fidelity_plus"].item(), result["fidelity_minus"].item()
+    ([0.0, 0.75, 1.0], 0.625, 0.375)
     """
 
     columns = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
-    higher_is_better = None  # one of each
+    higher_is_better = None  # higher is better for one area, lower for the other
     is_differentiable = False
     full_state_update = False
     curves: Tensor
@@ -70,7 +94,7 @@ class Fidelity(Metric):
         self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, removed: Tensor, preserved: Tensor) -> None:
-        """Both curves of `perturbation_sweep`, (B, levels)."""
+        """Add the curves of images, (B, levels) each, as `perturbation_sweep` returns them."""
         curves = removed[:, None, :1].double() - torch.stack([removed, preserved], 1)  # (B, 2, L)
         areas = torch.trapezoid(curves, self.sparsity.to(curves.device), dim=-1)  # (B, 2)
         self.curves += curves.sum(0)
@@ -82,7 +106,7 @@ class Fidelity(Metric):
         mean, count = self.areas / self.images, self.images
         variance = (self.squares / count - mean.square()).clamp(min=0) * count / (count - 1).clamp(min=1)
         error = (variance / count).sqrt()
-        found = {"images": count, "sparsity": self.sparsity}
+        result = {"images": count, "sparsity": self.sparsity}
         for side, name in enumerate(("fidelity_plus", "fidelity_minus")):
-            found |= {name: mean[side], f"{name}_error": error[side], f"{name}_curve": self.curves[side] / count}
-        return found
+            result |= {name: mean[side], f"{name}_error": error[side], f"{name}_curve": self.curves[side] / count}
+        return result

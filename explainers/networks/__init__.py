@@ -1,8 +1,9 @@
-"""Networks that predict what an explainer needs of every patch, from what the frozen target saw or from the pixels.
+"""Networks that predict values of every patch for an explainer, from features of the frozen target or from pixels.
 
-A network has `blocks`, the feature maps of the target that it reads; with none, it sees the images alone and needs no
-forward pass of the target. Those that predict meta-attributions have the interface `MetaNetwork`; those that predict
-Shapley values are called as `network(images, embeddings, maps)` and return (B, N, K).
+The attribute `blocks` of a network lists the blocks of the target whose feature maps it reads. A network with an empty
+list reads the images only, and needs no forward pass of the target. Networks that predict meta-attributions have the
+interface `MetaNetwork`. Networks that predict Shapley values are called as `network(images, embeddings, maps)` and
+return (B, N, K).
 """
 
 from typing import Protocol
@@ -17,23 +18,31 @@ __all__ = ["FastSHAPNetwork", "LightNetwork", "LightShapleyNetwork", "MetaNetwor
 
 
 class MetaNetwork(Protocol):
-    """Predicts the meta-attribution (g, h) of every patch at once."""
+    """Predicts the meta-attributions (g, h) of all patches in one forward pass."""
 
     blocks: tuple[int, ...]
 
     def __call__(
         self, images: Tensor | None, embeddings: Tensor | None, maps: list[Tensor], patches: Tensor | None = None
     ) -> Tensor:
-        """Meta-attributions (B, N, 2, D), or in training only those of the patches (B, Z) that were drawn.
+        """Predict meta-attributions.
 
         Args:
-            images: uint8, (B, C, H, W); `None` where only features are stored.
-            embeddings: of whole images, (B, D); `None` for a network without blocks.
+            images: uint8, (B, C, H, W); `None` if the cache stores features only.
+            embeddings: embeddings of the whole images, (B, D); `None` for a network without `blocks`.
             maps: feature maps of the `blocks`, (B, N', C) each.
-            patches: which ones to predict, (B, Z); by default all.
+            patches: indices of the patches to predict, (B, Z); `None` for all N.
+
+        Returns:
+            (B, N, 2, D), or (B, Z, 2, D) for given `patches`.
         """
         ...
 
     def calibrate(self, meta: Tensor, embedding: Tensor) -> None:
-        """See a first training batch, (B, Z, 2, D) and (B, D), before the first step; to set units, for example."""
+        """Prepare for the scale of the data, before the first training step.
+
+        Args:
+            meta: exact meta-attributions (g, h) of the first training batch, (B, Z, 2, D).
+            embedding: embeddings of its images, (B, D).
+        """
         ...

@@ -1,4 +1,4 @@
-"""The light network: it predicts the meta-attribution (g, h) of every patch from features of the target itself."""
+"""The light network, which predicts the meta-attribution (g, h) of every patch from features of the target."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,49 @@ from explainers.target import TargetModel
 
 
 def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
-    """Of tokens (B, N, ...) those of the patches (B, Z), in their order: (B, Z, ...); or all of them."""
+    """Select the tokens of some patches.
+
+    Args:
+        tokens: (B, N, ...).
+        patches: indices of the patches, (B, Z); `None` for all of them.
+
+    Returns:
+        (B, Z, ...), in the order of `patches`; `tokens` if `patches` is `None`.
+
+    >>> at_patches(torch.tensor([[[0, 1], [2, 3], [4, 5]]]), torch.tensor([[2, 0]])).tolist()
+    [[[4, 5], [0, 1]]]
+    """
     return tokens if patches is None else tokens[torch.arange(len(tokens), device=tokens.device)[:, None], patches]
 
 
 def on_grid(feature_map: Tensor, side: int) -> Tensor:
-    """A feature map (B, N', C) at the resolution of the patches: (B, N, C)."""
-    own = math.isqrt(feature_map.shape[1])
-    if own == side:
+    """Resample a square feature map to the resolution of the patches.
+
+    Args:
+        feature_map: (B, N', C), positions row by row; N' is a square number.
+        side: P, patches per side.
+
+    Returns:
+        (B, N, C): bilinear with antialiasing; `feature_map` itself if N' = N.
+
+    From 2 × 2 positions to a single patch, which is their mean:
+
+    >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), side=1).round(decimals=4).tolist()
+    [[[3.0]]]
+    """
+    map_side = math.isqrt(feature_map.shape[1])
+    if map_side == side:
         return feature_map
-    square = feature_map.float().mT.unflatten(-1, (own, own))
+    square = feature_map.float().mT.unflatten(-1, (map_side, map_side))
     return F.interpolate(square, (side, side), mode="bilinear", antialias=True).flatten(2).mT
 
 
 def small_linear(width_in: int, width: int) -> nn.Linear:
-    """A last layer that starts near 0, so that a network starts near its trivial guess."""
+    """Build a last layer with outputs near 0, so that the untrained network predicts nearly its trivial guess.
+
+    >>> small_linear(2, 3).bias.tolist()
+    [0.0, 0.0, 0.0]
+    """
     layer = nn.Linear(width_in, width)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
@@ -35,16 +63,19 @@ def small_linear(width_in: int, width: int) -> nn.Linear:
 
 
 class Trunk(nn.Module):
-    """What the target saw around every patch, as tokens (B, N, width): features of several blocks, averaged over N(z).
+    """Computes a token of every patch z, (B, N, width), from features of the target, averaged over N(z).
 
-    The average is what makes few training images suffice: g is what the backbone sees of N(z) and of nothing else.
-    An MLP mixes the channels. Patches are mixed by the average alone, so that a training step costs no more than the
-    patches that it draws. Feature maps of another resolution are resampled to the grid.
+    The average over N(z) makes few training images suffice, because g depends on the patches in N(z) only. MLPs mix the
+    channels. Only the average mixes patches, so that a training step computes only the patches that it draws. Feature
+    maps of another resolution are resampled to the grid.
 
     Args:
-        blocks: whose outputs it reads: transformer blocks, or the stages of Swin and ResNet.
-        hops: the size of N(z); of several sizes, the largest.
-        width, depth: of the tokens, and the number of residual layers.
+        target: the model to explain.
+        grid: the patches of an image.
+        blocks: indices of the blocks whose outputs are read: transformer blocks, or the stages of Swin and ResNet.
+        hops: possible radii of N(z), in patches; the largest is used.
+        width: width of the tokens, in channels.
+        depth: number of residual layers.
     """
 
     near: Tensor
@@ -69,6 +100,7 @@ class Trunk(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
+        """Compute the tokens of all patches, (B, N, width), or of given patches, (B, Z, width)."""
         *read_maps, read_embedding = self.read
         tokens = at_patches(self.position.expand(len(embeddings), -1, -1), patches)  # (B, N or Z, width)
         tokens = tokens + read_embedding(embeddings)[:, None]
@@ -79,19 +111,27 @@ class Trunk(nn.Module):
         return self.norm(tokens)
 
     def _around(self, feature_map: Tensor, patches: Tensor | None) -> Tensor:
-        """A feature map (B, N', C) averaged over N(z): (B, N or Z, C). Pooling would be several times slower."""
+        """Average a feature map (B, N', C) over N(z): (B, N or Z, C).
+
+        A matrix product, because pooling is several times slower.
+        """
         near = self.near if patches is None else self.near[patches]  # (N, N) or (B, Z, N)
         return near @ on_grid(feature_map, self.side)
 
 
 class LightNetwork(nn.Module):
-    """A `Trunk` on the target's patch features: one target forward serves prediction and explanation.
+    """A `Trunk` and a linear layer; one forward pass of the target gives both prediction and explanation.
 
-    Predicts g and h as corrections to their trivial guesses, the mean g and the embedding of the whole image, in units
-    of their standard deviation (`calibrate`).
+    The network predicts corrections to trivial guesses of g and h: the mean g, and the embedding of the whole image for
+    h. The unit of a correction is the standard deviation of g or h from its guess, for each channel (`calibrate`).
 
     Args:
-        blocks, hops, width, depth: see `Trunk`.
+        target: the model to explain.
+        grid: the patches of an image.
+        blocks: indices of the blocks whose outputs are read, see `Trunk`.
+        hops: possible radii of N(z), see `Trunk`.
+        width: width of the tokens, in channels.
+        depth: number of residual layers.
     """
 
     mean_g: Tensor
@@ -116,16 +156,21 @@ class LightNetwork(nn.Module):
     def forward(
         self, images: Tensor | None, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None
     ) -> Tensor:
-        correction = (
-            self.write(self.trunk(embeddings, maps, patches)).unflatten(-1, (2, -1)) * self.scale
-        )  # (B, N, 2, D)
+        """Predict meta-attributions, see `MetaNetwork`; `images` are not used."""
+        tokens = self.trunk(embeddings, maps, patches)
+        correction = self.write(tokens).unflatten(-1, (2, -1)) * self.scale  # (B, N or Z, 2, D)
         guess = torch.stack([self.mean_g.expand_as(embeddings), embeddings], 1)  # (B, 2, D)
         return guess[:, None] + correction
 
     @torch.no_grad()
     def calibrate(self, meta: Tensor, embedding: Tensor) -> None:
-        """Set the trivial guesses and the units of the corrections from a first batch, (B, Z, 2, D) and (B, D)."""
+        """Set the mean g and the units of the corrections.
+
+        Args:
+            meta: exact meta-attributions (g, h) of the first training batch, (B, Z, 2, D).
+            embedding: embeddings of its images, (B, D).
+        """
         g, h = meta.float().unbind(2)
         self.mean_g.copy_(g.mean((0, 1)))
         spread = torch.stack([g - self.mean_g, h - embedding[:, None]]).square().mean((1, 2)).sqrt()  # (2, D)
-        self.scale.copy_(torch.where(spread > 0, spread, 1))  # a scale of 0 could never learn
+        self.scale.copy_(torch.where(spread > 0, spread, 1))  # with a scale of 0, the weights would get no gradient

@@ -1,4 +1,4 @@
-"""The network of the TVE paper: masked autoencoders with heads of FFN layers on them (Appendix H)."""
+"""The network of the TVE paper: masked autoencoders, each followed by a head of FFN layers (Appendix H)."""
 
 import logging
 from functools import partial
@@ -21,9 +21,19 @@ NORM: Any = partial(nn.LayerNorm, eps=1e-6)  # as in the official masked autoenc
 
 
 class MaskedAutoencoder(nn.Module):
-    """A masked autoencoder's encoder and decoder (He et al., 2022) with nothing masked, up to the decoder's tokens.
+    """Encoder and decoder of a masked autoencoder (He et al., 2022), applied to the whole image without masking.
 
-    Attributes are named as in the official checkpoints, so that their weights load by name.
+    The output is the decoder's tokens, before the reconstruction layer. Attributes are named as in the official
+    checkpoints, so that weights can be loaded by name.
+
+    Args:
+        grid: the patches of an image.
+        width: width of the encoder, in channels.
+        depth: number of blocks of the encoder.
+        heads: number of attention heads of the encoder.
+        decoder_width: width of the decoder, in channels.
+        decoder_depth: number of blocks of the decoder.
+        decoder_heads: number of attention heads of the decoder.
     """
 
     def __init__(
@@ -49,35 +59,38 @@ class MaskedAutoencoder(nn.Module):
         self.decoder_norm = NORM(decoder_width)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) → patch tokens (B, N, decoder_width); the class token is dropped."""
+        """Compute normalised images (B, C, H, W) → patch tokens (B, N, decoder_width), without the class token."""
         tokens = self.decoder_embed(self.encoder.forward_features(images)) + self.decoder_pos_embed
         return self.decoder_norm(self.decoder_blocks(tokens))[:, 1:]
 
     def load(self, weights: str) -> None:
-        """Load a local MAE checkpoint (official names, torch), or the timm model of this name: the encoder only.
+        """Load weights of the encoder, and of the decoder where they are available.
+
+        Args:
+            weights: path of a checkpoint in the official format, or name of a timm model, which has an encoder only.
 
         Raises:
-            InputError: for weights of another size, or of something else.
+            InputError: for weights of another size, or of another architecture.
         """
         if Path(weights).is_file():
             saved = torch.load(weights, map_location="cpu", weights_only=True)
             saved = saved.get("model", saved)
         else:
             saved = timm.create_model(weights, pretrained=True, num_classes=0).state_dict()
-        skipped = ("mask_token", "decoder_pred.weight", "decoder_pred.bias")  # they only serve reconstruction
-        own = {
+        skipped = ("mask_token", "decoder_pred.weight", "decoder_pred.bias")  # needed for reconstruction only
+        renamed = {
             name if name.startswith("decoder_") else f"encoder.{name}": value
             for name, value in saved.items()
             if name not in skipped
         }
         shapes = {name: value.shape for name, value in self.state_dict().items()}
-        for name, value in own.items():
+        for name, value in renamed.items():
             if shapes.get(name) != value.shape:
                 raise InputError(
                     f"{weights} is not a masked autoencoder of this size: its {name} is {list(value.shape)}, "
                     f"this one's is {list(shapes[name]) if name in shapes else 'missing'}"
                 )
-        missing, _ = self.load_state_dict(own, strict=False)
+        missing, _ = self.load_state_dict(renamed, strict=False)
         if missing:
             log.warning(
                 "%s does not initialise %d tensors, %s to %s: they start random",
@@ -89,7 +102,22 @@ class MaskedAutoencoder(nn.Module):
 
 
 def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
-    """Fixed sine-cosine position embeddings, columns first as in MAE, 0 for the class token: (1, 1 + N, width)."""
+    """Compute the fixed sine-cosine position embeddings of MAE.
+
+    The first half of the channels encodes the column, and the second half the row. The class token has position 0.
+
+    Args:
+        grid: the patches of an image.
+        width: number of channels, a multiple of 4.
+
+    Returns:
+        (1, 1 + N, width).
+
+    The class token, and the patch of row 0 and column 0: sine and cosine of the column, then of the row:
+
+    >>> sincos_positions(PatchGrid(image_size=2, patch_size=1), width=4)[0, :2].tolist()
+    [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]]
+    """
     patches = build_sincos2d_pos_embed([grid.side, grid.side], width, interleave_sin_cos=True).roll(width // 2, -1)
     return torch.cat([torch.zeros(1, width), patches])[None]
 
@@ -98,7 +126,12 @@ class FFN(nn.Module):
     """One layer of the explainer's head: LayerNorm, linear, GELU, linear, GELU, skip connection (TVE, Figure 10 b).
 
     Args:
-        tokens: mix this many tokens in the second linear layer, as the released code does; 0 keeps to channels.
+        width_in: number of channels of the input.
+        width: number of channels of the output.
+        tokens: number of tokens N, to let the second linear layer mix tokens, as the released code does; 0 to let it
+            mix channels, as the paper says.
+        activation: apply GELU after each linear layer.
+        skip: add the input to the output; needs `width_in` = `width`.
     """
 
     def __init__(self, width_in: int, width: int, tokens: int = 0, activation: bool = True, skip: bool = True) -> None:
@@ -109,21 +142,30 @@ class FFN(nn.Module):
         self.tokens, self.skip = tokens, skip
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, N, width_in) → (B, N, width)."""
+        """Compute (B, N, width_in) → (B, N, width)."""
         hidden = self.activation(self.first(self.norm(features)))
         hidden = self.second(hidden.mT).mT if self.tokens else self.second(hidden)
         return self.activation(hidden) + features if self.skip else self.activation(hidden)
 
 
 class PaperNetwork(nn.Module):
-    """The paper's explainer: for each of g and h a masked autoencoder and `head_layers` FFN layers (TVE, Appendix H).
+    """The paper's explainer: a masked autoencoder and a head of FFN layers for each of g and h (TVE, Appendix H).
 
-    The first layer has no skip connection, for its shapes differ, and the last no GELU.
+    The first FFN layer has no skip connection, because the widths of its input and output differ. The last has no GELU.
 
     Args:
-        mae: initial weights of the autoencoders: a local checkpoint or a timm name; `None` starts from random ones.
-        shared_trunk: one autoencoder for both g and h, at half the cost.
-        token_mixing: the released code's head: its layers mix tokens, its first and last have neither GELU nor skip.
+        target: the model to explain.
+        grid: the patches of an image.
+        mae: initial weights of the autoencoders: path of a checkpoint, or name of a timm model; `None` for random ones.
+        width: width of the encoder, in channels.
+        depth: number of blocks of the encoder.
+        heads: number of attention heads of the encoder.
+        decoder_width: width of the decoder, in channels.
+        decoder_depth: number of blocks of the decoder.
+        decoder_heads: number of attention heads of the decoder.
+        head_layers: number of FFN layers of each head.
+        token_mixing: use the head of the released code, see `ffn_layers`.
+        shared_trunk: use one autoencoder for both g and h, at half the cost.
     """
 
     blocks: tuple[int, ...] = ()
@@ -167,16 +209,30 @@ class PaperNetwork(nn.Module):
         maps: list[Tensor] | None = None,
         patches: Tensor | None = None,
     ) -> Tensor:
+        """Predict meta-attributions, see `MetaNetwork`; only `images` and `patches` are used."""
         normalised = (images.float() / 255 - self.mean) / self.std
         tokens = [autoencoder(normalised) for autoencoder in self.autoencoders]
         return at_patches(torch.stack([self.heads[0](tokens[0]), self.heads[1](tokens[-1])], 2), patches)
 
     def calibrate(self, meta: Tensor, embedding: Tensor | None = None) -> None:
-        """Do nothing: its heads learn the scale of the meta-attributions themselves."""
+        """Do nothing, because the heads learn the scale of the meta-attributions."""
 
 
 def ffn_layers(width_in: int, width: int, layers: int, tokens: int = 0) -> list[FFN]:
-    """The explainer's head. Its first layer has no skip connection; its last no GELU, nor, as released, a skip."""
+    """Build the FFN layers of a head.
+
+    The first layer has no skip connection, and the last no GELU. With token mixing, as in the released code, the first
+    also has no GELU, and the last no skip connection.
+
+    Args:
+        width_in: number of channels of the input.
+        width: number of channels of the output.
+        layers: number of layers, at least 2.
+        tokens: number of tokens N for token mixing, see `FFN`; 0 for none.
+
+    >>> [layer.skip for layer in ffn_layers(8, 4, layers=4)], [layer.skip for layer in ffn_layers(8, 4, 4, tokens=9)]
+    ([False, True, True, True], [False, True, True, False])
+    """
     first = FFN(width_in, width, tokens, activation=not tokens, skip=False)
     last = FFN(width, width, tokens, activation=False, skip=not tokens)
     return [first, *(FFN(width, width, tokens) for _ in range(layers - 2)), last]

@@ -1,4 +1,4 @@
-"""Networks that predict the Shapley values of every patch for all classes at once (see `networks`)."""
+"""Networks that predict the Shapley values of all patches for all classes, (B, N, K), in one forward pass."""
 
 import copy
 from collections.abc import Sequence
@@ -16,10 +16,15 @@ from explainers.target import TargetModel
 
 
 class LightShapleyNetwork(nn.Module):
-    """A small network on what the target itself saw around each patch.
+    """A `Trunk` on features of the target, and a linear layer.
 
     Args:
-        blocks, hops, width, depth: see `Trunk`.
+        target: the model to explain.
+        grid: the patches of an image.
+        blocks: indices of the blocks whose outputs are read, see `Trunk`.
+        hops: possible radii of N(z), see `Trunk`.
+        width: width of the tokens, in channels.
+        depth: number of residual layers.
     """
 
     def __init__(
@@ -37,21 +42,25 @@ class LightShapleyNetwork(nn.Module):
         self.write = small_linear(width, target.num_classes)
 
     def forward(self, images: Tensor, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
+        """Predict (B, N, K) from embeddings (B, D) and feature maps (B, N', C); `images` are not used."""
         return self.write(self.trunk(embeddings, maps))
 
 
 class ViTShapleyNetwork(nn.Module):
-    """The target's own ViT, then a self-attention block and a three-layer MLP on every patch (Covert et al., 2022).
+    """A copy of the target's ViT, a self-attention block, and a three-layer MLP on every patch (Covert et al., 2022).
 
-    The block gets the normalised tokens of the ViT, its class token among them, and does not normalise them again.
+    The input of the block is the normalised tokens of the ViT, including the class token. The block does not normalise
+    them again.
 
     Args:
-        freeze: leave the ViT as it is and read the target's features, which can be stored, instead of training a copy.
-        ratio: width of the MLP, in widths of the ViT.
-        tanh: bound the values, before their normalisation, by −1 and 1.
+        target: the model to explain, a ViT.
+        grid: the patches of an image.
+        freeze: read the features of the frozen target, which can be cached, instead of training a copy of its ViT.
+        ratio: width of the MLP, as a multiple of the width of the ViT.
+        tanh: limit the values to [−1, 1], before they are normalised.
 
     Raises:
-        InputError: for a target that is no ViT with the patches of the grid.
+        InputError: if the target is not a ViT, or its patches are not those of the grid.
     """
 
     def __init__(
@@ -61,10 +70,10 @@ class ViTShapleyNetwork(nn.Module):
         vit = target.backbone
         sides = vit.patch_embed.grid_size if isinstance(vit, VisionTransformer) else None
         if sides != (grid.side, grid.side):
-            found = "not a timm ViT" if sides is None else f"a ViT with {sides[0]} × {sides[1]} patches"
+            actual = "not a timm ViT" if sides is None else f"a ViT with {sides[0]} × {sides[1]} patches"
             raise InputError(
                 f"ViT-Shapley needs a timm ViT with the grid's {grid.side} × {grid.side} patches, and {target.name} is "
-                f"{found}: take the light network or FastSHAP's"
+                f"{actual}: take the light network or FastSHAP's"
             )
         self.last = (len(vit.blocks) - 1,)
         self.blocks = self.last if freeze else ()
@@ -86,19 +95,22 @@ class ViTShapleyNetwork(nn.Module):
         )
 
     def forward(self, images: Tensor, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
+        """Predict (B, N, K), from uint8 images (B, C, H, W), or with `freeze` from the features of the target."""
         if self.own is not None:
             embeddings, maps = self.own.embed_with_maps(self.own.normalise(images), self.last)
         patches = self.norm(maps[0])  # (B, N, D)
-        whole = embeddings.unflatten(-1, (-1, patches.shape[-1]))  # (B, 1, D), of a distilled DeiT (B, 2, D)
-        return self.write(self.attention(torch.cat([whole, patches], 1))[:, whole.shape[1] :])
+        prefix = embeddings.unflatten(-1, (-1, patches.shape[-1]))  # (B, 1, D), or (B, 2, D) for a distilled DeiT
+        return self.write(self.attention(torch.cat([prefix, patches], 1))[:, prefix.shape[1] :])
 
 
 class FastSHAPNetwork(nn.Module):
-    """A convolutional network on the pixels, and one linear layer on its map (Jethani et al., 2021).
+    """A convolutional network on the pixels, and a linear layer on one of its feature maps (Jethani et al., 2021).
 
     Args:
-        backbone: timm's name of a network with stages. Read is its deepest map that is no coarser than the grid.
-        pretrained: start from timm's weights.
+        target: the model to explain; only its number of classes is used.
+        grid: the patches of an image.
+        backbone: name of a timm model with stages; the deepest feature map that is not coarser than the grid is used.
+        pretrained: start from the weights that timm provides.
     """
 
     blocks: tuple[int, ...] = ()
@@ -109,17 +121,18 @@ class FastSHAPNetwork(nn.Module):
         self, target: TargetModel, grid: PatchGrid, backbone: str = "resnet18", pretrained: bool = False
     ) -> None:
         super().__init__()
-        stages: Any = timm.create_model(backbone, features_only=True)
-        fine = [i for i, reduction in enumerate(stages.feature_info.reduction()) if reduction <= grid.patch_size]
+        all_stages: Any = timm.create_model(backbone, features_only=True)
+        fine = [i for i, reduction in enumerate(all_stages.feature_info.reduction()) if reduction <= grid.patch_size]
         if not fine:
             raise InputError(f"{backbone} has no map as fine as patches of {grid.patch_size} pixels: take larger ones")
-        read: Any = timm.create_model(backbone, pretrained=pretrained, features_only=True, out_indices=fine[-1:])
-        self.backbone, self.side = read, grid.side
-        self.write = small_linear(read.feature_info.channels()[-1], target.num_classes)
-        config = timm.data.resolve_model_data_config(read)
+        network: Any = timm.create_model(backbone, pretrained=pretrained, features_only=True, out_indices=fine[-1:])
+        self.backbone, self.side = network, grid.side
+        self.write = small_linear(network.feature_info.channels()[-1], target.num_classes)
+        config = timm.data.resolve_model_data_config(network)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
 
     def forward(self, images: Tensor, embeddings: Tensor | None = None, maps: list[Tensor] | None = None) -> Tensor:
+        """Predict (B, N, K) from uint8 images (B, C, H, W); the other arguments are not used."""
         (features,) = self.backbone((images.float() / 255 - self.mean) / self.std)
         return self.write(on_grid(features.flatten(2).mT, self.side))

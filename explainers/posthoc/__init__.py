@@ -1,4 +1,4 @@
-"""Explainers without training."""
+"""Explainers that need no training."""
 
 from explainers.posthoc.chance import Chance
 

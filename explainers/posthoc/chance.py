@@ -1,4 +1,4 @@
-"""Random heatmaps: the baseline that any explainer must beat."""
+"""Random heatmaps: the baseline that every explainer must exceed."""
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +8,17 @@ from explainers.target import TargetModel
 
 
 class Chance(nn.Module):
-    """Independent uniform scores, the same ones whenever the same image is explained.
+    """Random scores, independent and uniform in [0, 1); they are the same in every call for the same image.
 
     Args:
-        target: not used; every explainer is built from one.
-        grid: the patches that are scored.
-        seed: another one gives other scores.
+        target: not used; every explainer takes this argument.
+        grid: the patches of an image.
+        seed: another seed gives other scores.
+
+    >>> explainer, image = Chance(None, PatchGrid(4, 2)), torch.ones(1, 3, 4, 4, dtype=torch.uint8)
+    >>> heatmaps = explainer(image.expand(2, -1, -1, -1), torch.tensor([0, 1]))
+    >>> heatmaps.shape, torch.equal(heatmaps[0], heatmaps[1])
+    (torch.Size([2, 2, 2]), True)
     """
 
     forward_passes = 0
@@ -24,8 +29,8 @@ class Chance(nn.Module):
         self.grid, self.seed = grid, seed
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Score uint8 images (B, C, H, W), whatever the classes (B,): heatmaps (B, P, P)."""
-        # Seeds depend on the image alone, so that its batch does not matter
+        """Draw heatmaps (B, P, P) for uint8 images (B, C, H, W); the classes (B,) have no influence."""
+        # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
         scores = [
             torch.rand(self.grid.num_patches, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds

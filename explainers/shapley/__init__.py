@@ -1,4 +1,4 @@
-"""Shapley values of patches: fitted (KernelSHAP), or learned (ViT-Shapley, FastSHAP)."""
+"""Shapley values of patches, fitted by KernelSHAP or learned by ViT-Shapley and FastSHAP."""
 
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels
 from explainers.shapley.module import Shapley

@@ -1,4 +1,4 @@
-"""What a model says when only a coalition of patches is visible: v(S), the game whose Shapley values explain it."""
+"""The value v(S) of a coalition S of patches: the scores of a model when only S is visible."""
 
 from typing import Literal
 
@@ -13,14 +13,19 @@ Score = Literal["probability", "log_probability", "logit"]
 
 
 class CoalitionValues:
-    """A source (see `sources`): what the model says when only some patches are visible, the others 0.
+    """A source (see `sources`) of v(S) for random coalitions S; all other patches are 0 after normalisation.
 
-    Rows: `keep` (B, M, N), coalitions drawn anew every epoch as `shapley_coalitions` does; `values` (B, M, K), their
-    scores; `null` and `grand`, (B, K), those of nothing and of the whole image.
+    Rows: `keep` (B, M, N), coalitions that `shapley_coalitions` draws anew every epoch; `values` (B, M, K), their v(S);
+    `null` and `grand`, both (B, K), v of the empty coalition and of the whole image.
 
     Args:
-        count: M. paired: see `shapley_coalitions`. chunk_size: masked images in memory at a time. seed: of the draws.
-        score: what the model says of a class: its probability, the logarithm of it, or its logit.
+        target: the model that scores the images.
+        grid: the patches.
+        count: M, number of coalitions of each image.
+        seed: seed of the draws.
+        paired: see `shapley_coalitions`.
+        chunk_size: maximum number of masked images in memory.
+        score: score of a class: its probability, log-probability or logit.
     """
 
     provides = ("keep", "values", "null", "grand")
@@ -44,11 +49,10 @@ class CoalitionValues:
         keep = shapley_coalitions(batch["index"], self.grid.num_patches, self.count, seed, self.paired)
         with torch.no_grad():
             normalised = self.target.normalise(batch["image"])
-            seen = torch.cat([keep, torch.ones_like(keep[:, :1])], 1)
-            values = masked_forward(
-                self._scores, normalised, seen, self.grid, chunk_size=self.chunk_size
-            )  # (B, M + 1, K)
-            null = self._scores(torch.zeros_like(normalised[:1]))  # the same of every image
+            visible = torch.cat([keep, torch.ones_like(keep[:, :1])], 1)  # with the whole image
+            # (B, M + 1, K)
+            values = masked_forward(self._scores, normalised, visible, self.grid, chunk_size=self.chunk_size)
+            null = self._scores(torch.zeros_like(normalised[:1]))  # (1, K), equal for all images
         return {"keep": keep, "values": values[:, :-1], "null": null.expand(len(keep), -1), "grand": values[:, -1]}
 
     def _scores(self, normalised: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""KernelSHAP (Lundberg & Lee, 2017): Shapley values of patches, fitted to what a model says of coalitions of them."""
+"""KernelSHAP (Lundberg & Lee, 2017): Shapley values of patches, fitted to the values of random coalitions."""
 
 from typing import Literal
 
@@ -12,14 +12,24 @@ from explainers.target import TargetModel
 
 
 def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weights: Tensor | None = None) -> Tensor:
-    """φ that fits v(S) ≈ v(nothing) + Σ_{z ∈ S} φ_z best, of all that sum to v(all) − v(nothing).
+    """The least-squares fit of v(S) ≈ v(∅) + Σ_{z ∈ S} φ_z under the constraint Σ_z φ_z = v(all) − v(∅).
 
-    These are the Shapley values, exactly, when every coalition counts with its Shapley kernel. Coalitions that do not
-    determine φ leave the rest of it as equal as can be.
+    With all coalitions, each weighted by its Shapley kernel, φ is exactly the Shapley value. Where the coalitions do
+    not determine φ, the solution closest to equal attributions is returned.
+
+    With v(∅) = 0, v({1}) = 1, v({2}) = 2 and v({1, 2}) = 4, the mean marginal contributions are 3/2 and 5/2:
+
+    >>> keep, values = torch.tensor([[[True, False], [False, True]]]), torch.tensor([[[1.0], [2.0]]])
+    >>> phi = fit_shapley(keep, values, null=torch.zeros(1, 1), grand=torch.full((1, 1), 4.0))
+    >>> phi.round(decimals=4).tolist()
+    [[[1.5], [2.5]]]
 
     Args:
-        keep: S, boolean (B, M, N). values: v(S), (B, M, K). null, grand: v(nothing) and v(all), (B, K).
-        weights: of the coalitions, (B, M); `None` for coalitions that were drawn from the Shapley kernel.
+        keep: coalitions S, boolean (B, M, N).
+        values: v(S), (B, M, K).
+        null: v(∅), of no patch, (B, K).
+        grand: v(all), of all patches, (B, K).
+        weights: weights of the coalitions, (B, M); `None` for coalitions that were drawn from the Shapley kernel.
 
     Returns:
         (B, N, K).
@@ -28,24 +38,27 @@ def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weigh
         members, gain = keep.double(), (values - null[:, None]).double()
         even = (grand - null).double()[:, None] / keep.shape[-1]  # (B, 1, K)
         gain = gain - members.sum(-1, keepdim=True) * even
-        members = members - members.mean(-1, keepdim=True)  # changes of φ that sum to 0
+        members = members - members.mean(-1, keepdim=True)  # so that deviations from `even` sum to 0
         weighted = members if weights is None else members * weights.double()[..., None]
         inverse = torch.linalg.pinv(weighted.mT @ members, rtol=1e-9, hermitian=True)
         return (even + inverse @ (weighted.mT @ gain)).to(values.dtype)
 
 
 class ShapleyLabels:
-    """A source (see `sources`): KernelSHAP attributions of images, to learn from or to compare with.
+    """A source (see `sources`) of KernelSHAP attributions, for training or as a reference.
 
-    Rows: `explained` (B,), a class of each image, and `shapley` (B, N), the attributions of the patches to it; with
-    `classes="all"`, `shapley` (B, N, K) alone.
+    Rows: `explained` (B,), one class of each image, and `shapley` (B, N), the attributions of the patches to that
+    class. With `classes="all"` the only row is `shapley` (B, N, K).
 
     Args:
-        model: the model that is explained.
-        budget: coalitions of each image, besides the whole image and nothing.
-        score: what a coalition is worth, see `CoalitionValues`.
-        classes: explain the `label` of each image, the `predicted` class, or `all`.
-        paired: see `shapley_coalitions`. chunk_size: masked images in memory at a time. seed: of the coalitions.
+        model: the model to explain.
+        grid: the patches that are explained.
+        budget: number of coalitions of each image, without the empty one and the whole image.
+        score: v, the value of a coalition, see `CoalitionValues`.
+        classes: explain the `label` of each image, the `predicted` class, or `all` classes.
+        paired: see `shapley_coalitions`.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the coalitions.
     """
 
     def __init__(
@@ -65,31 +78,37 @@ class ShapleyLabels:
         self.values = CoalitionValues(model, grid, budget, seed, paired, chunk_size, score)
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        seen = self.values(batch)  # of the first epoch, always: labels stay what they are
+        rows = self.values(batch)  # always those of epoch 0, because labels must not change between epochs
         if self.classes == "all":
-            return {"shapley": fit_shapley(seen["keep"], seen["values"], seen["null"], seen["grand"])}
-        explained = batch["label"] if self.classes == "label" else seen["grand"].argmax(-1)
-        if explained.min() < 0 or explained.max() >= seen["grand"].shape[-1]:
+            return {"shapley": fit_shapley(rows["keep"], rows["values"], rows["null"], rows["grand"])}
+        explained = batch["label"] if self.classes == "label" else rows["grand"].argmax(-1)
+        if explained.min() < 0 or explained.max() >= rows["grand"].shape[-1]:
             raise InputError(
-                f"expected labels from 0 to {seen['grand'].shape[-1] - 1}, got {explained.tolist()}, where -1 is an"
+                f"expected labels from 0 to {rows['grand'].shape[-1] - 1}, got {explained.tolist()}, where -1 is an"
                 " image without one: take labelled images, or labels.classes=predicted"
             )
         values, null, grand = (
-            seen[name].take_along_dim(explained.view(-1, *[1] * (seen[name].dim() - 1)), -1)
+            rows[name].take_along_dim(explained.view(-1, *[1] * (rows[name].dim() - 1)), -1)
             for name in ("values", "null", "grand")
         )
-        return {"explained": explained, "shapley": fit_shapley(seen["keep"], values, null, grand)[..., 0]}
+        return {"explained": explained, "shapley": fit_shapley(rows["keep"], values, null, grand)[..., 0]}
 
     def key(self) -> dict[str, str]:
-        head = self.values.target.head.extra_repr()  # what its hash does not tell
+        head = self.values.target.head.extra_repr()  # options that the head's hash does not cover
         return self.values.key() | {"source": "KernelSHAP", "classes": self.classes, "head": head}
 
 
 class KernelSHAP(nn.Module):
-    """Explains with KernelSHAP: `budget` + 1 forward passes of the target for each image, all of the same coalitions.
+    """Explains with KernelSHAP: `budget` + 1 forward passes of the target for each image, with equal coalitions.
 
     Args:
-        budget, score, paired, chunk_size, seed: see `ShapleyLabels`.
+        target: the model to explain.
+        grid: the patches that are explained.
+        budget: number of coalitions, see `ShapleyLabels`.
+        score: value of a coalition, see `CoalitionValues`.
+        paired: see `shapley_coalitions`.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the coalitions.
     """
 
     def __init__(
@@ -107,6 +126,6 @@ class KernelSHAP(nn.Module):
         self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        same = torch.zeros(len(images), dtype=torch.long, device=images.device)  # whatever its place in a batch
-        phi = self.labels({"image": images, "label": classes, "index": same})["shapley"]
+        index = torch.zeros(len(images), dtype=torch.long, device=images.device)  # equal coalitions for all images
+        phi = self.labels({"image": images, "label": classes, "index": index})["shapley"]
         return phi.unflatten(-1, (self.grid.side, -1))

@@ -1,7 +1,7 @@
 """Shapley values learned by least squares: ViT-Shapley (Covert et al., 2022) and FastSHAP (Jethani et al., 2021).
 
-The value of a coalition S of patches, v(S), is what the model says when only they are visible: its probabilities of all
-classes. Both methods minimise the same objective, with networks of their own (see `shapley_networks`).
+The value v(S) of a coalition S of patches is the vector of the model's class probabilities when only S is visible. Both
+methods minimise the same objective; their networks differ (see `networks`).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,24 +24,37 @@ from explainers.training.weights import check_identity, load_weights, read_netwo
 
 
 def efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
-    """The nearest values that sum to v(all) − v(nothing): the additive efficient normalisation of FastSHAP.
+    """The closest φ with Σ_z φ_z = v(all) − v(∅): the additive efficient normalisation of FastSHAP.
+
+    >>> phi, null, grand = torch.tensor([[[1.0], [2.0]]]), torch.tensor([[0.0]]), torch.tensor([[5.0]])
+    >>> efficient(phi, null, grand).tolist()  # each patch gets half of the missing 2
+    [[[2.0], [3.0]]]
 
     Args:
-        phi: (B, N, K). null, grand: v(nothing) and v(all), (B, K).
+        phi: attributions, (B, N, K).
+        null: v(∅), of no patch, (B, K).
+        grand: v(all), of all patches, (B, K).
     """
     return phi + (grand - null - phi.sum(1))[:, None] / phi.shape[1]
 
 
 def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Tensor:
-    """N · E (v(S) − v(nothing) − Σ_{z ∈ S} φ_z)², over images, coalitions and classes.
+    """N · E (v(S) − v(∅) − Σ_{z ∈ S} φ_z)², where E is the mean over images, coalitions and classes.
 
-    Of all efficient φ, the Shapley values make it least (Charnes et al., 1988). The factor N is of the released
-    ViT-Shapley: it keeps the loss of one size when the grid gets finer.
+    Of all efficient φ, the Shapley values minimise it (Charnes et al., 1988). The factor N comes from the released
+    ViT-Shapley; it keeps the magnitude of the loss when the grid gets finer.
+
+    >>> phi, keep = torch.tensor([[[2.0], [3.0]]]), torch.tensor([[[True, False]]])  # S is the first of two patches
+    >>> shapley_loss(phi, keep, values=torch.tensor([[[5.0]]]), null=torch.zeros(1, 1)).item()  # 2 · (5 − 0 − 2)²
+    18.0
 
     Args:
-        phi: (B, N, K). keep: S, boolean (B, M, N). values: v(S), (B, M, K). null: v(nothing), (B, K).
+        phi: attributions, (B, N, K).
+        keep: coalitions S, boolean (B, M, N).
+        values: v(S), (B, M, K).
+        null: v(∅), of no patch, (B, K).
     """
-    with torch.autocast(phi.device.type, enabled=False):  # sums of many small values
+    with torch.autocast(phi.device.type, enabled=False):  # low precision would lose small terms of the sums
         error = values - null[:, None] - keep.to(phi.dtype) @ phi  # (B, M, K)
     return phi.shape[1] * error.square().mean()
 
@@ -50,17 +63,20 @@ class Shapley(TrainingModule):
     """Learns to predict the Shapley values of every patch for all classes in one forward pass.
 
     Args:
-        target: the model to explain. Never trained, nor saved with it.
+        target: the model to explain. It is neither trained nor saved.
         grid: the patches that are explained.
         network: builds the network from the model and the grid.
-        optimizer, scheduler: build the optimiser from the parameters to train, and its schedule.
-        weights: a trained network (`export`) to start from.
-        surrogate: the `target.safetensors` of a `Surrogate` of the target, to explain in its place; `None` explains the
-            answers of the target itself to masked images.
-        coalitions: how many coalitions of each image serve one step. paired: see `shapley_coalitions`.
-        normalisation: `additive` makes the values efficient, in training and in use, see `efficient`.
-        min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
-        chunk_size: masked images in memory at a time. seed: of the coalitions and the crops.
+        optimizer: builds the optimiser from the parameters to train.
+        scheduler: builds the schedule from the optimiser and the number of steps.
+        weights: file of a trained network (see `export`) to start from.
+        surrogate: the `target.safetensors` of a `Surrogate`, which is then explained instead of the target; `None`
+            explains the target's own predictions for masked images.
+        coalitions: number of coalitions of each image in one training step.
+        paired: see `shapley_coalitions`.
+        normalisation: `additive` applies `efficient` to the values in training and inference; `none` does not.
+        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws of coalitions and crops.
     """
 
     def __init__(
@@ -100,19 +116,19 @@ class Shapley(TrainingModule):
         return self._explain(images)[0].mT.unflatten(-1, (self.grid.side, -1))
 
     def _explain(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The values (B, N, K) and the probabilities (B, K) of whole images; a blank image comes with every batch."""
-        seen = {"image": images} | self.reads({"image": images})
+        """The Shapley values (B, N, K), and the class probabilities (B, K) of the whole images."""
+        rows = {"image": images} | self.reads({"image": images})
         normalised = self.target.normalise(images)
         with torch.no_grad():
-            embeddings = seen["embedding"] if "embedding" in seen else self.target.embed(normalised)
+            embeddings = rows["embedding"] if "embedding" in rows else self.target.embed(normalised)
             grand = self.target.classify(embeddings).softmax(-1)
-            null = self.target.probabilities(torch.zeros_like(normalised[:1]))
-        return self._predict(seen, null, grand), grand
+            null = self.target.probabilities(torch.zeros_like(normalised[:1]))  # a blank image, (1, K)
+        return self._predict(rows, null, grand), grand
 
-    def _predict(self, seen: dict[str, Tensor], null: Tensor, grand: Tensor) -> Tensor:
-        """(B, N, K), in full precision: efficiency is a sum over all patches."""
-        maps = [seen[f"map_{i}"] for i in range(len(self.network.blocks))]
-        phi = self.network(seen.get("image"), seen.get("embedding"), maps).float()
+    def _predict(self, rows: dict[str, Tensor], null: Tensor, grand: Tensor) -> Tensor:
+        """The Shapley values (B, N, K), in float32 because `efficient` sums over all patches."""
+        maps = [rows[f"map_{i}"] for i in range(len(self.network.blocks))]
+        phi = self.network(rows.get("image"), rows.get("embedding"), maps).float()
         return efficient(phi, null, grand) if self.normalisation == "additive" else phi
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -124,12 +140,12 @@ class Shapley(TrainingModule):
         self.val_loss.update(self._loss(complete(batch, self.sources)), len(batch["index"]))
         self.log("val/loss", self.val_loss, prog_bar=True)
 
-    def _loss(self, seen: dict[str, Tensor]) -> Tensor:
-        phi = self._predict(seen, seen["null"], seen["grand"])
-        return shapley_loss(phi, seen["keep"], seen["values"], seen["null"])
+    def _loss(self, rows: dict[str, Tensor]) -> Tensor:
+        phi = self._predict(rows, rows["null"], rows["grand"])
+        return shapley_loss(phi, rows["keep"], rows["values"], rows["null"])
 
     def identity(self) -> dict[str, str]:
-        """What the weights of the network belong to: the values are of one head, not of the backbone alone."""
+        """The backbone, head and grid that the weights were trained for; Shapley values depend on the head, too."""
         return self.target.identity() | {
             "head_sha256": weights_hash(self.target.head),
             "num_classes": str(self.target.num_classes),
@@ -137,11 +153,11 @@ class Shapley(TrainingModule):
         }
 
     def export(self, folder: Path) -> Path:
-        """Write the trained network, and what it belongs to, as `explainer.safetensors`."""
+        """Write the trained network with its `identity` to `explainer.safetensors`."""
         return save_network(self.network, folder / "explainer.safetensors", self.identity())
 
     def load(self, path: str) -> None:
-        """Load what `export` wrote for this model and grid."""
+        """Load a file that `export` wrote for this model and grid."""
         saved, weights = read_network(path)
         self.check_identity(saved, path)
         load_weights(self.network, weights, path)

@@ -1,4 +1,4 @@
-"""A copy of the target that is at home with masked images (Jethani et al., 2021; Covert et al., 2022)."""
+"""Fine-tunes the target on masked images (Jethani et al., 2021; Covert et al., 2022)."""
 
 import copy
 from pathlib import Path
@@ -18,15 +18,19 @@ from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 
 
 class Surrogate(TrainingModule):
-    """Tunes the target to say of an image with removed patches what it said of the whole image.
+    """Tunes the target to predict from an image with removed patches what it predicts from the whole image.
 
-    Minimises KL(f(x) ‖ f_s(x_S)): f is the target as it was, f_s is tuned, and S has a size uniform in 0 ... N. Then
-    f_s(x_S) is the expectation of f given the visible patches, instead of the answer to an image that f never met.
+    Minimises KL(f(x) ‖ f_s(x_S)), where f is the original target, f_s the tuned one, and the size of S is uniform in
+    0 ... N. At the minimum, f_s(x_S) is the expectation of f(x) given the visible patches. f(x_S) itself is not,
+    because f was not trained on images with removed patches.
 
     Args:
-        target: tuned in place; a frozen copy of it teaches.
-        min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
-        seed: of the coalitions and the crops.
+        target: the model, which is tuned in place; its frozen copy is the teacher.
+        grid: the patches that are removed.
+        optimizer: builds the optimiser from the parameters to train.
+        scheduler: builds the schedule from the optimiser and the number of steps.
+        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        seed: seed of the draws of coalitions and crops.
     """
 
     def __init__(
@@ -42,14 +46,14 @@ class Surrogate(TrainingModule):
         self.teacher = copy.deepcopy(target).requires_grad_(False)
         self.target, self.grid = target.requires_grad_(True), grid
         self.val_loss = MeanMetric()
-        self.train()  # the trainer keeps every module in the mode it finds it in
+        self.train()  # the trainer keeps the current mode of every module
 
     @property
     def sources(self) -> tuple[()]:
         raise InputError("a surrogate sees every image under new masks in every epoch: expected cache=null")
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 images (B, C, H, W) → logits (B, K)."""
+        """Predict: uint8 images (B, C, H, W) → logits (B, K)."""
         return self.target(images)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -62,15 +66,15 @@ class Surrogate(TrainingModule):
         self.log("val/loss", self.val_loss, prog_bar=True)
 
     def _loss(self, batch: dict[str, Tensor], epoch: int = 0) -> Tensor:
-        """KL(f(x) ‖ f_s(x_S)), with one coalition S of each image."""
+        """KL(f(x) ‖ f_s(x_S)), averaged over images, with one coalition S of each image."""
         images, seed = batch["image"], stream("coalitions", self.seed, epoch)
         keep = random_coalitions(batch["index"], self.grid.num_patches, 1, seed)[:, 0]  # (B, N)
         with torch.no_grad():
-            taught = self.teacher(images).log_softmax(-1)
+            wanted = self.teacher(images).log_softmax(-1)
         masked = mask_pixels(self.target.normalise(images), keep, self.grid)
-        said = self.target.classify(self.target.embed(masked)).log_softmax(-1)
-        return F.kl_div(said, taught, reduction="batchmean", log_target=True)
+        predicted = self.target.classify(self.target.embed(masked)).log_softmax(-1)
+        return F.kl_div(predicted, wanted, reduction="batchmean", log_target=True)
 
     def export(self, folder: Path) -> None:
-        """Write the tuned model as `target.safetensors`, which timm loads as a checkpoint."""
+        """Write the tuned model to `target.safetensors`, which timm loads as a checkpoint."""
         save_target(self.target, folder / "target.safetensors")

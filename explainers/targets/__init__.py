@@ -1,4 +1,4 @@
-"""Makes the models to explain."""
+"""Trains the models to explain."""
 
 from explainers.targets.classifier import Classifier
 

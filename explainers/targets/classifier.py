@@ -1,4 +1,4 @@
-"""Fine-tunes the models to explain (TVE, Appendix E)."""
+"""Trains a linear classifier on a backbone, or fine-tunes both (TVE, Appendix E)."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,12 +17,16 @@ from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 
 
 class Classifier(TrainingModule):
-    """A linear classifier on the target's backbone.
+    """Trains a linear classifier on the target's backbone.
 
     Args:
-        num_classes: of the task; `None` takes those of the trainer's datamodule.
-        tune: `head`, classifier-tuning, which leaves the backbone as it is; or `all`, full fine-tuning.
-        min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
+        target: the model, whose head is replaced.
+        num_classes: number of classes of the task; `None` takes the classes of the trainer's datamodule.
+        optimizer: builds the optimiser from the parameters to train.
+        scheduler: builds the schedule from the optimiser and the number of steps.
+        tune: `head` trains the classifier and freezes the backbone; `all` is full fine-tuning.
+        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        seed: seed of the random crops.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Classifier(TrainingModule):
             self._make_head(num_classes)
         self.target.backbone.requires_grad_(tune == "all")
         self.accuracy, self.val_loss = MeanMetric(), MeanMetric()
-        self.train()  # the trainer keeps every module in the mode it finds it in
+        self.train()  # the trainer keeps the current mode of every module
 
     def _make_head(self, num_classes: int) -> None:
         if num_classes < 2:
@@ -52,7 +56,7 @@ class Classifier(TrainingModule):
         self.target.head = nn.Linear(self.target.embed_dim, num_classes)
 
     def setup(self, stage: str) -> None:
-        """Compare `num_classes` with the classes of the images, or take it from them."""
+        """Check `num_classes` against the datamodule, or take it from there and build the head."""
         names = list(getattr(getattr(self.trainer, "datamodule", None), "classes", ()))
         if self.num_classes is None and not names:
             raise InputError(
@@ -68,12 +72,12 @@ class Classifier(TrainingModule):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 images (B, C, H, W) → logits (B, K)."""
+        """Predict: uint8 images (B, C, H, W) → logits (B, K)."""
         return self.target(images)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What a datamodule can store: the embeddings of whole images, where the backbone stays as it is."""
+        """The rows that a datamodule can cache: embeddings of whole images, if the backbone is frozen."""
         if self.tune != "head" or self.min_crop is not None:
             raise InputError(
                 f"expected module.tune=head and module.min_crop=null to cache embeddings, got {self.tune} and"
@@ -87,7 +91,7 @@ class Classifier(TrainingModule):
         return self.target.classify(complete(batch, (Features(self.target),))["embedding"])
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy. A label that is no class is named here: on a GPU it would kill the process without a word."""
+        """Cross entropy. Checks the labels, because an invalid label on a GPU aborts the process without a message."""
         lowest, highest = torch.stack(labels.aminmax()).tolist()
         if lowest < 0 or highest >= logits.shape[-1]:
             raise InputError(
@@ -109,7 +113,7 @@ class Classifier(TrainingModule):
         self.log("val/accuracy", self.accuracy, prog_bar=True)
 
     def export(self, folder: Path) -> None:
-        """Write `head.safetensors`, and after full tuning `target.safetensors`, which timm loads as a checkpoint."""
+        """Write `head.safetensors`, and after full fine-tuning `target.safetensors`, a checkpoint that timm loads."""
         save_head(self.target.head, folder / "head.safetensors")
         if self.tune == "all":
             save_target(self.target, folder / "target.safetensors")

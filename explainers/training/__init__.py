@@ -1,4 +1,4 @@
-"""What every LightningModule of this project shares, written once."""
+"""Code that all LightningModules of this project share: optimisation, random crops, frozen parts, checkpoints."""
 
 from explainers.training.module import TrainingModule
 from explainers.training.optimisation import warmup_cosine, warmup_linear

@@ -1,4 +1,4 @@
-"""What every LightningModule of this project shares: frozen parts, random crops, optimiser and schedule."""
+"""The base class of all LightningModules of this project: frozen parts, random crops, optimiser and schedule."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -18,13 +18,13 @@ from explainers.training.state_dicts import check_alike, with_part, without_part
 class TrainingModule(LightningModule):
     """A LightningModule with frozen parts.
 
-    A frozen part stays in eval mode, where stochastic depth and dropout are off, and out of checkpoints. A checkpoint
-    holds `identity` in its place, and loads only where the identity is the same.
+    A frozen part stays in eval mode, which turns stochastic depth and dropout off, and is not saved in checkpoints. A
+    checkpoint contains `identity` instead, and can be loaded only by a module of the same identity.
 
     Args:
         optimizer: builds the optimiser from the parameters to train; `None` for a module that is not trained.
-        scheduler: builds the schedule from the optimiser and the number of steps; `None` keeps the learning rate.
-        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
+        min_crop: area of the smallest random crop, as a fraction of the image; `None` to train on whole images.
         seed: seed of the random crops.
         frozen: names of the frozen submodules.
     """
@@ -44,17 +44,20 @@ class TrainingModule(LightningModule):
         self.min_crop, self.seed, self.frozen = min_crop, seed, frozen
 
     def train(self, mode: bool = True) -> Self:
-        """Train or evaluate everything but the frozen parts."""
+        """Set the mode of all submodules except the frozen parts, which stay in eval mode."""
         super().train(mode)
         for part in self.frozen:
             self.get_submodule(part).eval()
         return self
 
     def augmented(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The training batch with random crops of its images, drawn anew every epoch.
+        """Return the training batch with random crops of its images, drawn again in every epoch.
+
+        Args:
+            batch: holds `image`, uint8 (B, C, H, W), and `index`, the index of each image in the data set, (B,).
 
         Raises:
-            InputError: for crops of a batch with cached rows, which are of whole images.
+            InputError: if the batch has cached rows, because they were computed from whole images.
         """
         if self.min_crop is None:
             return batch
@@ -68,19 +71,23 @@ class TrainingModule(LightningModule):
         return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Train all parameters that require gradients."""
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return configure(trained, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
+        """Build the optimiser of all parameters that require gradients, and its schedule."""
+        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return configure(trainable, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
 
     def identity(self) -> dict[str, str]:
-        """What the trained weights belong to: the weights of the frozen parts."""
+        """Return the hash of each frozen part; trained weights are valid only with the same frozen parts."""
         return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}
 
     def check_identity(self, saved: Mapping[str, str], path: str) -> None:
-        """Compare the identity of trained weights with this module's.
+        """Compare the identity in a checkpoint with the identity of this module.
+
+        Args:
+            saved: the identity in the checkpoint.
+            path: name of the checkpoint, for the message.
 
         Raises:
-            InputError: if they belong to something else.
+            InputError: if they differ.
         """
         for key, own in self.identity().items():
             if saved.get(key) != own:
@@ -90,14 +97,14 @@ class TrainingModule(LightningModule):
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave the frozen parts out, and record the identity."""
+        """Remove the frozen parts from the checkpoint, and add the identity."""
         for part in self.frozen:
             checkpoint["state_dict"] = without_part(checkpoint["state_dict"], part)
         checkpoint["identity"] = self.identity()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check the identity, and put the frozen parts back, which Lightning expects."""
-        self.check_identity(checkpoint["identity"], "the checkpoint")
+        """Check the identity, and add this module's frozen parts, because Lightning expects a complete state dict."""
+        self.check_identity(checkpoint.get("identity", {}), "the checkpoint")
         for part in self.frozen:
             checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
         check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")

@@ -1,4 +1,4 @@
-"""How modules optimise: what `configure_optimizers` returns, and schedules with a linear warm-up, counted in steps."""
+"""The result of `configure_optimizers`, and learning rate schedules with a linear warm-up, counted in steps."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,7 +19,19 @@ def configure(
     scheduler: SchedulerBuilder | None,
     total_steps: float,
 ) -> OptimizerLRScheduler:
-    """Lightning's description of the optimiser of `parameters` and its schedule, stepped after every step."""
+    """Build an optimiser and its schedule, in the form that Lightning expects of `configure_optimizers`.
+
+    The schedule advances after every step, not after every epoch.
+
+    Args:
+        parameters: the parameters to train.
+        optimizer: builds the optimiser from the parameters.
+        scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
+        total_steps: number of steps of the whole training.
+
+    Raises:
+        InputError: if `optimizer` is `None`.
+    """
     if optimizer is None:
         raise InputError("training needs an optimizer, and none was given")
     built = optimizer(parameters)
@@ -29,18 +41,53 @@ def configure(
 
 
 def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
-    """Linear warm-up, then a cosine to 0 (TVE, Table 4). `warmup`: a fraction of the steps or, from 1, their number."""
+    """Build a schedule: linear warm-up, then a half cosine down to 0 (TVE, Table 4).
+
+    Args:
+        optimizer: the optimiser whose learning rate is scheduled.
+        total_steps: number of steps of the whole training.
+        warmup: length of the warm-up: a fraction of the steps if below 1, otherwise a number of steps.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    >>> schedule = warmup_cosine(optimizer, total_steps=6, warmup=2)
+    >>> rates = []
+    >>> for _ in range(6):
+    ...     rates.append(round(schedule.get_last_lr()[0], 3))
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> rates
+    [0.5, 0.75, 1.0, 0.854, 0.5, 0.146]
+    """
     rising, falling = _split(total_steps, warmup)
     return _after_warmup(optimizer, rising, CosineAnnealingLR(optimizer, falling))
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
-    """Linear warm-up, then a straight line to 0 (TVE, Table 2). `warmup`: see `warmup_cosine`."""
+    """Build a schedule: linear warm-up, then a linear decrease to 0 (TVE, Table 2).
+
+    Args:
+        optimizer: the optimiser whose learning rate is scheduled.
+        total_steps: number of steps of the whole training.
+        warmup: length of the warm-up: a fraction of the steps if below 1, otherwise a number of steps.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    >>> schedule = warmup_linear(optimizer, total_steps=6, warmup=2)
+    >>> rates = []
+    >>> for _ in range(6):
+    ...     rates.append(round(schedule.get_last_lr()[0], 3))
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> rates
+    [0.5, 0.75, 1.0, 0.75, 0.5, 0.25]
+    """
     rising, falling = _split(total_steps, warmup)
     return _after_warmup(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))
 
 
 def _split(total_steps: int, warmup: float) -> tuple[int, int]:
+    """Return the numbers of steps with a rising and with a falling learning rate, at least 1 each."""
     rising = max(1, round(warmup if warmup >= 1 else warmup * total_steps))
     return rising, max(1, total_steps - rising)
 

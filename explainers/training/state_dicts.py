@@ -1,4 +1,4 @@
-"""State dicts and their parts: a checkpoint holds what was trained, and leaves out what was frozen."""
+"""Parts of state dicts, which let a checkpoint hold the trained weights without the frozen ones."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ State = Mapping[str, Tensor]
 
 
 def part(state: State, name: str) -> dict[str, Tensor]:
-    """The state of the submodule `name` alone, under the names that it has there.
+    """Return the entries of the submodule `name`, without the prefix `name.` of their keys.
 
     >>> part({"head.weight": 1, "backbone.weight": 2}, "head")
     {'weight': 1}
@@ -19,7 +19,7 @@ def part(state: State, name: str) -> dict[str, Tensor]:
 
 
 def without_part(state: State, name: str) -> dict[str, Tensor]:
-    """A state dict without that of the submodule `name`.
+    """Return the state dict without the entries of the submodule `name`.
 
     >>> without_part({"head.weight": 1, "backbone.weight": 2}, "head")
     {'backbone.weight': 2}
@@ -28,7 +28,11 @@ def without_part(state: State, name: str) -> dict[str, Tensor]:
 
 
 def with_part(state: State, name: str, module: nn.Module) -> dict[str, Tensor]:
-    """The inverse of `without_part`: a state dict with that of `module` as the submodule `name`."""
+    """Return the state dict with the weights of `module` added as the submodule `name`; reverses `without_part`.
+
+    >>> list(with_part({"backbone.weight": 2}, "head", nn.Linear(2, 1)))
+    ['backbone.weight', 'head.weight', 'head.bias']
+    """
     return dict(state) | {f"{name}.{key}": value for key, value in module.state_dict().items()}
 
 
@@ -36,18 +40,18 @@ def check_alike(first: State, second: State, where: str = "") -> None:
     """Compare the names and shapes of two state dicts.
 
     Args:
-        first: one of them.
-        second: the other one.
-        where: the file that one of them comes from, for the message.
+        first: a state dict.
+        second: the state dict to compare with it.
+        where: name of the file that one of them comes from, for the message.
 
     Raises:
-        InputError: if they differ; it names the first weight that does.
+        InputError: if they differ; the message names the first weight that differs.
     """
     for name in [*first, *second]:
         shapes = [tuple(state[name].shape) if name in state else None for state in (first, second)]
         if shapes[0] != shapes[1]:
-            said = " and ".join("nothing" if shape is None else str(list(shape)) for shape in shapes)
+            both = " and ".join("nothing" if shape is None else str(list(shape)) for shape in shapes)
             raise InputError(
-                f"{where}{': ' if where else ''}expected weights of one architecture, got {said} for {name}: take"
+                f"{where}{': ' if where else ''}expected weights of one architecture, got {both} for {name}: take"
                 " models of one kind"
             )

@@ -1,4 +1,4 @@
-"""TVE: learn once per backbone what it sees of every patch neighbourhood, then explain any classifier on it."""
+"""TVE: learns the meta-attributions of a backbone once, then explains any classifier on that backbone."""
 
 from explainers.tve.general import General
 from explainers.tve.module import TVE

@@ -1,4 +1,4 @@
-"""An explainer of a general classifier, used on another task (TVE, Section 6.4)."""
+"""Explains the images of a task with the explainer of a general classifier (TVE, Section 6.4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,19 +11,20 @@ from explainers.target import TargetModel
 
 
 class General(nn.Module):
-    """Explains images of a task by what a general classifier, say of ImageNet's 1000 classes, sees in them.
+    """Explains a class of a general classifier, such as one of ImageNet's 1000 classes, in the images of a task.
 
-    So TVE-H_g and a transferred ViT-Shapley explain tasks that have no class in common with the general one.
+    TVE-H_g and a transferred ViT-Shapley explain in this way tasks that share no class with the general classifier.
 
     Args:
         target: the model of the task.
         explainer: explains the classes of `classifier`.
-        classifier: the general one.
-        class_map: the general class that is explained for each class of the task. `None` explains the class that the
-            general classifier predicts, whatever class is asked for.
+        classifier: the general classifier.
+        class_map: the general class to explain for each class of the task. `None` explains the class that the general
+            classifier predicts, and ignores the requested class.
 
     Raises:
-        InputError: for a `class_map` that does not map the classes of the task to general ones.
+        InputError: if `class_map` has another length than the task has classes, or names a class that `classifier`
+            lacks.
     """
 
     class_map: Tensor | None
@@ -44,21 +45,21 @@ class General(nn.Module):
                 f"expected in class_map the general class of each of the task's {target.num_classes} classes, got "
                 f"{len(class_map)} classes: give one for every class"
             )
-        if class_map is not None and max(class_map) >= classifier.num_classes:
+        if class_map is not None and not 0 <= min(class_map) <= max(class_map) < classifier.num_classes:
             raise InputError(
-                f"class_map names general class {max(class_map)}, and the general classifier has "
+                f"class_map names general classes {min(class_map)} to {max(class_map)}, and the general classifier has "
                 f"{classifier.num_classes} classes, numbered from 0"
             )
         mapped = None if class_map is None else torch.tensor(list(class_map))
         self.register_buffer("class_map", mapped, persistent=False)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain uint8 images (B, C, H, W), `classes` (B,) being those of the task: heatmaps (B, P, P)."""
+        """Explain `classes` (B,) of the task in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
         explainer: Any = self.explainer
         return explainer(images, self.general_classes(images, classes))
 
     def general_classes(self, images: Tensor, classes: Tensor) -> Tensor:
-        """The general class that is explained in each image, (B,)."""
+        """The general class to explain in each image, (B,)."""
         if self.class_map is not None:
             return self.class_map[classes]
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a backbone sees of every patch neighbourhood, and what that says of any class (TVE, Definitions 1 and 2)."""
+"""Meta-attributions of a backbone, and the attributions to any class that follow from them (TVE, Definitions 1, 2)."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -14,12 +14,19 @@ from explainers.target import TargetModel
 def meta_attribution(
     embed: Callable[[Tensor], Tensor], images: Tensor, near: Tensor, grid: PatchGrid, chunk_size: int = 256
 ) -> Tensor:
-    """Definition 1: what the backbone G sees of N(z), and of everything else.
+    """Definition 1: the embedding of N(z) alone, and that of all other patches.
+
+    >>> images = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    >>> near = torch.tensor([[[True, False, False, False]]])  # N(z) is the first of four patches
+    >>> meta_attribution(lambda x: x.sum((2, 3)), images, near, PatchGrid(image_size=2, patch_size=1)).tolist()
+    [[[[1.0], [9.0]]]]
 
     Args:
         embed: G, normalised images (B, C, H, W) → embeddings (B, D).
-        images: (B, C, H, W), normalised.
+        images: normalised images, (B, C, H, W).
         near: N(z) of Z patches z of each image; boolean, (B, Z, N).
+        grid: the patches.
+        chunk_size: maximum number of masked images in memory.
 
     Returns:
         (B, Z, 2, D): g = G(N(z); x), then h = G(Z(x) \\ N(z); x).
@@ -37,14 +44,20 @@ def transfer(
 ) -> Tensor:
     """Definition 2: φ(z) = log H(g; y) − log H(h; y), the attribution of every patch to every class y, or to one.
 
+    >>> meta = torch.tensor([[[[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]]])  # g and h of one patch
+    >>> phi = transfer(torch.log, meta)  # with this head, g and h are themselves the probabilities of three classes
+    >>> phi.exp().round(decimals=3).tolist()  # their ratios
+    [[[2.0], [1.0], [0.5]]]
+
     Args:
         head: the task's classifier H, embeddings (..., D) → logits (..., K).
         meta: g and h of every patch, (B, N, 2, D).
-        h_weight, score: the released code has 0 and `logit`.
-        classes: of each image (B,); by default all.
+        h_weight: factor of the second term; the released code has 0.
+        score: `log_probability` as in the paper, or `logit` as in the released code.
+        classes: the class to explain in each image, (B,); `None` explains all classes.
 
     Returns:
-        (B, K, N), or (B, N) of `classes`.
+        (B, K, N), or with `classes` (B, N).
     """
     scores = head(meta).float()  # (B, N, 2, K)
     if score == "log_probability":
@@ -54,13 +67,17 @@ def transfer(
 
 
 class MetaAttributions:
-    """A source (see `sources`): the meta-attributions of some patches of each image, drawn anew every epoch.
+    """A source (see `sources`) of the meta-attributions of random patches, drawn anew every epoch.
 
-    Rows: `patch` (B, Z), the patches that were drawn, and `meta` (B, Z, 2, D).
+    Rows: `patch` (B, Z), the indices of the patches, and `meta` (B, Z, 2, D), their meta-attributions.
 
     Args:
-        hops: the size of N(z); of several sizes, one is drawn for every patch.
-        patches: Z. chunk_size: masked images in memory at a time. seed: of the draws.
+        target: the model whose backbone is G.
+        grid: the patches.
+        hops: radii of N(z), in patches; of several radii, one is drawn for every patch.
+        patches: Z, number of patches of each image.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws of patches and radii.
     """
 
     provides = ("patch", "meta")

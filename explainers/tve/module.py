@@ -23,22 +23,28 @@ from explainers.tve.meta_attribution import MetaAttributions, transfer
 class TVE(TrainingModule):
     """Learns to predict the meta-attribution of every patch in one forward pass.
 
-    Fine-tuning (Section 6.3) is this module with a fine-tuned `target`, pre-trained `weights` and
-    `allow_finetuned_backbone`; learning from scratch is the same without `weights`; and without training, it is TVE-PT.
+    For a target with a fine-tuned backbone (Section 6.3) there are three variants. Fine-tuning takes pre-trained
+    `weights` and `allow_finetuned_backbone`. Learning from scratch takes no `weights`. TVE-PT takes the same arguments
+    as fine-tuning and is not trained.
 
     Args:
-        target: the model to explain; its `backbone` is G and its `head` is H. Never trained, nor saved with it.
+        target: the model to explain; its `backbone` is G and its `head` is H. It is neither trained nor saved.
         grid: the patches that are explained.
         network: builds E from the target and the grid.
         optimizer: builds the optimiser from the parameters to train.
         scheduler: builds the schedule from the optimiser and the number of steps.
-        weights: a trained network (`export`) to start from.
-        allow_finetuned_backbone: take `weights` that were trained for other weights of the same backbone.
-        hops, patches_per_image, chunk_size, seed: see `MetaAttributions`; the release has 1 patch.
-        reduction: the squared error is a `sum` over D as in Equation 7, or, as released, a `mean`.
-        min_crop: area of the smallest random crop of a training image; `None` trains on the images as they are.
-        score, h_weight: see `transfer`.
-        pooling: average the heatmap over this many patches a side, as a released figure does (5).
+        weights: file of a trained network (see `export`) to start from.
+        allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
+        hops: radii of N(z), in patches, see `MetaAttributions`.
+        patches_per_image: patches of each image in a training step; the released code has 1.
+        reduction: reduction of the squared error over D: `sum` as in Equation 7, or `mean` as in the released code.
+        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        score: see `transfer`.
+        h_weight: see `transfer`.
+        pooling: side of the square window that averages the heatmap, in patches; 1 for none. A figure of the released
+            code uses 5.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws of patches and crops.
     """
 
     def __init__(
@@ -75,77 +81,89 @@ class TVE(TrainingModule):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
-        seen = self._look(images)
+        rows = self._inputs(images)
         if classes is None:
-            classes = self._predicted(seen)
-        return self._heatmaps(self.predict(seen), self.target.classify, classes)
+            classes = self._predicted_classes(rows)
+        return self._heatmaps(self.predict(rows), self.target.classify, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class at once: heatmaps (B, K, P, P)."""
-        return self._heatmaps(self.predict(self._look(images)), self.target.classify)
+        return self._heatmaps(self.predict(self._inputs(images)), self.target.classify)
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Explain what each of T classifiers on this backbone predicts: heatmaps (B, T, P, P), of one network pass.
+        """Explain the class that each of T classifiers on this backbone predicts, in one pass of the network.
 
         Args:
-            images: uint8 (B, C, H, W).
-            heads: embeddings (..., D) → logits (..., K), each of its own task.
+            images: uint8 images, (B, C, H, W).
+            heads: T classifiers, embeddings (..., D) → logits (..., K); K may differ between them.
+
+        Returns:
+            Heatmaps, (B, T, P, P).
         """
-        seen = self._look(images)
-        embeddings = seen["embedding"] if "embedding" in seen else self.target.embed(self.target.normalise(images))
-        meta = self.predict(seen).float()
+        rows = self._inputs(images)
+        embeddings = rows["embedding"] if "embedding" in rows else self.target.embed(self.target.normalise(images))
+        meta = self.predict(rows).float()
         with torch.autocast(images.device.type, enabled=False):  # attributions are small differences of logits
             heatmaps = [self._heatmaps(meta, head, head(embeddings.float()).argmax(-1)) for head in heads]
         return torch.stack(heatmaps, 1)
 
     def predict(self, seen: dict[str, Tensor], patches: Tensor | None = None) -> Tensor:
-        """E: the meta-attributions (B, N, 2, D) of images or of the target's features; or those of `patches` (B, Z)."""
+        """Predict meta-attributions with E.
+
+        Args:
+            seen: the rows of `reads`: images, or features of the target.
+            patches: patches to predict for, (B, Z); `None` predicts for all.
+
+        Returns:
+            (B, N, 2, D), or with `patches` (B, Z, 2, D).
+        """
         maps = [seen[f"map_{i}"] for i in range(len(self.network.blocks))]
         return self.network(seen.get("image"), seen.get("embedding"), maps, patches)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        seen = complete(self.augmented(batch), self.sources, self.current_epoch)
+        rows = complete(self.augmented(batch), self.sources, self.current_epoch)
         if self.uncalibrated and self.global_step == 0:
-            self._calibrate(seen)
-        loss = self.loss(self.predict(seen, seen["patch"]), seen["meta"])
+            self._calibrate(rows)
+        loss = self.loss(self.predict(rows, rows["patch"]), rows["meta"])
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 
-    def _calibrate(self, seen: dict[str, Tensor]) -> None:
-        """Show the network the first batch of all processes together, so that they start alike."""
-        rows = {name: seen[name] for name in ("meta", "embedding") if name in seen}
-        gathered: Any = self.all_gather(rows)
-        self.network.calibrate(**{name: gathered[name].view(-1, *row.shape[1:]) for name, row in rows.items()})
+    def _calibrate(self, rows: dict[str, Tensor]) -> None:
+        """Calibrate the network on the first batches of all processes, so that all of them get the same result."""
+        wanted = {name: rows[name] for name in ("meta", "embedding") if name in rows}
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        gathered: Any = self.all_gather(wanted) if distributed else wanted
+        self.network.calibrate(**{name: gathered[name].view(-1, *row.shape[1:]) for name, row in wanted.items()})
         self.uncalibrated = False
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        seen = complete(batch, self.sources)
-        predicted = self.predict(seen, seen["patch"])
-        self.val_loss.update(self.loss(predicted, seen["meta"]), len(predicted))  # right for unequal shares too
+        rows = complete(batch, self.sources)
+        predicted = self.predict(rows, rows["patch"])
+        self.val_loss.update(self.loss(predicted, rows["meta"]), len(predicted))  # exact for unequal batches too
         self.log("val/loss", self.val_loss, prog_bar=True)
-        classes = self._predicted(seen)[:, None, None, None].expand(*predicted.shape[:3], 1)
+        classes = self._predicted_classes(rows)[:, None, None, None].expand(*predicted.shape[:3], 1)
         log_probabilities = [
-            self.target.classify(m).log_softmax(-1).gather(-1, classes)[..., 0] for m in (predicted, seen["meta"])
+            self.target.classify(m).log_softmax(-1).gather(-1, classes)[..., 0] for m in (predicted, rows["meta"])
         ]
         self.theorem1.update(*log_probabilities)
 
     def on_validation_epoch_end(self) -> None:
-        found = {f"val/theorem1_{name}": value.float() for name, value in self.theorem1.compute().items()}
-        self.log_dict(found, sync_dist=True)  # equal in all processes, but Lightning would warn
+        values = {f"val/theorem1_{name}": value.float() for name, value in self.theorem1.compute().items()}
+        self.log_dict(values, sync_dist=True)  # the values are equal in all processes, but Lightning would warn
         self.theorem1.reset()
 
     def loss(self, predicted: Tensor, meta: Tensor) -> Tensor:
-        """Equation 7, over the patches that were drawn; both are (B, Z, 2, D)."""
+        """Equation 7 over Z patches of each image; `predicted` and `meta` are (B, Z, 2, D)."""
         error = (predicted - meta).float().square()
         return (error.sum(-1) if self.reduction == "sum" else error.mean(-1)).sum(-1).mean()
 
-    def _look(self, images: Tensor) -> dict[str, Tensor]:
-        """The images with what the network reads of the target, in one forward pass, if it reads anything."""
+    def _inputs(self, images: Tensor) -> dict[str, Tensor]:
+        """The inputs of the network: the images, and the target's features if the network reads any."""
         return {"image": images} | self.reads({"image": images})
 
-    def _predicted(self, seen: dict[str, Tensor]) -> Tensor:
+    def _predicted_classes(self, rows: dict[str, Tensor]) -> Tensor:
         """The classes (B,) that the target predicts."""
-        logits = self.target.classify(seen["embedding"]) if "embedding" in seen else self.target(seen["image"])
+        logits = self.target.classify(rows["embedding"]) if "embedding" in rows else self.target(rows["image"])
         return logits.argmax(-1)
 
     def _heatmaps(self, meta: Tensor, head: Callable[[Tensor], Tensor], classes: Tensor | None = None) -> Tensor:
@@ -156,7 +174,7 @@ class TVE(TrainingModule):
         return heatmaps
 
     def identity(self) -> dict[str, str]:
-        """What the weights of the network belong to."""
+        """The backbone, grid and neighbourhood sizes that the weights of the network were trained for."""
         return self.target.identity() | {
             "embed_dim": str(self.target.embed_dim),
             "patches_per_side": str(self.grid.side),
@@ -164,11 +182,11 @@ class TVE(TrainingModule):
         }
 
     def export(self, folder: Path) -> Path:
-        """Write the trained network, and what it belongs to, as `explainer.safetensors`."""
+        """Write the trained network with its `identity` to `explainer.safetensors`."""
         return save_network(self.network, folder / "explainer.safetensors", self.identity())
 
     def load(self, path: str) -> None:
-        """Load what `export` wrote for this backbone and grid."""
+        """Load a file that `export` wrote for this backbone and grid."""
         saved, weights = read_network(path)
         self.check_identity(saved, path)
         load_weights(self.network, weights, path)
@@ -177,7 +195,8 @@ class TVE(TrainingModule):
         """Compare the identity of trained weights with this module's.
 
         Raises:
-            InputError: for another grid or width, and for other weights of the backbone, unless these are allowed.
+            InputError: for another grid or embedding width, or for other weights of the backbone unless
+                `allow_finetuned_backbone` is set.
         """
         own = self.identity()
         wanted = {"embed_dim": "embeddings of width", "patches_per_side": "patches a side:"}

@@ -1,4 +1,4 @@
-"""The exact attribution that TVE learns to predict: the upper bound of what it can reach."""
+"""Computes the exact attribution that TVE learns to predict, as an upper bound of its quality."""
 
 import hashlib
 import os
@@ -14,12 +14,15 @@ from explainers.tve.meta_attribution import meta_attribution, transfer
 
 
 class Oracle(nn.Module):
-    """Equation 6 with every meta-attribution computed: 2·N masked forward passes of the target for each image.
+    """Computes Equation 6 exactly, with 2·N masked forward passes of the target for each image.
 
     Args:
-        cache_dir: keep the meta-attributions of every image there: they serve all heads of the backbone, and a killed
-            evaluation goes on. `None` computes them anew.
-        chunk_size: masked images in memory at a time.
+        target: the model to explain.
+        grid: the patches that are explained.
+        hops: radius of N(z), in patches.
+        cache_dir: folder that stores the meta-attributions of every image. They serve all heads of the backbone, and an
+            interrupted evaluation continues from them. `None` stores nothing.
+        chunk_size: maximum number of masked images in memory.
     """
 
     near: Tensor
@@ -42,7 +45,7 @@ class Oracle(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        meta = self.meta(images) if self.cache_dir is None else self._remembered(images, self.cache_dir)
+        meta = self.meta(images) if self.cache_dir is None else self._cached(images, self.cache_dir)
         heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
         return heatmaps.unflatten(-1, (self.grid.side, -1))
 
@@ -51,8 +54,8 @@ class Oracle(nn.Module):
         near = self.near.expand(len(images), -1, -1)
         return meta_attribution(self.target.embed, self.target.normalise(images), near, self.grid, self.chunk_size)
 
-    def _remembered(self, images: Tensor, cache_dir: Path) -> Tensor:
-        """What `meta` returns, computed for the images that are not in the cache: one file each, named by content."""
+    def _cached(self, images: Tensor, cache_dir: Path) -> Tensor:
+        """The result of `meta`, from a cache with one file per image, named by its content; computes missing files."""
         cache_dir.mkdir(parents=True, exist_ok=True)
         key = f"{self.key} {torch.is_autocast_enabled(images.device.type)}".encode()
         names = [hashlib.sha256(key + image.cpu().numpy().tobytes()).hexdigest()[:32] for image in images]

@@ -1,4 +1,4 @@
-"""Explainability vectors: the skill of explaining itself, moved from one model to another by arithmetic on weights."""
+"""Explainability vectors: add the ability to explain itself to a model by arithmetic on weights."""
 
 from explainers.vectors.heads import prototypes_of, simplex_of, text_of
 from explainers.vectors.module import ExplainabilityVector

@@ -1,8 +1,8 @@
-"""Fixed heads: one projection that reads classes from an image's embedding, and their attributions from its patches'.
+"""Fixed heads: one projection computes logits from an image's embedding, and attributions from its patch embeddings.
 
-A self-explaining model learns with such a head in place, so that all its skill is in the backbone, where arithmetic on
-weights can move it (Yoshikawa et al., 2025). Three ways to find the projection W (K, D) without training: `simplex`,
-`prototypes` and `text_embeddings`.
+A self-explaining model is trained with a fixed head. The backbone then holds all that is learned, so that arithmetic on
+its weights can transfer it (Yoshikawa et al., 2025). Three functions compute the projection W (K, D) without training:
+`simplex`, `prototypes` and `text_embeddings`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,20 @@ from explainers.target import TargetModel
 
 
 class FixedHead(nn.Module):
-    """W, and how embeddings meet it. Nothing here is ever trained.
+    """Multiplies embeddings by a fixed projection W.
+
+    >>> head = FixedHead(torch.eye(2), scale=10.0)
+    >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
+    [[0.0, 10.0]]
+    >>> head.attributions(torch.tensor([[[0.0, 4.0]]])).tolist()  # the attributions of one patch
+    [[[0.0, 1.0]]]
 
     Args:
-        weight: W, (K, D'); D' is D, or, with a `projection`, the width of that.
-        projection: (D', D), what comes before W, as CLIP's visual projection; `None` for nothing.
-        normalise: divide every embedding by its length first.
-        scale: of the logits, as CLIP's logit scale.
-        scale_patches: of the attributions, too.
+        weight: W, (K, D'). D' is the width of the embeddings after `projection`.
+        projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
+        normalise: divide every embedding, after `projection`, by its length.
+        scale: factor of the logits, such as CLIP's logit scale.
+        scale_patches: multiply the attributions by `scale`, too.
     """
 
     weight: Tensor
@@ -48,16 +54,16 @@ class FixedHead(nn.Module):
 
     @property
     def in_features(self) -> int:
-        """D."""
+        """D, the width of the embeddings."""
         return (self.weight if self.projection is None else self.projection).shape[1]
 
     @property
     def out_features(self) -> int:
-        """K."""
+        """K, the number of classes."""
         return len(self.weight)
 
     def extra_repr(self) -> str:
-        """What its weights do not tell."""
+        """The options that the state dict does not hold."""
         return f"normalise={self.normalise}, scale_patches={self.scale_patches}"
 
     def forward(self, embeddings: Tensor) -> Tensor:
@@ -65,7 +71,7 @@ class FixedHead(nn.Module):
         return self.scale * self._project(embeddings)
 
     def attributions(self, patches: Tensor) -> Tensor:
-        """Embeddings of patches (B, N, D) → attributions of every patch to every class, (B, N, K)."""
+        """Patch embeddings (B, N, D) → attributions of every patch to every class, (B, N, K)."""
         projected = self._project(patches)
         return self.scale * projected if self.scale_patches else projected
 
@@ -76,10 +82,19 @@ class FixedHead(nn.Module):
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
-    """An equiangular frame: K unit vectors (K, D), every two at the same angle, the widest there is (cos = −1/(K − 1)).
+    """K unit vectors (K, D) with the same, largest possible angle between any two: cosine −1/(K − 1).
+
+    >>> weight = simplex(num_classes=3, width=4)
+    >>> (weight @ weight.mT).round(decimals=4).tolist()
+    [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]
+
+    Args:
+        num_classes: K.
+        width: D, the width of the embeddings.
+        seed: seed of the random rotation of the vectors.
 
     Raises:
-        InputError: for one class, and where D < K: the frame that is turned at random has no place for it.
+        InputError: if K < 2, or if K > D, because the random rotation starts from K orthonormal vectors.
     """
     if not 2 <= num_classes <= width:
         raise InputError(f"expected 2 classes to {width}, the width of the embeddings, got {num_classes}")
@@ -89,13 +104,19 @@ def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
 
 
 def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Unit vectors (K, D) from the mean of all classes to the mean of each.
+    """Unit vectors (K, D) from the average of the class means to the mean embedding of each class.
+
+    >>> embeddings, labels = torch.tensor([[1.0, 0.0], [3.0, 0.0], [6.0, 0.0]]), torch.tensor([0, 0, 1])
+    >>> prototypes(embeddings, labels, num_classes=2).tolist()  # from (4, 0) to (2, 0) and to (6, 0)
+    [[-1.0, 0.0], [1.0, 0.0]]
 
     Args:
-        embeddings: of images, (B, D). labels: their classes, (B,).
+        embeddings: embeddings of images, (B, D).
+        labels: classes of the images, (B,).
+        num_classes: K.
 
     Raises:
-        InputError: for a class without images.
+        InputError: for a class without images, or a label that is not below K.
     """
     counts = labels.bincount(minlength=num_classes)
     if len(counts) > num_classes or not counts.all():
@@ -111,11 +132,13 @@ def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templat
     """CLIP's mean text embedding of each class over all templates, as unit vectors (K, D').
 
     Args:
-        model, pretrained: open_clip's names of an architecture and its weights.
-        classes: their names. templates: prompts with `{}` where the name goes.
+        model: open_clip's name of an architecture.
+        pretrained: open_clip's name of its weights.
+        classes: names of the classes.
+        templates: prompts with `{}` in place of the name.
 
     Raises:
-        InputError: without open_clip.
+        InputError: if open_clip is not installed.
     """
     try:
         import open_clip
@@ -125,33 +148,33 @@ def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templat
     tokenise = open_clip.get_tokenizer(model)
     with torch.no_grad():
         prompts = [F.normalize(clip.encode_text(tokenise([t.format(c) for t in templates])), dim=-1) for c in classes]
-    return F.normalize(torch.stack([each.mean(0) for each in prompts]), dim=-1)
+    return F.normalize(torch.stack([embeddings.mean(0) for embeddings in prompts]), dim=-1)
 
 
 ProjectionBuilder = Callable[[TargetModel, Any], Tensor]
-"""W of a base model, and of the datamodule whose classes it shall tell apart."""
+"""Computes W from a base model and the datamodule of its classes."""
 
 
 def simplex_of(target: TargetModel, data: Any, seed: int = 0) -> Tensor:
-    """See `simplex`."""
+    """`simplex` for the classes of a datamodule."""
     return simplex(len(data.classes), target.embed_dim, seed)
 
 
 @torch.no_grad()
 def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size: int = 32) -> Tensor:
-    """See `prototypes`, of at most `limit` training images, spread evenly over the data set."""
+    """`prototypes` of at most `limit` training images, evenly spaced in the data set."""
     dataset = data.dataset("train")
     count = min(limit, len(dataset))
-    chosen = Subset(dataset, [i * len(dataset) // count for i in range(count)])
+    images = Subset(dataset, [i * len(dataset) // count for i in range(count)])
     embeddings, labels = [], []
-    for batch in DataLoader(chosen, batch_size, num_workers=data.num_workers, collate_fn=_readable):
+    for batch in DataLoader(images, batch_size, num_workers=data.num_workers, collate_fn=_readable):
         embeddings.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float().cpu())
         labels.append(batch["label"])
     return prototypes(torch.cat(embeddings), torch.cat(labels), len(data.classes))
 
 
 def _readable(samples: list[dict[str, Any] | None]) -> dict[str, Tensor]:
-    """A batch of those that are no corrupt images."""
+    """The batch without corrupt images, which are `None`."""
     return default_collate([sample for sample in samples if sample is not None])
 
 
@@ -163,7 +186,7 @@ def text_of(
     templates: Sequence[str],
     names: Sequence[str] | None = None,
 ) -> Tensor:
-    """See `text_embeddings`. `names` are those of the data set's classes; `None` takes what it calls them itself."""
+    """`text_embeddings` of the class `names`; `None` takes the names of the datamodule's classes."""
     if names is not None and len(names) != len(data.classes):
         raise InputError(f"expected names of the {len(data.classes)} classes {data.classes}, got {len(names)}")
     return text_embeddings(model, pretrained, names or data.classes, templates)

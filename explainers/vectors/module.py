@@ -1,4 +1,4 @@
-"""Gives a prediction-only model the skill of explaining itself, without training (Yoshikawa et al., 2025)."""
+"""Makes a prediction-only model self-explaining without training (Yoshikawa et al., 2025)."""
 
 import logging
 import math
@@ -25,30 +25,33 @@ from explainers.vectors.task_arithmetic import cosine, transfer, vector
 log = logging.getLogger(__name__)
 
 TRANSFERRED = "transferred"
-"""Stands for alpha in the file of a model that no loss has made."""
+"""Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
 
 Point = tuple[float, float]
-"""λ₁ and λ₂."""
+"""(λ₁, λ₂)."""
 
 
 class ExplainabilityVector(LightningModule):
-    """Adds the vector of a source task to a model of a target task, and finds how much of it is best.
+    """Adds the explainability vector of a source task to a model of a target task, and selects λ₁ and λ₂.
 
-    A validation measures every point of the grid of λ₁ and λ₂ in one pass over the images, and chooses, of those whose
-    accuracy is at most `tolerance` below that of λ₁ = 1 and λ₂ = 0, the one whose attributions are best. `export`
-    writes that model, and a test measures it, and the model as it was, on images that nothing was chosen by.
+    Validation measures every pair of λ₁ and λ₂ in one pass over the images. Of the pairs whose accuracy is at most
+    `tolerance` below that of the unchanged model, λ₁ = 1 and λ₂ = 0, it selects the one with the best attributions.
+    `export` writes the selected model. Testing measures the selected model and the unchanged one on images that the
+    selection has not used.
 
     Args:
         target: the base model θ_base, from which all others were fine-tuned.
-        predicting, explaining: files (`SelfExplaining.export`) of the source task's models, trained without and with
-            attributions: their difference is the vector τ.
-        onto: the file of the target task's prediction-only model.
-        lambda_1, lambda_2: the values to try.
-        labels: builds the source of the attributions to compare with, from the model of `onto` and the grid.
-        tolerance: of the accuracy, in parts of 1.
-        select: what the best point has the best of.
-        k: of IoU@K.
-        hurtful_cosine: warn where the cosine of the source's and the target's task vectors is below it.
+        grid: the patches that are explained.
+        predicting: file (see `SelfExplaining.export`) of the source task's model θ_ft, trained without attributions.
+        explaining: file of the source task's model θ_ft*, trained with attributions; the vector is τ = θ_ft* − θ_ft.
+        onto: file of the target task's prediction-only model.
+        lambda_1: values of λ₁ to try.
+        lambda_2: values of λ₂ to try.
+        labels: builds the source of the reference attributions from the model of `onto` and the grid.
+        tolerance: maximum accuracy drop, as a fraction.
+        select: metric that selects λ₁ and λ₂.
+        k: K of IoU@K.
+        hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value.
     """
 
     def __init__(
@@ -80,19 +83,19 @@ class ExplainabilityVector(LightningModule):
         self.cosine = cosine(vector(source[0], self.base), vector(self.onto, self.base))
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
         self.teacher = exported_target(target, onto).requires_grad_(False)
-        compared = labels(self.teacher, grid)
-        if compared.classes == "all":
+        reference = labels(self.teacher, grid)
+        if reference.classes == "all":
             raise InputError("expected attributions of one class to compare with, got labels.classes=all; take label")
-        self.sources = (Pixels(), compared)
+        self.sources = (Pixels(), reference)
         untouched = (1.0, 0.0)
         self.points = [untouched, *(point for point in product(lambda_1, lambda_2) if point != untouched)]
         self.best = untouched
-        of_each = ({"accuracy": MeanMetric(), **agreement_metrics(k)} for _ in self.points)
-        self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in of_each)
+        metrics_of_points = ({"accuracy": MeanMetric(), **agreement_metrics(k)} for _ in self.points)
+        self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in metrics_of_points)
         self.sweep: list[dict[str, float]] = []
 
     def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
-        """The backbone in a file, if it can play this role."""
+        """Read the backbone from a file, and check that the model was trained as its role requires."""
         identity, weights = read_network(path)
         if identity.get("backbone") != target.name:
             raise InputError(f"expected a {target.name} for explainer.{role}, got {identity.get('backbone')} in {path}")
@@ -113,42 +116,43 @@ class ExplainabilityVector(LightningModule):
         return part(weights, "backbone")
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain with the weights of the best point, as `SelfExplaining` does."""
-        self._take(self.best)
+        """Explain with the model of the best point, see `SelfExplaining.forward`."""
+        self._load_point(self.best)
         return self.model(images, classes)
 
-    def _take(self, point: Point) -> None:
-        """Give the model the weights of a point, in place."""
-        for name in ("base", "onto", "vector"):  # there once, and then where the model is
+    def _load_point(self, point: Point) -> None:
+        """Load the weights of a point into the model."""
+        for name in ("base", "onto", "vector"):  # moved to the device in the first call
             setattr(self, name, {key: value.to(self.device) for key, value in getattr(self, name).items()})
         self.model.target.backbone.load_state_dict(transfer(self.base, self.onto, self.vector, *point))
 
     def _measure(self, batch: dict[str, Tensor], points: Sequence[Point]) -> None:
-        seen = complete(batch, self.sources)
+        """Update the metrics of some points."""
+        rows = complete(batch, self.sources)
         for point in points:
-            self._take(point)
-            logits, attributions = self.model.look(seen["image"])
-            phi = explained(attributions, seen)
+            self._load_point(point)
+            logits, attributions = self.model.look(rows["image"])
+            phi = explained(attributions, rows)
             metrics: Any = self.metrics[self.points.index(point)]
-            metrics["accuracy"].update((logits.argmax(-1) == seen["label"]).float())
+            metrics["accuracy"].update((logits.argmax(-1) == rows["label"]).float())
             for name in ("e_rmse", "iou", "rank_correlation"):
-                metrics[name].update(phi, seen["shapley"])
+                metrics[name].update(phi, rows["shapley"])
 
     def _found(self, point: Point) -> dict[str, float]:
-        """What was measured of a point since the last call; a test begins anew."""
+        """Compute the metrics of a point and reset them, so that the test starts from zero."""
         metrics: Any = self.metrics[self.points.index(point)]
-        found = {name: metric.compute().item() for name, metric in metrics.items()}
+        values = {name: metric.compute().item() for name, metric in metrics.items()}
         for metric in metrics.values():
             metric.reset()
-        return found
+        return values
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, self.points)
 
     def on_validation_epoch_end(self) -> None:
-        """Choose the best point, and log the curve."""
+        """Select the best point, and log the metrics of all points."""
         self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
-        lowest = self.sweep[0]["accuracy"] - self.tolerance - 1e-6  # accuracies are float32
+        lowest = self.sweep[0]["accuracy"] - self.tolerance - 1e-6  # for the rounding of float32 accuracies
         sign = -1 if self.select == "e_rmse" else 1
         allowed = [row for row in self.sweep if row["accuracy"] >= lowest]
         best = max(allowed, key=lambda row: -math.inf if math.isnan(row[self.select]) else sign * row[self.select])
@@ -168,7 +172,7 @@ class ExplainabilityVector(LightningModule):
             print(self.table())
 
     def table(self) -> str:
-        """The sweep in Markdown, the chosen point marked."""
+        """The metrics of all points as a Markdown table, in which the selected point is marked."""
         names = list(self.sweep[0])
         lines = [f"| {' | '.join(names)} | |", "| --- " * (len(names) + 1) + "|"]
         for row in sorted(self.sweep, key=lambda row: (row["lambda_1"], row["lambda_2"])):
@@ -180,19 +184,19 @@ class ExplainabilityVector(LightningModule):
         self._measure(batch, list(dict.fromkeys([self.points[0], self.best])))
 
     def on_test_epoch_end(self) -> None:
-        found = {"untouched": self._found(self.points[0])}
-        found["transferred"] = self._found(self.best) if self.best != self.points[0] else found["untouched"]
-        self.log_dict({f"test/{which}/{name}": value for which, of in found.items() for name, value in of.items()})
+        models = {"untouched": self._found(self.points[0])}
+        models["transferred"] = self._found(self.best) if self.best != self.points[0] else models["untouched"]
+        self.log_dict({f"test/{model}/{name}": value for model, row in models.items() for name, value in row.items()})
 
     def provenance(self) -> dict[str, str]:
-        """What the transferred model is made of."""
-        self._take(self.best)
+        """The hashes of the models that the transferred model was computed from, with λ₁ and λ₂."""
+        self._load_point(self.best)
         own = self.model.provenance() | {"alpha": TRANSFERRED}
         hashes = {f"{role}_sha256": value for role, value in self.parents.items()}
         return own | hashes | {"lambda_1": str(self.best[0]), "lambda_2": str(self.best[1])}
 
     def export(self, folder: Path) -> Path:
-        """Write the transferred model as `model.safetensors`, and the vector beside it."""
+        """Write the transferred model to `model.safetensors`, and the vector to `vector.safetensors`."""
         identity = self.provenance()
         save_state(self.vector, folder / "vector.safetensors", {"backbone": identity["backbone"]} | self.parents)
         return save_network(self.model.target, folder / "model.safetensors", identity)

@@ -1,4 +1,4 @@
-"""Models that predict and explain themselves at once, with one fixed head (Yoshikawa et al., 2025)."""
+"""Models that predict and explain themselves in one forward pass, with a fixed head (Yoshikawa et al., 2025)."""
 
 import copy
 import json
@@ -28,22 +28,26 @@ LabelBuilder = Callable[[TargetModel, PatchGrid], ShapleyLabels]
 
 
 class SelfExplaining(TrainingModule):
-    """A classifier whose fixed head reads the attribution of every patch from the patch's own embedding.
+    """A classifier whose fixed head computes the attributions of every patch from the patch's embedding.
 
-    Minimises α · CE + (1 − α) · MSE: the cross entropy of the labels, and the mean squared error of the attributions of
-    one class, or all, to the patches. With α = 1 it is the prediction-only twin, which needs none to learn from.
+    Minimises α · CE + (1 − α) · MSE: the cross entropy of the predictions, and the mean squared error of the
+    attributions of the patches to one class, or to all. With α = 1 it is the prediction-only twin, which is trained
+    without attributions.
 
     Args:
-        target: the base model. Its backbone is trained; its head gives way to a `FixedHead`.
-        grid: the patches that are explained; embeddings of finer ones are averaged.
-        projection: finds W of the classes of the trainer's datamodule. Where W is of another width than the embeddings,
-            the model's own head, which CLIP's visual projection is, comes between.
-        normalise, scale, scale_patches: see `FixedHead`.
-        alpha: α.
+        target: the base model. Its backbone is trained; a `FixedHead` replaces its head.
+        grid: the patches that are explained; the embeddings of smaller patches of the model are averaged.
+        projection: computes W for the classes of the trainer's datamodule. If the width of W is not that of the
+            embeddings, the model's own head, which is CLIP's visual projection, is applied before W.
+        normalise: see `FixedHead`.
+        scale: see `FixedHead`.
+        scale_patches: see `FixedHead`.
+        alpha: α, the weight of the cross entropy, in (0, 1].
         labels: builds the source of the attributions to learn, from the model of `teacher` and the grid.
-        teacher: the file (`export`) of the model that these attributions explain, such as the prediction-only twin.
-        weights: a trained model (`export`) to go on with, head and all; then there is no `projection`.
-        optimizer, scheduler: build the optimiser of the backbone, and its schedule.
+        teacher: file (see `export`) of the model that these attributions explain, such as the prediction-only twin.
+        weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
+        optimizer: builds the optimiser from the parameters of the backbone.
+        scheduler: builds the schedule from the optimiser and the number of steps.
     """
 
     def __init__(
@@ -75,10 +79,10 @@ class SelfExplaining(TrainingModule):
         self.rank_correlation = RankCorrelation(nan_strategy="ignore")
         if weights is not None:
             self.target = exported_target(target, weights)
-        self.train()  # the trainer keeps every module in the mode it finds it in
+        self.train()  # the trainer keeps the current mode of every module
 
     def setup(self, stage: str) -> None:
-        """Find the head of the datamodule's classes, unless there is one already."""
+        """Build the head for the datamodule's classes, unless the model was loaded with its head."""
         if stage == "fit" and self.alpha < 1 and len(self.sources) == 1:
             raise InputError(
                 f"expected explainer.labels and explainer.teacher, a file, for alpha={self.alpha}, got none: "
@@ -92,15 +96,16 @@ class SelfExplaining(TrainingModule):
             self.train()
 
     def _head(self, weight: Tensor) -> FixedHead:
-        between = None
+        """The fixed head of W, after the model's own head if the width of W requires it."""
+        visual_projection = None
         if weight.shape[1] != self.target.embed_dim:
-            between = getattr(self.target.head, "weight", torch.empty(0)).detach()
-            if between.shape[:1] != weight.shape[1:]:
+            visual_projection = getattr(self.target.head, "weight", torch.empty(0)).detach()
+            if visual_projection.shape[:1] != weight.shape[1:]:
                 raise InputError(
                     f"expected W for embeddings of width {self.target.embed_dim}, or a model that projects them to"
-                    f" {weight.shape[1]}, got a head of {list(between.shape)}: take CLIP's own image tower"
+                    f" {weight.shape[1]}, got a head of {list(visual_projection.shape)}: take CLIP's own image tower"
                 )
-        return FixedHead(weight, between, self.normalise, self.scale, self.scale_patches)
+        return FixedHead(weight, visual_projection, self.normalise, self.scale, self.scale_patches)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
@@ -113,39 +118,39 @@ class SelfExplaining(TrainingModule):
         return self.target(images)
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, K), and the attributions of all patches to all classes (B, N, K), of uint8 images (B, C, H, W)."""
+        """Predict and explain uint8 images (B, C, H, W): logits (B, K) and attributions to all classes (B, N, K)."""
         embeddings, patches = self.target.embed_with_patches(self.target.normalise(images))
         with torch.autocast(images.device.type, enabled=False):
             attributions = self.target.head.attributions(patch_means(patches.float(), self.grid.side))
         return self.target.classify(embeddings), attributions
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        seen = complete(batch, self.sources)
-        logits, attributions = self.look(seen["image"])
-        loss = self._loss(logits, attributions, seen)
+        rows = complete(batch, self.sources)
+        logits, attributions = self.look(rows["image"])
+        loss = self._loss(logits, attributions, rows)
         self.log("train/loss", loss, batch_size=len(logits))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        seen = complete(batch, self.sources)
-        logits, attributions = self.look(seen["image"])
-        self.val_loss.update(self._loss(logits, attributions, seen), len(logits))
-        self.accuracy.update((logits.argmax(-1) == seen["label"]).float())
+        rows = complete(batch, self.sources)
+        logits, attributions = self.look(rows["image"])
+        self.val_loss.update(self._loss(logits, attributions, rows), len(logits))
+        self.accuracy.update((logits.argmax(-1) == rows["label"]).float())
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
         if self.alpha < 1:
-            self.rank_correlation.update(explained(attributions, seen), seen["shapley"])
+            self.rank_correlation.update(explained(attributions, rows), rows["shapley"])
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
-    def _loss(self, logits: Tensor, attributions: Tensor, seen: dict[str, Tensor]) -> Tensor:
+    def _loss(self, logits: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """α · CE + (1 − α) · MSE."""
-        loss = self.alpha * F.cross_entropy(logits, seen["label"])
+        loss = self.alpha * F.cross_entropy(logits, rows["label"])
         if self.alpha < 1:
-            error = explained(attributions, seen) - seen["shapley"]
+            error = explained(attributions, rows) - rows["shapley"]
             loss = loss + (1 - self.alpha) * error.square().mean()
         return loss
 
     def provenance(self) -> dict[str, str]:
-        """What was trained, from which base model and how; it is written into the exported file."""
+        """The metadata of the exported file: the model, its base model, α, the grid and the options of the head."""
         head = self.target.head
         options = {"normalise": head.normalise, "scale_patches": head.scale_patches}
         return self.target.identity() | {
@@ -156,15 +161,22 @@ class SelfExplaining(TrainingModule):
         }
 
     def export(self, folder: Path) -> Path:
-        """Write backbone and head as `model.safetensors`, with what they are."""
+        """Write the backbone and the head with their `provenance` to `model.safetensors`."""
         return save_network(self.target, folder / "model.safetensors", self.provenance())
 
 
 def patch_means(patches: Tensor, side: int) -> Tensor:
-    """Embeddings of patches (B, N', D) on a coarser grid, (B, N, D): means of those that make up each of its patches.
+    """Average the patch embeddings (B, N', D) of a fine grid over the patches of a coarser one: (B, N, D).
+
+    >>> patch_means(torch.arange(16.0).view(1, 16, 1), side=2).flatten().tolist()  # the first is (0 + 1 + 4 + 5) / 4
+    [2.5, 4.5, 10.5, 12.5]
+
+    Args:
+        patches: patch embeddings, (B, N', D).
+        side: patches per side of the coarser grid, √N.
 
     Raises:
-        InputError: where they do not fit into the grid.
+        InputError: if √N' is not a multiple of `side`.
     """
     own = math.isqrt(patches.shape[1])
     if own % side:
@@ -176,21 +188,33 @@ def patch_means(patches: Tensor, side: int) -> Tensor:
 
 
 def explained(attributions: Tensor, seen: dict[str, Tensor]) -> Tensor:
-    """Of attributions to all classes (B, N, K), those that the rows of `ShapleyLabels` are of: (B, N), or all."""
+    """Select the attributions to the class that `ShapleyLabels` explains in each image.
+
+    >>> attributions = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # of two patches to two classes
+    >>> explained(attributions, {"explained": torch.tensor([1])}).tolist()
+    [[2.0, 4.0]]
+
+    Args:
+        attributions: attributions to all classes, (B, N, K).
+        seen: the rows of `ShapleyLabels`, which lack `explained` where they explain all classes.
+
+    Returns:
+        (B, N), or (B, N, K) if all classes are explained.
+    """
     if "explained" not in seen:
         return attributions
     return attributions.take_along_dim(seen["explained"][:, None, None], -1)[..., 0]
 
 
 def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetModel:
-    """The model that a `SelfExplaining` exported, head and all, to predict with and to be explained.
+    """Load the model that a `SelfExplaining` exported, with its fixed head.
 
     Args:
         model: a target or a timm model of the same architecture.
-        head: the file.
+        head: the `model.safetensors` of the export.
 
     Raises:
-        InputError: if the file holds another architecture.
+        InputError: if the file holds another architecture, or was not written by `SelfExplaining.export`.
     """
     identity, weights = read_network(head)
     target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model)

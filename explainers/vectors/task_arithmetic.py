@@ -1,8 +1,8 @@
-"""Arithmetic on weights that moves the skill of explaining itself from one model to another (Yoshikawa et al., 2025).
+"""Explainability vectors, the difference of two models' weights, added to another model (Yoshikawa et al., 2025).
 
-All functions take and give state dicts of one architecture. Only what was learned takes part: no counts of batches,
-and no statistics of them either, for a variance less another may be negative. Nor does the head, which is fixed and
-belongs to the task.
+All functions take and return state dicts of one architecture. The arithmetic uses learned weights only. It leaves out
+the batch counts and running statistics of BatchNorm, because a difference of variances may be negative, and the head,
+which is fixed and specific to the task.
 """
 
 import torch
@@ -12,7 +12,14 @@ from explainers.training.state_dicts import State, check_alike
 
 
 def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
-    """The explainability vector τ = θ_ft* − θ_ft of two models of one task, of which the first explains itself, too.
+    """The explainability vector τ = θ_ft* − θ_ft of two models of one task.
+
+    >>> vector({"weight": torch.tensor(3.0)}, {"weight": torch.tensor(1.0)})
+    {'weight': tensor(2.)}
+
+    Args:
+        explaining: θ_ft*, the weights of the self-explaining model.
+        predicting: θ_ft, the weights of the prediction-only model.
 
     Raises:
         InputError: if they are not of one architecture; it names the first key that differs.
@@ -22,7 +29,12 @@ def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
 
 
 def learned(state: State) -> dict[str, Tensor]:
-    """Of a state dict what training with gradients changes: neither integers nor the statistics of BatchNorm."""
+    """The part of a state dict that gradients change: no integers, and no running statistics of BatchNorm.
+
+    >>> state = {"weight": torch.zeros(1), "running_var": torch.ones(1), "num_batches_tracked": torch.tensor(7)}
+    >>> list(learned(state))
+    ['weight']
+    """
     statistics = ("running_mean", "running_var")
     return {name: value for name, value in state.items() if value.is_floating_point() and not name.endswith(statistics)}
 
@@ -30,26 +42,45 @@ def learned(state: State) -> dict[str, Tensor]:
 def transfer(
     base: State, target: State, vector: State, lambda_1: float = 1.0, lambda_2: float = 1.0
 ) -> dict[str, Tensor]:
-    """θ_base + λ₁ (θ_ft − θ_base) + λ₂ τ: the target's model with the skill of the vector.
+    """θ_base + λ₁ (θ_ft − θ_base) + λ₂ τ: the weights of the target task's model, made self-explaining.
 
-    With λ₁ = 1 and λ₂ = 0 it is the target's, bit for bit. What takes no part in the arithmetic is the target's.
+    With λ₁ = 1 and λ₂ = 0 the result is bitwise equal to `target`. Entries that are not learned come from `target`.
+
+    >>> base, target, tau = ({"weight": torch.tensor(value)} for value in (1.0, 3.0, 10.0))
+    >>> transfer(base, target, tau, lambda_1=0.5, lambda_2=2.0)  # 1 + 0.5 · (3 − 1) + 2 · 10
+    {'weight': tensor(22.)}
+
+    Args:
+        base: θ_base, the weights of the base model.
+        target: θ_ft, the weights of the target task's prediction-only model.
+        vector: τ, the explainability vector of the source task.
+        lambda_1: λ₁, the weight of the target task.
+        lambda_2: λ₂, the weight of the explainability vector.
 
     Raises:
         InputError: if they are not of one architecture; it names the first key that differs.
     """
     check_alike(base, target)
     check_alike(learned(target), vector)
-    moved = dict(target)
+    transferred = dict(target)
     for name, difference in vector.items():
         if lambda_1 != 1:
-            moved[name] = torch.lerp(base[name], target[name], lambda_1)
+            transferred[name] = torch.lerp(base[name], target[name], lambda_1)
         if lambda_2 != 0:
-            moved[name] = moved[name] + lambda_2 * difference
-    return moved
+            transferred[name] = transferred[name] + lambda_2 * difference
+    return transferred
 
 
 def cosine(first: State, second: State) -> float:
-    """The cosine of two vectors as one long one each; NaN where one of them is 0.
+    """The cosine of the angle between two vectors, each of all weights of a state dict; NaN if one of them is 0.
+
+    >>> first = {"weight": torch.tensor([3.0]), "bias": torch.tensor([4.0])}
+    >>> cosine(first, {"weight": torch.tensor([1.0]), "bias": torch.tensor([0.0])})
+    0.6
+
+    Args:
+        first: one vector.
+        second: the other vector.
 
     Raises:
         InputError: if they are not of one architecture; it names the first key that differs.

@@ -14,6 +14,7 @@ from datamodules.datasets import unlabelled_images
 from datamodules.digits import Digits
 from datamodules.folders import image_folder
 from datamodules.images import Images
+from explainers.errors import InputError
 from explainers.networks.light import LightNetwork
 from explainers.sources import Features
 from explainers.tve.meta_attribution import MetaAttributions
@@ -61,7 +62,9 @@ def computed(monkeypatch):
     for source in (MetaAttributions, Features):
 
         def watched(self, batch, epoch=0, call=source.__call__):
-            found.extend((self.provides, index) for index in batch["index"].tolist())
+            found.extend(
+                ("meta" if "meta" in self.provides else "embedding", index) for index in batch["index"].tolist()
+            )
             return call(self, batch, epoch)
 
         monkeypatch.setattr(source, "__call__", watched)
@@ -147,7 +150,7 @@ def test_for_a_network_that_looks_at_images_they_are_stored_as_they_are(target, 
 
 def test_stored_meta_attributions_are_not_those_of_random_crops(target, grid, tmp_path):
     with pytest.raises(
-        ValueError, match=r"expected explainer.min_crop=null, got 0.5; .* or take a datamodule of images"
+        InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached embedding, map_0, meta"
     ):
         fit(light(target, grid, [0], min_crop=0.5), stored(tmp_path))
 

@@ -1,5 +1,6 @@
 import json
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from datamodules.datasets import (
     spread,
     unlabelled_images,
 )
-from datamodules.folders import image_folder
+from datamodules.folders import ImageFolders, image_folder
 from datamodules.mura import mura
 from explainers.errors import InputError
 
@@ -167,12 +168,19 @@ def test_hidden_files_are_no_images(tmp_path):
     assert len(image_folder(tmp_path, image_size=8)) == len(unlabelled_images([str(tmp_path)], image_size=8)) == 12
 
 
-def test_a_split_is_a_folder_below_the_root(tmp_path):
-    write_folder(tmp_path / "train"), write_folder(tmp_path / "val", per_class=1)
-    assert len(image_folder(tmp_path, image_size=8, split="train")) == 12
-    assert len(image_folder(str(tmp_path), image_size=8, split="val")) == 3
-    with pytest.raises(InputError, match="got .*/test, which is not a folder"):
-        image_folder(tmp_path, image_size=8, split="test")
+def test_a_split_is_a_folder_below_the_root_and_two_splits_can_share_one(tmp_path):
+    write_folder(tmp_path / "train"), write_folder(tmp_path / "val", per_class=2)
+    splits = {"train": "train", "val": "val", "test": "val"}
+    folders = partial(ImageFolders, str(tmp_path), 8, splits=splits)
+    assert [len(folders().dataset(split)) for split in splits] == [12, 6, 6]
+    assert [len(folders(limit={"train": 5, "test": 2}).dataset(split)) for split in splits] == [5, 6, 2]
+    val, test = (folders(halve=True).dataset(split) for split in ("val", "test"))
+    paths = [{data.path(i) for i in range(len(data))} for data in (val, test)]
+    assert len(val) == len(test) == 3 and not paths[0] & paths[1]
+    with pytest.raises(InputError, match="got .*/gone, which is not a folder"):
+        folders(splits={"train": "gone"}).dataset("train")
+    with pytest.raises(InputError, match="expected a data set for val, got none"):
+        ImageFolders(str(tmp_path), 8, {"train": "train"}).dataset("val")
 
 
 def test_one_class_is_enough_to_train_an_explainer_on(tmp_path):
@@ -245,7 +253,7 @@ def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
 def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
     """Skipping it would hide a missing disk."""
     dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
-    with pytest.raises(InputError, match="gone.png"):
+    with pytest.raises(FileNotFoundError, match="gone.png"):
         dataset[0]
 
 

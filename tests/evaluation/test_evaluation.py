@@ -36,7 +36,7 @@ def target(make_target):
 
 
 def both(target, grid):
-    return {"chance": Chance(grid), "oracle": Oracle(target, grid, hops=0)}
+    return {"chance": Chance(None, grid), "oracle": Oracle(target, grid, hops=0)}
 
 
 def evaluate(target, grid, samples, names=("chance", "oracle"), batch_size=3, **settings):
@@ -68,7 +68,7 @@ def by_hand(target, grid, samples, explain, classes, fill=0.0):
 def test_results_are_those_computed_by_hand(target, grid, digits, classes, removal):
     results, logged = evaluate(target, grid, digits, classes=classes, removal=removal)
     assert results.keys() == {"chance", "oracle"}
-    chance = Chance(grid)
+    chance = Chance(None, grid)
     slow = {
         "chance": lambda pixels, image, label: chance(pixels[None], None)[0],
         "oracle": lambda pixels, image, label: references.attribution(target.probabilities, image, label, 4, hops=0),
@@ -161,11 +161,11 @@ def test_the_identity_tells_the_accuracy_and_the_number_of_images(target, grid, 
 def command(*overrides, folder, tasks=("digit",)):
     """`python eval.py` of chance on a tiny target."""
     chosen = [
-        f"+tasks.{task}={{head: null, data: {{_target_: datamodules.images.Images, num_workers: 0, batch_size: 2, "
+        f"+tasks.{task}={{data: {{_target_: datamodules.images.Images, num_workers: 0, batch_size: 2, "
         "test: {_target_: datamodules.digits.Digits, _partial_: true, split: test, size: 3, image_size: 64}}}"
         for task in tasks
     ]
-    common = ("target=tiny", "evaluation.levels=3", "~explainers.oracle", "~figures", *QUIET)
+    common = ("target=tiny", "evaluation.levels=3", "~figures", *QUIET)
     evaluate_command(*common, *chosen, *overrides, folder=folder)
 
 

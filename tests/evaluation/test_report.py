@@ -7,7 +7,7 @@ from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.evaluation.report import Reference, comma_separated, latex, markdown, tables
+from explainers.evaluation.report import Reference, comma_separated, latex, markdown, rows, tables
 
 FOUND = {
     "images": 3,
@@ -21,6 +21,13 @@ FOUND = {
     "images_per_second": 12.345,
 }
 RESULTS = {"odd_one": {"tve": FOUND | {"rank_correlation": -0.5}, "oracle": FOUND}, "loop": {"tve": FOUND}}
+TITLES = {
+    "fidelity_plus": "Fidelity⁺ ↑",
+    "fidelity_minus": "Fidelity⁻ ↓",
+    "pointing_game": "Hit rate ↑",
+    "rank_correlation": "ρ with the reference ↑",
+    "images_per_second": "Images/s ↑",
+}
 PRINTED = {"ViT-Base": {"odd_one": {"tve": [0.4, 0.355], "lime": [1.0, 1.0]}}, "Swin-Base": {}}
 REFERENCE = Reference("paper", "ViT-Base", PRINTED)
 
@@ -30,7 +37,7 @@ def cells(line):
 
 
 def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_are_known():
-    header, rule, *lines = markdown(RESULTS).splitlines()
+    header, rule, *lines = markdown(rows(RESULTS, TITLES)).splitlines()
     wanted = ["Task", "Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "ρ with the reference ↑", "Images/s ↑"]
     assert cells(header) == wanted
     assert set(rule) <= set("|- ")
@@ -40,37 +47,37 @@ def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_
 
 
 def test_what_nobody_measured_has_no_column():
-    assert "Hit rate" not in markdown(RESULTS)
+    assert "Hit rate" not in markdown(rows(RESULTS, TITLES))
 
 
 def test_the_csv_file_holds_every_number_unrounded():
-    rows = list(csv.DictReader(io.StringIO(comma_separated(RESULTS))))
+    lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS))))
     wanted = [("odd_one", "tve"), ("odd_one", "oracle"), ("loop", "tve")]
-    assert [(row["task"], row["explainer"]) for row in rows] == wanted
-    assert float(rows[0]["fidelity_plus"]) == FOUND["fidelity_plus"]
-    assert rows[1]["rank_correlation"] == ""
+    assert [(row["task"], row["explainer"]) for row in lines] == wanted
+    assert float(lines[0]["fidelity_plus"]) == FOUND["fidelity_plus"]
+    assert lines[1]["rank_correlation"] == ""
 
 
 def test_latex_has_the_same_cells_with_its_own_signs():
-    lines = latex(RESULTS).splitlines()
+    lines = latex(rows(RESULTS, TITLES)).splitlines()
     assert lines[1] == r"\begin{tabular}{llrrrr}" and lines[-1] == r"\end{tabular}"
-    rows = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r"\\")]
+    found = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r"\\")]
     header = ["Task", "Explainer", r"Fidelity$^{+}$ $\uparrow$", r"Fidelity$^{-}$ $\downarrow$"]
-    assert rows[0][:4] == header
-    assert rows[1] == [r"odd\_one", "tve", r"0.432 $\pm$ 0.012", r"0.100 $\pm$ 0.020", "$-$0.500", "12.3"]
-    assert rows[2][:2] == ["", "oracle"] and rows[2][4] == "--"
+    assert found[0][:4] == header
+    assert found[1] == [r"odd\_one", "tve", r"0.432 $\pm$ 0.012", r"0.100 $\pm$ 0.020", "$-$0.500", "12.3"]
+    assert found[2][:2] == ["", "oracle"] and found[2][4] == "--"
     assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
-    assert not re.search(r"[^\x00-\x7f]", latex(RESULTS, REFERENCE))  # pdflatex knows no other signs
+    assert not re.search(r"[^\x00-\x7f]", latex(rows(RESULTS, TITLES, REFERENCE)))  # pdflatex knows no other signs
 
 
 def test_a_reference_adds_columns_that_name_its_source_and_target():
-    header, _, *lines = markdown(RESULTS, REFERENCE).splitlines()
+    header, _, *lines = markdown(rows(RESULTS, TITLES, REFERENCE)).splitlines()
     wanted = ["Fidelity⁺ ↑", "Fidelity⁺ ↑ paper, ViT-Base", "Fidelity⁻ ↓", "Fidelity⁻ ↓ paper, ViT-Base"]
     assert cells(header)[2:6] == wanted
     assert (cells(lines[0])[3], cells(lines[0])[5]) == ("0.40", "0.355")
     assert all((cells(line)[3], cells(line)[5]) == ("–", "–") for line in lines[1:])
-    rows = list(csv.DictReader(io.StringIO(comma_separated(RESULTS, REFERENCE))))
-    assert [row["fidelity_minus (paper, ViT-Base)"] for row in rows] == ["0.355", "", ""]
+    lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS, REFERENCE))))
+    assert [row["fidelity_minus (paper, ViT-Base)"] for row in lines] == ["0.355", "", ""]
 
 
 def test_a_reference_to_another_target_is_refused_with_those_that_there_are():
@@ -90,5 +97,5 @@ def test_the_papers_values_are_pairs_of_fidelities_of_explainers_and_tasks(tmp_p
 
 
 def test_of_nothing_there_are_no_tables():
-    assert tables({}) == {}
-    assert tables(RESULTS).keys() == {"results.csv", "table.md", "table.tex"}
+    assert tables({}, TITLES) == {}
+    assert tables(RESULTS, TITLES).keys() == {"results.csv", "table.md", "table.tex"}

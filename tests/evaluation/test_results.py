@@ -5,7 +5,7 @@ import json
 import pytest
 
 from explainers.errors import InputError
-from explainers.evaluation.results import ResultsFile, read
+from explainers.evaluation.results import ResultsFile, read_columns, read_results
 
 CONFIG = {
     "seed": 0,
@@ -25,6 +25,15 @@ CONFIG = {
 }
 
 
+class Measured:
+    """An evaluation after its test."""
+
+    columns = {"fidelity_plus": "Fidelity⁺ ↑"}
+
+    def __init__(self, results, identity):
+        self.results, self.identity = results, lambda: identity
+
+
 def changed(key, value):
     config = copy.deepcopy(CONFIG)
     *path, last = key.split(".")
@@ -40,7 +49,7 @@ def path(tmp_path):
     """Both tasks, measured."""
     file = ResultsFile(tmp_path / "results.json", CONFIG)
     for number, task in enumerate(CONFIG["tasks"]):
-        file.add(task, {"tve": {"fidelity_plus": number}}, {"images": 5})
+        file.add(task, Measured({"tve": {"fidelity_plus": number}}, {"images": 5}))
     return tmp_path / "results.json"
 
 
@@ -55,6 +64,8 @@ def test_the_file_holds_what_its_numbers_are_traced_by(path):
     assert record["tasks"] == ["odd", "loop"]
     assert record["command"] and record["python"] and record["devices"] and record["packages"]["torch"]
     assert content["results"]["loop"] == {"tve": {"fidelity_plus": 1}} and content["identity"]["odd"] == {"images": 5}
+    assert content["columns"] == dict.fromkeys(CONFIG["tasks"], {"fidelity_plus": "Fidelity⁺ ↑"})
+    assert read_columns([path, path]) == {"fidelity_plus": "Fidelity⁺ ↑"} and read_columns([]) == {}
 
 
 def test_a_task_that_was_measured_alike_is_kept_and_told(path, capsys):
@@ -104,7 +115,7 @@ def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path,
     assert file.kept == [] and path.read_text() == before
     file.tell()
     assert capsys.readouterr().out.count(key) == 2
-    file.add("odd", {"tve": {"fidelity_plus": 7}}, {})
+    file.add("odd", Measured({"tve": {"fidelity_plus": 7}}, {}))
     assert written(path)["results"] == {"odd": {"tve": {"fidelity_plus": 7}}}
     assert (path.parent / "results_earlier.json").read_text() == before
 
@@ -112,7 +123,7 @@ def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path,
 def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path):
     file = ResultsFile(path, changed("tasks.odd.data.limit", 6))
     assert file.kept == ["loop"] and file.changed.keys() == {"odd"}
-    file.add("odd", {"tve": {"fidelity_plus": 7}}, {"images": 6})
+    file.add("odd", Measured({"tve": {"fidelity_plus": 7}}, {"images": 6}))
     content = written(path)
     assert list(content["results"]) == ["odd", "loop"]  # in the order of the config
     assert content["results"]["odd"]["tve"]["fidelity_plus"] == 7
@@ -123,7 +134,7 @@ def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path)
 def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
     config = changed("tasks", {"digit": {"head": None, "data": {}}})
     file = ResultsFile(path, config)
-    file.add("digit", {}, {})
+    file.add("digit", Measured({}, {}))
     content = written(path)
     assert content["results"].keys() == content["config"]["tasks"].keys() == {"digit", "odd", "loop"}
     assert not (path.parent / "results_earlier.json").exists()
@@ -141,7 +152,7 @@ def test_weights_count_by_what_is_in_their_file(tmp_path, key):
     weights.write_bytes(b"trained"), elsewhere.write_bytes(b"trained")
     config = changed(key, str(weights))
     file = ResultsFile(tmp_path / "results.json", config)
-    file.add("odd", {}, {})
+    file.add("odd", Measured({}, {}))
     assert written(tmp_path / "results.json")["files"] == {str(weights): hashlib.sha256(b"trained").hexdigest()}
     assert ResultsFile(tmp_path / "results.json", changed(key, str(elsewhere))).kept == ["odd"]
     weights.write_bytes(b"trained longer")
@@ -165,16 +176,16 @@ def test_files_are_read_together(tmp_path):
         save(tmp_path / "b", {"odd": {"lime": {"x": 2}, "chance": {"x": 0, "images_per_second": 20}}}, accuracy=0.6),
         save(tmp_path / "c", {"loop": {"tve": {"x": 3}}}, levels=5),
     ]
-    results = read(files)
+    results = read_results(files)
     assert list(results) == ["odd", "loop"] and list(results["odd"]) == ["tve", "chance", "lime"]
     assert results["odd"]["chance"]["images_per_second"] == 10 and results["loop"]["tve"] == {"x": 3}
-    assert read([]) == {}
+    assert read_results([]) == {}
 
 
 def test_two_results_of_the_same_name_are_refused(tmp_path):
     files = [save(tmp_path / name, {"odd": {"tve": {"x": number}}}) for number, name in enumerate("ab")]
     with pytest.raises(ValueError, match="(?s)one result of tve on odd, got two.*/a and .*/b: "):
-        read(files)
+        read_results(files)
 
 
 def test_results_that_were_measured_differently_are_refused(tmp_path):
@@ -183,16 +194,16 @@ def test_results_that_were_measured_differently_are_refused(tmp_path):
         save(tmp_path / "b", {"odd": {"lime": {}}}, levels=6),
     ]
     with pytest.raises(ValueError, match="odd in .*/a and .*/b cannot be compared.*levels: 5 → 6"):
-        read(files)
+        read_results(files)
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"results": 3}'])
 def test_another_file_is_refused_by_name(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match="x.json: expected the results.json of an evaluation"):
-        read([tmp_path / "x.json"])
+        read_results([tmp_path / "x.json"])
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="no results at .*nowhere.json: .*eval.py"):
-        read([tmp_path / "nowhere.json"])
+        read_results([tmp_path / "nowhere.json"])

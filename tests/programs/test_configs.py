@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -37,8 +38,16 @@ IMAGE_FOLDERS = (
 GROUPS = sorted(
     (path.parent.name, path.stem)
     for path in (ROOT / "configs").glob("*/*.yaml")
-    if path.parent.name not in ("experiment", "figures", "labels", "metrics", "projection", "reference")
+    if path.parent.name
+    not in ("experiment", "explainers", "figures", "labels", "metrics", "projection", "reference", "sweeps", "tasks")
 )
+
+
+SMALL_EXPLAINERS = {
+    "kernel_shap": ("explainers.kernel_shap.budget=20",),
+    "oracle": ("explainers.oracle.cache_dir=null",),
+    "tve_paper": tuple(f"explainers.tve_paper.{setting.removeprefix('explainer.')}" for setting in SMALL_PAPER_NETWORK),
+}
 
 
 def program(experiment):
@@ -57,13 +66,19 @@ def data_dir(tmp_path_factory):
 def test_every_experiment_composes_resolves_and_is_named_after_its_file(experiment, tmp_path):
     cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert cfg.name == experiment
+    assert cfg.name == (experiment if experiment != "tve" else "tve_vit_base")
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_the_head_of_an_experiment_tells_its_command(experiment):
+def test_an_experiment_is_a_laboratory_record(experiment):
+    """Its head says what it reproduces, its command, hardware and time, what to expect, and the differences."""
     head = (ROOT / f"configs/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
-    assert f"experiment={experiment}" in head and f"python {program(experiment)}.py" in head
+    assert re.search(
+        rf"^# Command: python {program(experiment)}.py (-m )?experiment={experiment}\b", head, re.MULTILINE
+    )
+    for part in (r"Reproduces: \S", r"Hardware: .*\. Time: \S", r"Expect: \S", r"Differs: \S"):
+        assert re.search(f"^# {part}", head, re.MULTILINE), part
+    assert not re.search(r"TIME_|EXPECT_", head)
 
 
 @pytest.mark.parametrize("experiment", TRAININGS)
@@ -72,21 +87,22 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     cfg = composed(f"experiment={experiment}", folder=tmp_path)
     if "ffcv" in cfg.data._target_:
         overrides += ["data=digits"]
-    if "Digits" in str(cfg.data) or "data=digits" in overrides:
+    if "DigitImages" in cfg.data._target_ or "data=digits" in overrides:
         overrides += SMALL_DIGITS
     else:
         overrides += [f"data_dir={data_dir}", "data.batch_size=4", "data.num_workers=0"]
-    if "PaperNetwork" in str(cfg.explainer):
+    explainer = cfg.get("explainer") or {}
+    if "PaperNetwork" in str(explainer):
         overrides += SMALL_PAPER_NETWORK
-    if cfg.explainer.get("weights"):  # what other experiments leave
+    if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if experiment == "tve_from_scratch":
         overrides += ["target.model.checkpoint_path=''"]
-    if "projection" in cfg.explainer:
+    if "projection" in explainer:
         overrides += ["projection@explainer.projection=simplex"]  # 16 images are not of all classes
-    if "k" in cfg.explainer:
+    if "k" in explainer:
         overrides += ["explainer.k=2"]
-    for role in sorted({"teacher", "predicting", "explaining", "onto"} & cfg.explainer.keys()):
+    for role in sorted({"teacher", "predicting", "explaining", "onto"} & set(explainer)):
         alpha = 0.5 if role == "explaining" else 1
         overrides += [f"explainer.{role}={self_explaining_file(*overrides, alpha=alpha, folder=tmp_path)}"]
     loss = train(*overrides, folder=tmp_path / "run")
@@ -121,6 +137,27 @@ def test_every_option_of_every_group_composes(group, option, tmp_path):
         assert "_target_" in resolved[group]
 
 
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "configs/explainers").glob("*.yaml"))])
+def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_explains(name, tmp_path):
+    cfg = composed(
+        "target=tiny", f"explainers=[{name}]", *SMALL_EXPLAINERS.get(name, ()), folder=tmp_path, config="eval"
+    )
+    explainer = instantiate(cfg.explainers[name], target=instantiate(cfg.target)).eval()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        assert explainer(images, torch.tensor([0, 1])).shape == (2, 8, 8)
+
+
+def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp_path):
+    names = [path.stem for path in (ROOT / "configs/tasks").glob("*.yaml")]
+    cfg = composed(f"tasks=[{','.join(names)}]", folder=tmp_path, config="eval")
+    assert set(cfg.tasks) == set(names)
+    for name in names:
+        own = composed(f"data={name}", folder=tmp_path).data
+        assert OmegaConf.to_container(cfg.tasks[name].data, resolve=True) == OmegaConf.to_container(own, resolve=True)
+        assert cfg.tasks[name].target == {"head": None}
+
+
 def test_every_projection_composes(tmp_path):
     for path in (ROOT / "configs/projection").glob("*.yaml"):
         overrides = ("experiment=self_explaining", f"projection@explainer.projection={path.stem}")
@@ -143,7 +180,7 @@ def test_a_misspelt_key_on_the_command_line_fails_and_is_named(key, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "node", ["explainer", "explainer.network", "data", "data.train", "trainer", "target", "callbacks.best"]
+    "node", ["explainer", "explainer.network", "data", "cache", "trainer", "target", "callbacks.best"]
 )
 def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
     tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)

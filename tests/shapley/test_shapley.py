@@ -223,11 +223,11 @@ def test_a_step_on_stored_rows_is_the_step_on_images(target, images, network):
     assert shapley.on_before_batch_transfer(stored, 0) is stored
 
 
-@pytest.mark.parametrize(("network", "min_crop"), [(VIT, None), (FAST, None), (FROZEN, 0.5)])
-def test_stored_rows_are_refused_where_pixels_are_needed(target, network, min_crop):
-    shapley = Shapley(target, GRID, network, ADAM, min_crop=min_crop)
-    with pytest.raises(ValueError, match=f"expected images for .*Network with explainer.min_crop={min_crop}, got rows"):
-        Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(shapley, DataLoader([{"index": torch.tensor(0)}]))
+def test_stored_rows_are_not_those_of_random_crops(target, images, network):
+    shapley = Shapley(target, GRID, network, ADAM, coalitions=4, min_crop=0.5)
+    cached = complete(batch_of(images), shapley.sources)
+    with pytest.raises(InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached .*keep"):
+        shapley.training_step(cached, 0)
 
 
 def test_training_lowers_the_loss_of_other_coalitions_and_leaves_the_target_as_it_was(make_target, images, network):

@@ -7,6 +7,7 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from datamodules.images import Images
+from explainers.errors import InputError
 from explainers.target import TargetModel, weights_hash
 from explainers.targets.classifier import Classifier
 
@@ -78,16 +79,14 @@ def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target):
     batch = {name: torch.stack([sample[name] for sample in samples(8)]) for name in ("image", "label")}
     (source,) = classifier.sources
     stored = source(batch)
-    assert stored.keys() == {source.provides} and not stored["embedding"].requires_grad
+    assert stored.keys() == set(source.provides) and not stored["embedding"].requires_grad
     torch.testing.assert_close(classifier._logits(stored), classifier(batch["image"]))
     torch.testing.assert_close(classifier._logits(batch), classifier(batch["image"]))
 
 
 @pytest.mark.parametrize("changing", [{"tune": "all"}, {"min_crop": 0.5}], ids=str)
 def test_embeddings_that_change_cannot_be_stored(make_target, changing):
-    with pytest.raises(
-        ValueError, match="tune=head and .*min_crop=null to store embeddings, got .*datamodule of images"
-    ):
+    with pytest.raises(InputError, match="tune=head and .*min_crop=null to cache embeddings, got .*set cache=null"):
         _ = Classifier(make_target(), 2, SGD, **changing).sources
 
 

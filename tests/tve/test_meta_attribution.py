@@ -52,7 +52,7 @@ def test_transfer_of_logits_with_a_weight_is_what_it_says(h_weight):
 def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images):
     source = MetaAttributions(target, grid, hops=(1,), patches=3)
     rows = source(batch_of(images))
-    assert rows.keys() == {"patch", "meta"} and source.provides in rows
+    assert rows.keys() == {"patch", "meta"} and rows.keys() == set(source.provides)
     assert not rows["meta"].requires_grad
     for i, normalised in enumerate(target.normalise(images)):
         assert len(set(rows["patch"][i].tolist())) == 3

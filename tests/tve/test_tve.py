@@ -55,7 +55,7 @@ def test_the_loss_is_the_papers(target, grid, images, reduction):
     expected = references.tve_loss(tve.network(images, seen["embedding"], maps), seen["meta"], seen["patch"])
     if reduction == "mean":
         expected = expected / 24
-    tve.fresh = False  # or the first step would calibrate the network
+    tve.uncalibrated = False  # or the first step would calibrate the network
     stored = {name: value for name, value in seen.items() if name != "image"}
     for batch in (batch_of(images), seen, stored):
         torch.testing.assert_close(tve.training_step(batch, 0), expected, rtol=1e-4, atol=0)

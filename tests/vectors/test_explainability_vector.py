@@ -13,11 +13,12 @@ from toys import SILENT, Marked, marked_splits, three_models
 
 from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
-from explainers import explainability_vector, self_explaining
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import weights_hash
 from explainers.training.state_dicts import part
 from explainers.training.weights import read_network
+from explainers.vectors import module as vectors_module
+from explainers.vectors import self_explaining
 from explainers.vectors.module import ExplainabilityVector
 from explainers.vectors.self_explaining import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
@@ -92,7 +93,7 @@ def test_a_sweep_reads_every_image_once_and_builds_the_model_once(build, monkeyp
     labelled, built = [], []
     call = ShapleyLabels.__call__
     monkeypatch.setattr(ShapleyLabels, "__call__", lambda *a: labelled.extend(a[1]["index"].tolist()) or call(*a))
-    for place in (explainability_vector, self_explaining):
+    for place in (vectors_module, self_explaining):
         own = place.exported_target
         monkeypatch.setattr(place, "exported_target", lambda *a, own=own: built.append(a) or own(*a))
     module = build(lambda_2=SWEEP)

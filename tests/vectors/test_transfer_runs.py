@@ -15,6 +15,7 @@ from toys import SILENT, Marked, exported, marked_splits, three_models
 from datamodules.cached import Cached
 from datamodules.images import Images
 from datamodules.store import Store
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import weights_hash
@@ -159,7 +160,7 @@ def test_a_model_of_another_kind_or_of_another_base_is_refused_with_both(
 
 
 def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):
-    refused(build, "no trained explainer at .*nowhere", FileNotFoundError, onto=str(tmp_path / "nowhere.safetensors"))
+    refused(build, "no trained explainer at .*nowhere", InputError, onto=str(tmp_path / "nowhere.safetensors"))
     save_file({"weight": torch.ones(2)}, tmp_path / "any.safetensors")
     refused(build, r"explainer\.onto, got None in .*any\.safetensors", onto=str(tmp_path / "any.safetensors"))
 

@@ -88,7 +88,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         "~tasks.small.explainers.upper_bound",
         *(f"tasks.small.explainers.{name}.weights={runs / run}/model.safetensors" for name, run in weights.items()),
         *(f"tasks.small.target.head={runs / 'small/model.safetensors'}", "tasks.small.data.size.test=5"),
-        "target._target_=explainers.self_explaining.exported_target",
+        "target._target_=explainers.vectors.exported_target",
         folder=runs / "evaluation",
     )
     found = json.loads((runs / "evaluation/results.json").read_text())["results"]["small"]

@@ -1,0 +1,102 @@
+"""What a user sees while a command runs, and what it decides for him."""
+
+import io
+
+import pytest
+import torch
+from commands import QUIET, SMALL_DIGITS, composed, evaluate, train
+from lightning import Trainer
+from omegaconf import OmegaConf
+from toys import LIGHT, SILENT, fit
+
+from callbacks.progress import Progress
+from explainers import runs
+from explainers.tve import TVE
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    return shown
+
+
+def test_one_bar_counts_all_steps_of_a_training_with_the_latest_validation_metric(terminal, target, grid, images):
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-3)  # noqa: E731
+    fit(TVE(target, grid, LIGHT, adam), images, epochs=3, validate=True, callbacks=[Progress("digits", "val/loss")])
+    assert "digits: 100%" in terminal.getvalue() and "6/6" in terminal.getvalue()  # 3 epochs of 2 batches
+    assert "val/loss=" in terminal.getvalue()
+
+
+def test_without_a_terminal_there_is_no_bar(capsys, target, grid, images):
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-3)  # noqa: E731
+    fit(TVE(target, grid, LIGHT, adam), images, epochs=1, callbacks=[Progress("digits")])
+    assert "digits" not in "".join(capsys.readouterr())
+
+
+def test_the_bar_ends_with_an_error(terminal, target, grid, images):
+    progress = Progress("digits")
+    with pytest.raises(ValueError, match="needs an optimizer"):
+        fit(TVE(target, grid, LIGHT), images, epochs=1, callbacks=[progress])
+    assert progress.bar is None
+
+
+def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp_path, capsys):
+    run = ("experiment=quickstart_tve", "target=tiny", *SMALL_DIGITS, "cache=null", "trainer.max_epochs=1", *QUIET)
+    loss = train(*run, "explainer.network.width=24", folder=tmp_path / "run")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"TVE learns what the model sees of every patch, without any task: val/loss {loss:.3g}; ")
+    assert line.endswith(f" s, {tmp_path / 'run'}")
+
+
+def test_an_evaluation_says_what_it_will_cost_before_it_starts(tmp_path, capsys):
+    oracle = ("explainers=[chance,oracle]", "explainers.oracle.cache_dir=null", "evaluation.levels=3")
+    digits = ("tasks=digits", "tasks.digits.data.size.test=3")
+    evaluate("target=tiny", *oracle, *digits, *QUIET, folder=tmp_path)
+    told, *rest = capsys.readouterr().out.splitlines()
+    assert told == "digits: 3 images, 137 forward passes each (oracle 128, perturbations 9)"
+    assert "table.md" not in told and any(line.startswith("| digits") for line in rest)
+
+
+def test_an_evaluation_without_tasks_says_how_to_name_them(tmp_path):
+    with pytest.raises(SystemExit, match=r"error: nothing to measure: name tasks, such as tasks=\[imagenette\]"):
+        evaluate("target=tiny", *QUIET, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cuda", "features", "precision"),
+    [
+        ("auto", True, {}, "bf16-mixed"),
+        ("cpu", True, {}, "32-true"),
+        ("auto", False, {"amx_bf16": True}, "bf16-mixed"),
+        ("cpu", False, {"avx512_bf16": True}, "bf16-mixed"),
+        ("auto", False, {"avx2": True, "avx512_f": True}, "32-true"),
+        ("mps", False, {"amx_bf16": True}, "32-true"),
+    ],
+)
+def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, precision, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
+    assert runs.fastest_precision(accelerator) == precision
+    cfg = composed("target=tiny", f"trainer.accelerator={accelerator}", folder=tmp_path)
+    assert OmegaConf.to_container(cfg.trainer, resolve=True)["precision"] == precision
+
+
+def test_a_precision_can_be_asked_for(tmp_path):
+    assert composed("trainer.precision=64-true", folder=tmp_path).trainer.precision == "64-true"
+
+
+def test_no_bar_is_left_over_after_a_test(terminal, target, grid):
+    progress = Progress("digits")
+    trainer = Trainer(accelerator="cpu", callbacks=[progress], **SILENT)
+    progress.on_test_start(type("Running", (), {"num_test_batches": [2], "is_global_zero": True}), None)
+    progress.on_test_batch_end(trainer, None, None, None, 1)
+    assert "2/2" in terminal.getvalue()
+    progress.on_test_end(trainer, None)
+    assert progress.bar is None

@@ -1,0 +1,50 @@
+"""What only a GPU can show. Where there is none, these tests skip."""
+
+import json
+import math
+
+import pytest
+import torch
+from commands import SMALL_DIGITS, composed, run, train
+from hydra.utils import instantiate
+
+from explainers.runs import fastest_precision
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+RUN = ("experiment=quickstart_tve", "target=tiny", *SMALL_DIGITS, "explainer.network.width=24", "trainer.max_epochs=1")
+EXPLAINERS = ("chance", "oracle", "kernel_shap", "tve", "tve_hg")
+
+
+def test_a_training_step_in_bf16_has_a_finite_loss(tmp_path):
+    precision = fastest_precision("auto")
+    assert precision == "bf16-mixed"
+    gpu = ("trainer.accelerator=gpu", f"trainer.precision={precision}", f"cache_dir={tmp_path / 'cache'}")
+    assert math.isfinite(train(*RUN, *gpu, "cache=null", folder=tmp_path / "run"))
+    assert json.loads((tmp_path / "run/versions.json").read_text())["devices"] == [torch.cuda.get_device_name()]
+
+
+@pytest.mark.parametrize("name", EXPLAINERS)
+def test_a_heatmap_is_the_same_as_on_the_cpu(name, tmp_path):
+    settings = {"kernel_shap": ["explainers.kernel_shap.budget=20"], "oracle": ["explainers.oracle.cache_dir=null"]}
+    overrides = ("target=tiny", f"explainers=[{name}]", *settings.get(name, ()))
+    cfg = composed(*overrides, folder=tmp_path, config="eval")
+    torch.manual_seed(0)
+    explainer = instantiate(cfg.explainers[name], target=instantiate(cfg.target)).eval()
+    images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
+    classes = torch.tensor([0, 3, 9])
+    with torch.no_grad():
+        on_cpu = explainer(images, classes)
+        on_gpu = explainer.cuda()(images.cuda(), classes.cuda())
+    assert on_gpu.is_cuda
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-2, atol=1e-3 * on_cpu.abs().max().item())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has fewer than two CUDA devices")
+def test_two_processes_train_with_nccl(tmp_path):
+    gpus = ("trainer.accelerator=gpu", "trainer.devices=2", "trainer.strategy=ddp", "cache=null")
+    code, out, errors = run("train.py", *RUN, *gpus, folder=tmp_path / "run", timeout=300)
+    assert code == 0, out + errors
+    assert math.isfinite(json.loads((tmp_path / "run/metrics.json").read_text())["val/loss"])
