@@ -20,7 +20,7 @@ def train(cfg: DictConfig) -> float | None:
     seed_everything(cfg.seed, workers=True, verbose=False)
     data = instantiate(cfg.data)
     if cfg.get("cache") is not None:
-        data = instantiate(cfg.cache)(data)
+        data = instantiate(cfg.cache, data)
     data.setup("fit")  # missing images show before weights are fetched and other processes started
     runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
     if runs.launch(runs.number_of_processes(cfg.trainer)):

@@ -97,7 +97,7 @@ class Heatmaps(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if batch_idx == 0 and trainer.is_global_zero and outputs["heatmaps"]:
+        if batch_idx == 0 and trainer.is_global_zero and (outputs or {}).get("heatmaps"):
             chosen = {name: heatmaps[: self.images] for name, heatmaps in outputs["heatmaps"].items()}
             names = getattr(getattr(trainer.test_dataloaders, "dataset", None), "classes", ())
             titles = [names[index] if index < len(names) else f"class {index}" for index in outputs["classes"].tolist()]

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
+from explainers.errors import InputError
+
 
 class Throughput(Callback):
     """Logs training images per second and peak GPU memory in GiB, once per epoch.
@@ -19,6 +21,8 @@ class Throughput(Callback):
     """
 
     def __init__(self, warmup: int = 2) -> None:
+        if warmup < 1:
+            raise InputError(f"expected warmup of at least 1 step, got {warmup}")
         self.warmup = warmup
         self.images, self.start = 0, 0.0
 

@@ -18,12 +18,13 @@ import train as training
 
 MARK = "TESTED_COMMAND"  # a variable that all processes of a command inherit
 ROOT = Path(__file__).parents[1]
+PYTHONPATH = f"{ROOT / 'tests'}:{ROOT / 'tests/programs'}"  # so that a config can name what a test defines
 SMALL_DIGITS = ("data.size.train=16", "data.size.val=8", "data.size.test=7", "data.batch_size=8")
 PAPER_NETWORK = {"width": 24, "heads": 3, "depth": 1, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
 SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in PAPER_NETWORK.items()) + (
     "explainer.network.head_layers=3",
 )
-QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.accelerator=cpu")
+QUIET = ("trainer.enable_model_summary=false", "trainer.accelerator=cpu", "trainer.precision=32-true")
 TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "explainer.network.width=24")
 
 
@@ -52,7 +53,7 @@ def evaluate(*overrides, folder):
 def start(program, *overrides, folder, **environment):
     """`python train.py` or another program, as a process of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "WANDB_"))}
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), MARK: str(folder)}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, MARK: str(folder)}
     environment = clean | own | environment
     program = [program] if isinstance(program, str) else program
     command = [sys.executable, *program, *overrides, f"hydra.run.dir={folder}"]

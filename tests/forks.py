@@ -8,7 +8,7 @@ import socket
 import sys
 from contextlib import contextmanager, suppress
 
-from commands import MARK, ROOT, running
+from commands import MARK, PYTHONPATH, ROOT, running
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers import runs
@@ -25,7 +25,7 @@ def run_program(program, *overrides, folder):
     """`python train.py *overrides`, in a fork."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "WANDB_"))]:
         del os.environ[name]
-    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), MARK: str(folder)})
+    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, MARK: str(folder)})
     os.chdir(ROOT)
     with open(f"{folder}.log", "w") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)

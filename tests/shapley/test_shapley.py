@@ -263,23 +263,6 @@ def test_training_images_are_cropped_and_validation_images_are_not(target, image
     assert torch.equal(logged[1], logged[3])
 
 
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, images, network, tmp_path):
-    def build():
-        torch.manual_seed(3)
-        return Shapley(make_target(img_size=24), GRID, network, ADAM, coalitions=4, min_crop=0.5)
-
-    straight, halfway, resumed = build(), build(), build()
-    fit(straight, images, epochs=4)
-    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
-    assert not equal(state(straight), state(halfway))
-    nn.init.zeros_(next(resumed.network.parameters()))
-    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
-    assert equal(state(resumed), state(straight))
-    checkpoint = torch.load(tmp_path / "half.ckpt", weights_only=True)
-    assert checkpoint["state_dict"]
-    assert all(name.startswith("network.") for name in checkpoint["state_dict"])
-
-
 def test_exported_weights_explain_as_before(target, images, network, tmp_path):
     shapley = Shapley(target, GRID, network, ADAM, coalitions=4)
     fit(shapley, images, epochs=1)

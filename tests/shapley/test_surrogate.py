@@ -70,18 +70,6 @@ def test_the_teacher_answers_without_dropout_while_the_surrogate_is_tuned(make_t
     assert not any(module.training for module in surrogate.teacher.modules())
 
 
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, grid, images, tmp_path):
-    straight, halfway, resumed = (Surrogate(make_target(), grid, ADAM, min_crop=0.5) for _ in range(3))
-    fit(straight, images, epochs=4)
-    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
-    assert not equal(state(straight), state(halfway))
-    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
-    assert equal(state(resumed), state(straight))
-    saved = torch.load(tmp_path / "half.ckpt", weights_only=True)["state_dict"]
-    assert saved
-    assert all(name.startswith("target.") for name in saved)
-
-
 def test_an_exported_surrogate_is_a_checkpoint_of_timm_and_can_be_explained(make_target, grid, images, tmp_path):
     surrogate = Surrogate(make_target(), grid, ADAM)
     fit(surrogate, images, epochs=2)

@@ -14,22 +14,6 @@ from explainers.target import weights_hash
 from explainers.tve.module import TVE
 
 
-@pytest.mark.parametrize("network", [Small, LIGHT])
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_target, grid, images, network, tmp_path):
-    def build():
-        target = make_target()
-        torch.manual_seed(3)  # of the network's weights
-        return TVE(target, grid, network, ADAM, hops=(0, 1), min_crop=0.5)
-
-    straight, halfway, resumed = build(), build(), build()
-    fit(straight, images, epochs=4)
-    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
-    assert not equal(state(straight), state(halfway))
-    nn.init.zeros_(next(resumed.network.parameters()))
-    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
-    assert equal(state(resumed), state(straight))
-
-
 def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, images, tmp_path):
     fit(TVE(target, grid, LIGHT, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)

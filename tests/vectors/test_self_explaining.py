@@ -8,7 +8,6 @@ import references
 import torch
 from lightning import Callback, Trainer
 from safetensors.torch import save_file
-from torch.optim.lr_scheduler import StepLR
 from toys import SILENT, Marked, equal, exported, state
 
 from datamodules.cached import Cached
@@ -236,25 +235,3 @@ def test_a_file_of_something_else_is_refused(target, tmp_path):
             exported_target(target, tmp_path / f"{name}.safetensors")
     with pytest.raises(InputError, match="nowhere"):
         exported_target(target, tmp_path / "nowhere.safetensors")
-
-
-class Stop(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_epoch_end(self, trainer, module):
-        trainer.save_checkpoint(self.path)
-        raise KeyboardInterrupt
-
-
-def test_a_resumed_run_ends_as_an_uninterrupted_one(target, grid, twin, tmp_path):
-    def halve(optimizer, total_steps):
-        return StepLR(optimizer, 4, 0.5)
-
-    whole, first, second = (build(target, grid, twin, scheduler=halve) for _ in range(3))
-    fit(whole, tmp_path, epochs=3)
-    with pytest.raises(SystemExit):
-        fit(first, tmp_path, epochs=3, callbacks=[Stop(tmp_path / "last.ckpt")])
-    assert not equal(state(first.target), state(whole.target))
-    fit(second, tmp_path, epochs=3, resume=tmp_path / "last.ckpt")
-    assert equal(state(second.target), state(whole.target))

@@ -1,0 +1,112 @@
+"""What every trained module shares, on a small one of them: frozen parts, checkpoints, crops and resuming."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from toys import ADAM, batch_of, equal, fit, state
+
+from explainers.errors import InputError
+from explainers.target import weights_hash
+from explainers.training import TrainingModule
+
+
+class Student(TrainingModule):
+    """Learns what a frozen teacher with dropout says of images."""
+
+    def __init__(self, teacher, width=5, **settings):
+        super().__init__(settings.pop("optimizer", ADAM), None, **settings, frozen=("teacher",))
+        self.teacher = teacher.requires_grad_(False).eval()
+        self.student = nn.Linear(3 * 32 * 32, width)
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        images = self.augmented(batch)["image"]
+        self.seen.append(images)
+        taught = self.teacher(images)
+        return (self.student(images.flatten(1) / 255)[:, : taught.shape[1]] - taught).square().mean()
+
+
+@pytest.fixture
+def build(make_target):
+    def build(seed=0, **settings):
+        torch.manual_seed(3)
+        return Student(make_target(seed=seed, drop_path_rate=0.5), **settings)
+
+    return build
+
+
+def test_a_frozen_part_stays_in_eval_mode_whatever_mode_the_module_is_in(build):
+    student = build()
+    for mode in (True, False, True):
+        assert student.train(mode) is student
+        assert student.student.training == mode
+        assert not any(module.training for module in student.teacher.modules())
+
+
+def test_only_what_requires_gradients_is_trained(build, images):
+    student = build()
+    before = copy.deepcopy(state(student.teacher)), copy.deepcopy(state(student.student))
+    trainer = fit(student, images, epochs=1)
+    (group,) = trainer.optimizers[0].param_groups
+    assert {id(weight) for weight in group["params"]} == {id(weight) for weight in student.student.parameters()}
+    assert equal(state(student.teacher), before[0]) and not equal(state(student.student), before[1])
+
+
+def test_without_an_optimizer_there_is_no_training(build, images):
+    with pytest.raises(InputError, match="training needs an optimizer"):
+        fit(build(optimizer=None), images, epochs=1)
+
+
+@pytest.mark.parametrize("min_crop", [None, 0.3])
+def test_crops_are_drawn_anew_every_epoch_and_only_where_they_are_wanted(build, images, min_crop):
+    student = build(min_crop=min_crop)
+    fit(student, images[:4], epochs=2)
+    first, second = (seen.sort(0).values for seen in student.seen)
+    assert torch.equal(first, second) == torch.equal(first, images[:4].sort(0).values) == (min_crop is None)
+
+
+def test_rows_that_are_cached_are_not_cropped(build, images):
+    batch = batch_of(images) | {"label": torch.zeros(5), "meta": torch.zeros(5)}
+    with pytest.raises(InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached meta: "):
+        build(min_crop=0.5).augmented(batch)
+    assert build().augmented(batch) is batch
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(build, images, tmp_path):
+    halve = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
+    straight, halfway, resumed = (build(min_crop=0.5, optimizer=halve) for _ in range(3))
+    fit(straight, images, epochs=4)
+    fit(halfway, images, epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    assert not equal(state(straight), state(halfway))
+    nn.init.zeros_(resumed.student.weight)
+    fit(resumed, images, epochs=4, resume=tmp_path / "half.ckpt")
+    assert equal(state(resumed), state(straight))
+
+
+def test_a_checkpoint_holds_the_identity_of_the_frozen_part_in_its_place(build, images, tmp_path):
+    student = build()
+    fit(student, images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["state_dict"].keys() == {"student.weight", "student.bias"}
+    assert saved["identity"] == {"teacher_sha256": weights_hash(student.teacher)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"seed": 1}, "expected in the checkpoint what was trained with teacher_sha256 .*take the same frozen weights"),
+        ({"width": 6}, r"the checkpoint: expected weights of one architecture, got \[6, 3072\] and \[5, 3072\] for"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(build, images, tmp_path, settings, told):
+    fit(build(), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(InputError, match=told):
+        fit(build(**settings), images, epochs=2, resume=tmp_path / "last.ckpt")
+
+
+def test_a_foreign_checkpoint_is_refused(build):
+    with pytest.raises(InputError, match="got None"):
+        build().on_load_checkpoint({"state_dict": {}})
