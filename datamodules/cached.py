@@ -72,7 +72,7 @@ class Cached(LightningDataModule):
         if not isinstance(images, Images):
             raise InputError(
                 f"expected loaders of image files to cache rows of, got {type(images).__name__}: take other data, such"
-                " as data=imagenet_folder, or cache=null"
+                " as data=imagenet_folder, or cache=none"
             )
         self.images, self.folder, self.batch_size = images, folder, batch_size
 

@@ -87,7 +87,7 @@ def quiet_libraries() -> None:
     """Silence notices of libraries that tell a user nothing about the run; their warnings about the run stay."""
     for name in ("lightning.pytorch", "lightning.fabric", "timm"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for notice in (".*does not have many workers.*", ".*LeafSpec.*", ".*litlogger.*", ".*litmodels.*"):
+    for notice in (".*does not have many workers.*", ".*in eval mode at the start.*", ".*LeafSpec.*"):
         warnings.filterwarnings("ignore", notice)
 
 

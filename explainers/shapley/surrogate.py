@@ -50,7 +50,7 @@ class Surrogate(TrainingModule):
 
     @property
     def sources(self) -> tuple[()]:
-        raise InputError("a surrogate sees every image under new masks in every epoch: expected cache=null")
+        raise InputError("a surrogate sees every image under new masks in every epoch: expected cache=none")
 
     def forward(self, images: Tensor) -> Tensor:
         """Predict: uint8 images (B, C, H, W) → logits (B, K)."""

@@ -81,7 +81,7 @@ class Classifier(TrainingModule):
         if self.tune != "head" or self.min_crop is not None:
             raise InputError(
                 f"expected module.tune=head and module.min_crop=null to cache embeddings, got {self.tune} and"
-                f" {self.min_crop}: set cache=null"
+                f" {self.min_crop}: set cache=none"
             )
         return (Features(self.target),)
 

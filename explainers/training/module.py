@@ -65,7 +65,7 @@ class TrainingModule(LightningModule):
         if cached:
             raise InputError(
                 f"expected min_crop=null with cached rows, which are of whole images, got {self.min_crop} and cached"
-                f" {', '.join(cached)}: set min_crop=null or cache=null"
+                f" {', '.join(cached)}: set min_crop=null or cache=none"
             )
         seed = stream("crops", self.seed, self.current_epoch)
         return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}

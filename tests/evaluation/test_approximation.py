@@ -141,10 +141,10 @@ def test_a_number_of_patches_that_cannot_be_correlated_is_refused(target, grid, 
 
 
 def test_the_study_leaves_its_table_and_figure(tmp_path):
-    overrides = ("target=tiny", "data@tasks.imagenet_val.data=digits", "tasks.imagenet_val.data.num_workers=0")
-    small = ("tasks.imagenet_val.data.size.test=3", "tasks.imagenet_val.data.eval_batch_size=2", "evaluation.patches=2")
+    overrides = ("target=tiny", "tasks=digits", "~tasks.imagenet_val")
+    small = ("tasks.digits.data.size.test=3", "tasks.digits.data.eval_batch_size=2", "evaluation.patches=2")
     evaluate("experiment=eval_two_point", *overrides, *small, "evaluation.subsets=[2,3]", *QUIET, folder=tmp_path)
-    found = json.loads((tmp_path / "results.json").read_text())["results"]["imagenet_val"]["two_point"]
+    found = json.loads((tmp_path / "results.json").read_text())["results"]["digits"]["two_point"]
     assert len(found["attribution"]) == len(found["expectation_3"]) == 6
     assert (tmp_path / "approximation.png").read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "imagenet_val.png").exists()  # without explainers there are no heatmaps
+    assert not (tmp_path / "digits.png").exists()  # without explainers there are no heatmaps

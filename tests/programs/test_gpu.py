@@ -22,7 +22,7 @@ def test_a_training_step_in_bf16_has_a_finite_loss(tmp_path):
     precision = fastest_precision("auto")
     assert precision == "bf16-mixed"
     gpu = ("trainer.accelerator=gpu", f"trainer.precision={precision}", f"cache_dir={tmp_path / 'cache'}")
-    assert math.isfinite(train(*RUN, *gpu, "cache=null", folder=tmp_path / "run"))
+    assert math.isfinite(train(*RUN, *gpu, "cache=none", folder=tmp_path / "run"))
     assert json.loads((tmp_path / "run/versions.json").read_text())["devices"] == [torch.cuda.get_device_name()]
 
 
@@ -44,7 +44,7 @@ def test_a_heatmap_is_the_same_as_on_the_cpu(name, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has fewer than two CUDA devices")
 def test_two_processes_train_with_nccl(tmp_path):
-    gpus = ("trainer.accelerator=gpu", "trainer.devices=2", "trainer.strategy=ddp", "cache=null")
+    gpus = ("trainer.accelerator=gpu", "trainer.devices=2", "trainer.strategy=ddp", "cache=none")
     code, out, errors = run("train.py", *RUN, *gpus, folder=tmp_path / "run", timeout=300)
     assert code == 0, out + errors
     assert math.isfinite(json.loads((tmp_path / "run/metrics.json").read_text())["val/loss"])

@@ -13,10 +13,20 @@ from explainers.tve import TVE
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text().replace("\\\n", " ") for path in PAGES}
-SHELL = re.compile(r"\$[{(]?\w+[})]?|\.\.\.")  # variables of the shell, and what a reader fills in
+VARIABLES = {"d": "cifar10", "task": "imagenette"}  # of loops in the shell; all others hold options
+
+
+def substituted(arguments):
+    """A command without the variables of the shell and without what a reader fills in; of a sweep its first run."""
+    arguments = re.sub(r"\$[{(]?(\w+)[})]?", lambda name: VARIABLES.get(name[1], ""), arguments).replace("...", "")
+    if "-m " in arguments:
+        arguments = re.sub(r"(=[^\s,\[]+)(,[^\s,\]]+)+(?=\s|$)", r"\1", arguments)
+    return arguments
+
+
 COMMANDS = sorted(
     {
-        (script, " ".join(SHELL.sub("", arguments).split()))
+        (script, " ".join(substituted(arguments).split()))
         for text in TEXTS.values()
         for script, arguments in re.findall(r"python (train|eval)\.py ([^\n`#]*)", text)
         if not re.search(r"[=,]\.\.\.|<\w+>", arguments)

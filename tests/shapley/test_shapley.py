@@ -118,7 +118,7 @@ def test_the_objective_over_sampled_coalitions_has_its_minimum_near_the_exact_sh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [VIT, FROZEN, FAST], ids=["vit", "frozen", "fast"])
+@pytest.mark.parametrize("network", [VIT, FAST], ids=["vit", "fast"])  # the objective is the same for all networks
 def test_training_converges_to_the_exact_shapley_values(target, images, network):
     """Within 2 % of their range, which runs over patches and classes; and they are efficient to 1e-5."""
     images = images[:2]

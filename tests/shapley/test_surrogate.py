@@ -96,5 +96,5 @@ def test_a_surrogate_that_is_missing_or_of_another_model_is_said(make_target, gr
 
 
 def test_a_surrogate_has_nothing_to_store(target, grid):
-    with pytest.raises(ValueError, match="expected cache=null"):
+    with pytest.raises(ValueError, match="expected cache=none"):
         Surrogate(target, grid, ADAM).sources  # noqa: B018
