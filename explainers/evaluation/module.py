@@ -145,11 +145,10 @@ class Evaluation(LightningModule):
             # A metric without an update is NaN and left out; all processes compute all metrics, or they would deadlock
             warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")
             self.results = {name: self._numbers(name) for name in self.explainers}
-        self.log_dict(
-            {f"{name}/{key}": v for name, r in self.results.items() for key, v in r.items() if isinstance(v, float)}
-        )
+        logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}
         accuracy = self.accuracy.compute()
-        self.log("accuracy", accuracy)
+        logged = {key: value for key, value in logged.items() if isinstance(value, float)} | {"accuracy": accuracy}
+        self.log_dict(logged, sync_dist=True)  # equal in all processes; without sync_dist Lightning would warn
         self.measured = {"accuracy": accuracy.item(), "images": int(self.images.compute())}
 
     def _numbers(self, name: str) -> dict[str, Any]:
