@@ -66,7 +66,8 @@ def publish(cfg: DictConfig) -> None:
         runs.write_atomically(folder / name, text)
     for name, figure in (cfg.get("figures") or {}).items():
         instantiate(figure).savefig(folder / f"{name}.png", dpi=120)
-    print(tables.get("table.md", ""), f"Everything is in {runs.relative(folder)}", sep="\n")
+    pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
+    print(tables.get("table.md", ""), f"Tables and pictures are in {runs.relative(folder)}: {pictures}", sep="\n")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")

@@ -5,7 +5,6 @@ methods minimise the same objective; their networks differ (see `networks`).
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,9 +17,9 @@ from explainers.shapley.coalitions import CoalitionValues
 from explainers.sources import Features, Pixels, Source, complete
 from explainers.target import TargetModel, weights_hash
 from explainers.target_files import load_target
-from explainers.training.module import TrainingModule
+from explainers.training.module import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.weights import check_identity, load_weights, read_network, save_network
+from explainers.training.weights import check_identity
 
 
 def efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Ten
     return phi.shape[1] * error.square().mean()
 
 
-class Shapley(TrainingModule):
+class Shapley(NetworkExplainer):
     """Learns to predict the Shapley values of every patch for all classes in one forward pass.
 
     Args:
@@ -151,16 +150,6 @@ class Shapley(TrainingModule):
             "num_classes": str(self.target.num_classes),
             "patches_per_side": str(self.grid.side),
         }
-
-    def export(self, folder: Path) -> Path:
-        """Write the trained network with its `identity` to `explainer.safetensors`."""
-        return save_network(self.network, folder / "explainer.safetensors", self.identity())
-
-    def load(self, path: str) -> None:
-        """Load a file that `export` wrote for this model and grid."""
-        saved, weights = read_network(path)
-        self.check_identity(saved, path)
-        load_weights(self.network, weights, path)
 
     def check_identity(self, saved: Mapping[str, str], path: str) -> None:
         """Compare the identity of trained weights with this module's.

@@ -1,6 +1,7 @@
 """The base class of all LightningModules of this project: frozen parts, random crops, optimiser and schedule."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from lightning import LightningModule
@@ -13,6 +14,7 @@ from explainers.target import weights_hash
 from explainers.training.augmentation import random_resized_crop
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
 from explainers.training.state_dicts import check_alike, with_part, without_part
+from explainers.training.weights import load_weights, read_network, save_network
 
 
 class TrainingModule(LightningModule):
@@ -108,3 +110,19 @@ class TrainingModule(LightningModule):
         for part in self.frozen:
             checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
         check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")
+
+
+class NetworkExplainer(TrainingModule):
+    """A TrainingModule that explains with a trained `network` and a frozen `target`; the network is saved alone."""
+
+    network: Any
+
+    def export(self, folder: Path) -> Path:
+        """Write the trained network with its `identity` to `explainer.safetensors`."""
+        return save_network(self.network, folder / "explainer.safetensors", self.identity())
+
+    def load(self, path: str) -> None:
+        """Load a file that `export` wrote for the same identity."""
+        saved, weights = read_network(path)
+        self.check_identity(saved, path)
+        load_weights(self.network, weights, path)

@@ -1,7 +1,6 @@
 """TVE: a transferable vision explainer that learns meta-attributions (Wang et al., ICML 2024)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,13 +13,13 @@ from explainers.masking import PatchGrid
 from explainers.metrics.error_bound import ErrorBound
 from explainers.sources import Features, Pixels, Source, complete
 from explainers.target import TargetModel
-from explainers.training.module import TrainingModule
+from explainers.training.module import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.weights import check_identity, load_weights, read_network, save_network
+from explainers.training.weights import check_identity
 from explainers.tve.meta_attribution import MetaAttributions, transfer
 
 
-class TVE(TrainingModule):
+class TVE(NetworkExplainer):
     """Learns to predict the meta-attribution of every patch in one forward pass.
 
     For a target with a fine-tuned backbone (Section 6.3) there are three variants. Fine-tuning takes pre-trained
@@ -180,16 +179,6 @@ class TVE(TrainingModule):
             "patches_per_side": str(self.grid.side),
             "hops": str(self.meta.hops),
         }
-
-    def export(self, folder: Path) -> Path:
-        """Write the trained network with its `identity` to `explainer.safetensors`."""
-        return save_network(self.network, folder / "explainer.safetensors", self.identity())
-
-    def load(self, path: str) -> None:
-        """Load a file that `export` wrote for this backbone and grid."""
-        saved, weights = read_network(path)
-        self.check_identity(saved, path)
-        load_weights(self.network, weights, path)
 
     def check_identity(self, saved: Mapping[str, str], path: str) -> None:
         """Compare the identity of trained weights with this module's.
