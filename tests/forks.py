@@ -29,6 +29,8 @@ def run_program(program, *overrides, folder):
     os.chdir(ROOT)
     with open(f"{folder}.log", "w") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+    # pytest has put its own in their places
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     ask_no_gpu()
     sys.argv = [program, *overrides, f"hydra.run.dir={folder}"]
     runpy.run_path(program, run_name="__main__")

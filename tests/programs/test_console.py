@@ -1,13 +1,15 @@
 """What a user sees while a command runs, and what it decides for him."""
 
 import io
+from contextlib import redirect_stderr
 
 import pytest
 import torch
 from commands import QUIET, SMALL_DIGITS, composed, evaluate, train
 from lightning import Trainer
 from omegaconf import OmegaConf
-from toys import LIGHT, SILENT, fit
+from torch.utils.data import DataLoader
+from toys import ADAM, LIGHT, SILENT, fit
 
 from callbacks.progress import Progress
 from explainers import runs
@@ -19,31 +21,28 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    shown = Terminal()
-    monkeypatch.setattr("sys.stderr", shown)
-    return shown
-
-
-def test_one_bar_counts_all_steps_of_a_training_with_the_latest_validation_metric(terminal, target, grid, images):
-    adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-3)  # noqa: E731
-    fit(TVE(target, grid, LIGHT, adam), images, epochs=3, validate=True, callbacks=[Progress("digits", "val/loss")])
+def test_one_bar_counts_all_steps_of_a_training_with_the_latest_validation_metric(target, grid, images):
+    progress = Progress("digits", "val/loss")
+    with redirect_stderr(Terminal()) as terminal:
+        fit(TVE(target, grid, LIGHT, ADAM), images, epochs=3, validate=True, callbacks=[progress])
     assert "digits: 100%" in terminal.getvalue() and "6/6" in terminal.getvalue()  # 3 epochs of 2 batches
     assert "val/loss=" in terminal.getvalue()
 
 
 def test_without_a_terminal_there_is_no_bar(capsys, target, grid, images):
-    adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-3)  # noqa: E731
-    fit(TVE(target, grid, LIGHT, adam), images, epochs=1, callbacks=[Progress("digits")])
+    fit(TVE(target, grid, LIGHT, ADAM), images, epochs=1, callbacks=[Progress("digits")])
     assert "digits" not in "".join(capsys.readouterr())
 
 
-def test_the_bar_ends_with_an_error(terminal, target, grid, images):
+def test_the_bar_ends_with_an_error(target, grid, images):
+    class Broken(TVE):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("broken")
+
     progress = Progress("digits")
-    with pytest.raises(ValueError, match="needs an optimizer"):
-        fit(TVE(target, grid, LIGHT), images, epochs=1, callbacks=[progress])
-    assert progress.bar is None
+    with redirect_stderr(Terminal()) as terminal, pytest.raises(KeyError, match="broken"):
+        fit(Broken(target, grid, LIGHT, ADAM), images, epochs=1, callbacks=[progress])
+    assert "digits" in terminal.getvalue() and progress.bar is None
 
 
 def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp_path, capsys):
@@ -92,11 +91,14 @@ def test_a_precision_can_be_asked_for(tmp_path):
     assert composed("trainer.precision=64-true", folder=tmp_path).trainer.precision == "64-true"
 
 
-def test_no_bar_is_left_over_after_a_test(terminal, target, grid):
-    progress = Progress("digits")
+def test_a_test_has_a_bar_over_its_batches(target, grid, images):
+    progress, batches = Progress("digits"), [{"image": image[None]} for image in images]
+
+    class Tested(TVE):
+        def test_step(self, batch, batch_idx):
+            self(batch["image"])
+
     trainer = Trainer(accelerator="cpu", callbacks=[progress], **SILENT)
-    progress.on_test_start(type("Running", (), {"num_test_batches": [2], "is_global_zero": True}), None)
-    progress.on_test_batch_end(trainer, None, None, None, 1)
-    assert "2/2" in terminal.getvalue()
-    progress.on_test_end(trainer, None)
-    assert progress.bar is None
+    with redirect_stderr(Terminal()) as terminal:
+        trainer.test(Tested(target, grid, LIGHT), DataLoader(batches, batch_size=None), verbose=False)
+    assert "digits:   0%" in terminal.getvalue() and "0/5" in terminal.getvalue() and progress.bar is None

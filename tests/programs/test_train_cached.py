@@ -54,7 +54,7 @@ def watched(function, computed):
     """A source's `__call__` that also writes down which rows it computes."""
 
     def call(source, batch, *args):
-        computed.extend((source.provides, index) for index in batch["index"].tolist())
+        computed.extend((source.provides[0], index) for index in batch["index"].tolist())
         return function(source, batch, *args)
 
     return call
@@ -74,7 +74,7 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     for source in (MetaAttributions, Features):
         monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
-    done = {"meta": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
+    done = {"patch": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
     todo = [(rows, index) for rows, count in done.items() for index in (*range(count, 16), *range(8))]
     assert sorted(computed) == sorted(todo)
     computed.clear()
