@@ -104,3 +104,9 @@ def draw_images(folder, count=6, side=72, classes=("cat", "dog")):
         colours = np.random.default_rng(i).integers(0, 256, (4, 4, 3), dtype=np.uint8)
         Image.fromarray(colours).resize((side, side + i), Image.Resampling.BICUBIC).save(path)
     return Path(folder)
+
+
+def csv_rows(path):
+    """The rows of a CSV file, as dicts of text."""
+    header, *lines = path.read_text().splitlines()
+    return [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]

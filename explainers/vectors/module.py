@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.records import write_atomically
 from explainers.sources import Pixels, complete
 from explainers.target import TargetModel, weights_hash
 from explainers.training.state_dicts import State, part
@@ -169,7 +170,9 @@ class ExplainabilityVector(LightningModule):
             for step, row in enumerate(sorted(self.sweep, key=lambda row: (row["lambda_1"], row["lambda_2"]))):
                 logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
         if self.trainer.is_global_zero:
-            print(self.table())
+            chosen = f"best of {len(self.points)} points: λ₁ = {self.best[0]:g}, λ₂ = {self.best[1]:g}"
+            changes = (f"{name} {self.sweep[0][name]:.3g} → {best[name]:.3g}" for name in ("accuracy", self.select))
+            print(f"{chosen}; {', '.join(changes)}")
 
     def table(self) -> str:
         """The metrics of all points as a Markdown table, in which the selected point is marked."""
@@ -196,7 +199,8 @@ class ExplainabilityVector(LightningModule):
         return own | hashes | {"lambda_1": str(self.best[0]), "lambda_2": str(self.best[1])}
 
     def export(self, folder: Path) -> Path:
-        """Write the transferred model to `model.safetensors`, and the vector to `vector.safetensors`."""
+        """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it."""
         identity = self.provenance()
+        write_atomically(folder / "sweep.md", f"{self.table()}\n" if self.sweep else "")
         save_state(self.vector, folder / "vector.safetensors", {"backbone": identity["backbone"]} | self.parents)
         return save_network(self.model.target, folder / "model.safetensors", identity)

@@ -6,10 +6,10 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from commands import csv_rows
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from safetensors.torch import save_file
-from test_train import csv_rows
 from toys import SILENT, Marked, exported, marked_splits, three_models
 
 from datamodules.cached import Cached
