@@ -32,7 +32,7 @@ def evaluate(cfg: DictConfig) -> None:
     for task, settings in tasks.items():
         seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
         evaluation = build(cfg, settings)
-        announce(task, len(data[task].dataset("test")), evaluation.forward_passes)
+        announce(task, data[task].size("test"), evaluation.forward_passes)
         callbacks = [instantiate(node, name=task) for node in (cfg.heatmaps, cfg.progress)]
         trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)

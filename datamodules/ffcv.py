@@ -188,6 +188,10 @@ class FFCV(LightningDataModule):
         path, samples, (rank, world_size) = *self._file(split), rank_and_world_size(self)
         return self._loader(path, Shard(range(samples), world_size, rank), self.eval_batch_size)  # type: ignore[arg-type]
 
+    def size(self, split: str) -> int:
+        """Number of images of a split."""
+        return self._file(split)[1]
+
     def _file(self, split: str) -> tuple[str, int]:
         """Path and number of samples of a split."""
         path = self.paths[split]

@@ -132,6 +132,10 @@ class Images(LightningDataModule):
             self.datasets[split] = build()
         return self.datasets[split]
 
+    def size(self, split: str) -> int:
+        """Number of images of a split."""
+        return len(self.dataset(split))
+
     @property
     def classes(self) -> list[str]:
         """Class names of the training images, in the order of their labels; empty if they have none."""

@@ -77,6 +77,10 @@ def test_a_batch_is_a_dict_of_contiguous_uint8_images(epoch):
     assert max(batch["image"].max() for batch in epoch) > 200  # not normalised
 
 
+def test_a_split_has_the_size_that_the_torch_loader_sees(datamodule, folder):
+    assert datamodule().size("val") == torch_twin(folder).size("val") == len(torch_twin(folder).dataset("val"))
+
+
 def test_evaluation_is_that_of_the_torch_loader(epoch, folder):
     """Same samples in the same order. Pixels differ by JPEG only: 2 grey levels on average, on smooth images."""
     expected = list(torch_twin(folder).val_dataloader())
