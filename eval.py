@@ -42,7 +42,7 @@ def evaluate(cfg: DictConfig) -> None:
 
 def build(cfg: DictConfig, settings: DictConfig) -> Any:
     """The evaluation of one task: its target, and explainers of that target."""
-    target = instantiate(cfg.target, **settings.get("target", {}))
+    target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
     explainers = {name: instantiate(node, target=target) for name, node in nodes.items()}
     return instantiate(cfg.evaluation, target=target, explainers=explainers)

@@ -23,7 +23,7 @@ def test_a_training_step_in_bf16_has_a_finite_loss(tmp_path):
     assert precision == "bf16-mixed"
     gpu = ("trainer.accelerator=gpu", f"trainer.precision={precision}", f"cache_dir={tmp_path / 'cache'}")
     assert math.isfinite(train(*RUN, *gpu, "cache=none", folder=tmp_path / "run"))
-    assert json.loads((tmp_path / "run/versions.json").read_text())["devices"] == [torch.cuda.get_device_name()]
+    assert torch.cuda.get_device_name() in json.loads((tmp_path / "run/versions.json").read_text())["devices"]
 
 
 @pytest.mark.parametrize("name", EXPLAINERS)
