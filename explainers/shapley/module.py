@@ -131,15 +131,16 @@ class Shapley(NetworkExplainer):
         return efficient(phi, null, grand) if self.normalisation == "additive" else phi
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self._loss(complete(self.augmented(batch), self.sources, self.current_epoch))
+        loss = self.loss(complete(self.augmented(batch), self.sources, self.current_epoch))
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.val_loss.update(self._loss(complete(batch, self.sources)), len(batch["index"]))
+        self.val_loss.update(self.loss(complete(batch, self.sources)), len(batch["index"]))
         self.log("val/loss", self.val_loss, prog_bar=True)
 
-    def _loss(self, rows: dict[str, Tensor]) -> Tensor:
+    def loss(self, rows: dict[str, Tensor]) -> Tensor:
+        """The objective `shapley_loss` of a batch with the rows of all `sources`."""
         phi = self._predict(rows, rows["null"], rows["grand"])
         return shapley_loss(phi, rows["keep"], rows["values"], rows["null"])
 

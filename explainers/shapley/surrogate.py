@@ -57,15 +57,15 @@ class Surrogate(TrainingModule):
         return self.target(images)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self._loss(self.augmented(batch), self.current_epoch)
+        loss = self.loss(self.augmented(batch), self.current_epoch)
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.val_loss.update(self._loss(batch), len(batch["index"]))
+        self.val_loss.update(self.loss(batch), len(batch["index"]))
         self.log("val/loss", self.val_loss, prog_bar=True)
 
-    def _loss(self, batch: dict[str, Tensor], epoch: int = 0) -> Tensor:
+    def loss(self, batch: dict[str, Tensor], epoch: int = 0) -> Tensor:
         """KL(f(x) ‖ f_s(x_S)), averaged over images, with one coalition S of each image."""
         images, seed = batch["image"], stream("coalitions", self.seed, epoch)
         keep = random_coalitions(batch["index"], self.grid.num_patches, 1, seed)[:, 0]  # (B, N)

@@ -32,6 +32,24 @@ Point = tuple[float, float]
 """(λ₁, λ₂)."""
 
 
+def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
+    """The row with the best metric among those that lose at most `tolerance` of the accuracy of the first row.
+
+    Args:
+        sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
+        tolerance: maximum accuracy drop, as a fraction.
+        select: the metric; e_rmse is better when lower, the others when higher.
+
+    >>> rows = [{"accuracy": 0.9, "iou": 0.1}, {"accuracy": 0.89, "iou": 0.2}, {"accuracy": 0.6, "iou": 0.4}]
+    >>> best_point(rows, tolerance=0.02, select="iou")
+    {'accuracy': 0.89, 'iou': 0.2}
+    """
+    lowest = sweep[0]["accuracy"] - tolerance - 1e-6  # for the rounding of float32 accuracies
+    sign = -1 if select == "e_rmse" else 1
+    allowed = [row for row in sweep if row["accuracy"] >= lowest]
+    return max(allowed, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
+
+
 class ExplainabilityVector(LightningModule):
     """Adds the explainability vector of a source task to a model of a target task, and selects λ₁ and λ₂.
 
@@ -153,10 +171,7 @@ class ExplainabilityVector(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Select the best point, and log the metrics of all points."""
         self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
-        lowest = self.sweep[0]["accuracy"] - self.tolerance - 1e-6  # for the rounding of float32 accuracies
-        sign = -1 if self.select == "e_rmse" else 1
-        allowed = [row for row in self.sweep if row["accuracy"] >= lowest]
-        best = max(allowed, key=lambda row: -math.inf if math.isnan(row[self.select]) else sign * row[self.select])
+        best = best_point(self.sweep, self.tolerance, self.select)
         self.best = (best["lambda_1"], best["lambda_2"])
         self.log_dict({f"val/{name}": value for name, value in best.items()} | {"val/cosine": self.cosine})
         if self.cosine < self.hurtful_cosine:

@@ -51,15 +51,15 @@ def test_the_loss_is_the_divergence_from_what_the_target_says_of_the_whole_image
         taught = surrogate.teacher.probabilities(image[None])[0]
         said = target.probabilities(references.only(image, visible.nonzero()[:, 0].tolist(), 4)[None])[0]
         divergences.append(sum(p.item() * math.log(p / q) for p, q in zip(taught, said, strict=True)))
-    assert surrogate._loss(batch_of(images), 3).item() == pytest.approx(sum(divergences) / 5, rel=1e-4)
+    assert surrogate.loss(batch_of(images), 3).item() == pytest.approx(sum(divergences) / 5, rel=1e-4)
 
 
 def test_training_brings_masked_images_closer_to_whole_ones_and_leaves_the_teacher_as_it_was(make_target, grid, images):
     target = make_target(drop_path_rate=0.3)
     surrogate, before = Surrogate(target, grid, ADAM), state(target)
-    start = surrogate.eval()._loss(batch_of(images), 1000).item()
+    start = surrogate.eval().loss(batch_of(images), 1000).item()
     fit(surrogate.train(), images, epochs=60)
-    assert surrogate.eval()._loss(batch_of(images), 1000) < start / 2
+    assert surrogate.eval().loss(batch_of(images), 1000) < start / 2
     assert equal(state(surrogate.teacher), before)
     assert not equal(state(target), before)
 

@@ -80,8 +80,9 @@ def test_a_head_fit_on_stored_embeddings_is_the_one_fit_on_images(make_target):
     (source,) = classifier.sources
     stored = source(batch)
     assert stored.keys() == set(source.provides) and not stored["embedding"].requires_grad
-    torch.testing.assert_close(classifier._logits(stored), classifier(batch["image"]))
-    torch.testing.assert_close(classifier._logits(batch), classifier(batch["image"]))
+    loss = torch.nn.functional.cross_entropy(classifier(batch["image"]), batch["label"])
+    for rows in (batch, stored | {"label": batch["label"]}):
+        torch.testing.assert_close(classifier.training_step(rows, 0), loss)
 
 
 @pytest.mark.parametrize("changing", [{"tune": "all"}, {"min_crop": 0.5}], ids=str)

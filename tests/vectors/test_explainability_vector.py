@@ -17,9 +17,7 @@ from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import weights_hash
 from explainers.training.state_dicts import part
 from explainers.training.weights import read_network
-from explainers.vectors import module as vectors_module
-from explainers.vectors import self_explaining
-from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.module import ExplainabilityVector, best_point
 from explainers.vectors.self_explaining import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
 
@@ -87,20 +85,16 @@ def models(target, files, weights):
     return moved
 
 
-def test_a_sweep_reads_every_image_once_and_builds_the_model_once(build, monkeypatch):
+def test_a_sweep_reads_every_image_once_and_changes_one_model_in_place(build, monkeypatch):
     """Labels computed in the step: they are of the model that nothing is added to, whatever λ₂."""
     sets, arguments = marked_splits()
-    labelled, built = [], []
+    labelled = []
     call = ShapleyLabels.__call__
     monkeypatch.setattr(ShapleyLabels, "__call__", lambda *a: labelled.extend(a[1]["index"].tolist()) or call(*a))
-    for place in (vectors_module, self_explaining):
-        own = place.exported_target
-        monkeypatch.setattr(place, "exported_target", lambda *a, own=own: built.append(a) or own(*a))
     module = build(lambda_2=SWEEP)
-    count, backbone = len(built), [id(weight) for weight in module.model.target.backbone.parameters()]
+    backbone = [id(weight) for weight in module.model.target.backbone.parameters()]
     validate(module, Images(**arguments))
     assert sets["val"].read == list(range(7)) == labelled and not sets["train"].read and not sets["test"].read
-    assert len(built) == count == 2  # the model that moves, and the one that is explained
     assert [id(weight) for weight in module.model.target.backbone.parameters()] == backbone
     assert [row["lambda_2"] for row in module.sweep] == SWEEP
 
@@ -159,25 +153,25 @@ def sweep(accuracies, values):
         ("e_rmse", [0.9, 0.9, 0.9, 0.9], [0.5, 0.6, 0.7, 0.8], 0),
     ],
 )
-def test_the_best_is_the_best_of_those_that_predict_well_enough(build, monkeypatch, select, accuracies, values, best):
-    module = build(lambda_2=[1.0, 2.0, 3.0], select=select, tolerance=0.1)
-    found = dict(zip(module.points, sweep(accuracies, values), strict=True))
-    monkeypatch.setattr(module, "_found", found.get)
-    validate(module, limit_val_batches=1)
+def test_the_best_is_the_best_of_those_that_predict_well_enough(select, accuracies, values, best):
+    rows = sweep(accuracies, values)
+    assert best_point(rows, 0.1, select) is rows[best]
+
+
+def test_the_tolerance_itself_is_allowed():
+    rows = sweep(torch.tensor([0.5, 0.48]).tolist(), [0.5, 0.4])
+    assert best_point(rows, 0.02, "e_rmse") is rows[1]
+
+
+def test_the_best_point_of_a_sweep_is_logged_marked_and_taken(build):
+    module = build(lambda_2=[0.0, 0.5, 1.0], select="iou", tolerance=1)
+    validate(module)
+    best = best_point(module.sweep, 1, "iou")
+    assert module.best == (best["lambda_1"], best["lambda_2"])
     metrics = module.trainer.callback_metrics
-    assert module.best == (1.0, float(best))
-    assert metrics["val/lambda_2"] == best and metrics[f"val/{select}"] == pytest.approx(values[best])
+    assert {name: metrics[f"val/{name}"].item() for name in best} == pytest.approx(best, abs=1e-6)
     (line,) = [line for line in module.table().splitlines() if line.endswith("| best |")]
-    assert line.startswith(f"| 1.000 | {best:.3f} | {accuracies[best]:.3f} |")
-
-
-def test_the_tolerance_itself_is_allowed(build, monkeypatch):
-    module = build(lambda_2=[1.0], tolerance=0.02)
-    accuracies = torch.tensor([0.5, 0.48]).tolist()
-    found = dict(zip(module.points, sweep(accuracies, [0.5, 0.4]), strict=True))
-    monkeypatch.setattr(module, "_found", found.get)
-    validate(module, limit_val_batches=1)
-    assert module.best == (1.0, 1.0)
+    assert line.startswith(f"| 1.000 | {best['lambda_2']:.3f} | {best['accuracy']:.3f} |")
 
 
 def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, files, weights, models, images, tmp_path):
