@@ -12,6 +12,7 @@ from explainers import runs
 from explainers.errors import InputError
 from explainers.evaluation import report
 from explainers.evaluation.results import ResultsFile, read_columns
+from explainers.records import write_atomically
 
 
 def evaluate(cfg: DictConfig) -> None:
@@ -63,7 +64,7 @@ def publish(cfg: DictConfig) -> None:
     results, titles = instantiate(cfg.results), read_columns(cfg.results.files)
     tables = report.tables(results, titles, instantiate(cfg.get("reference")))
     for name, text in tables.items():
-        runs.write_atomically(folder / name, text)
+        write_atomically(folder / name, text)
     for name, figure in (cfg.get("figures") or {}).items():
         instantiate(figure).savefig(folder / f"{name}.png", dpi=120)
     pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from explainers import runs
 from explainers.errors import InputError
+from explainers.records import write_atomically
 
 
 def train(cfg: DictConfig) -> float | None:
@@ -40,7 +41,7 @@ def train(cfg: DictConfig) -> float | None:
     if cfg.test:
         trainer.test(module, data, verbose=False)
         metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
-    runs.write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
+    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
     if trainer.is_global_zero and not trainer.fast_dev_run:
         module.export(folder)
     runs.summarise(cfg, metrics, time.monotonic() - start)

@@ -9,6 +9,7 @@ Letters used for tensor shapes in every file of this project:
 the patch stays visible. Patches are numbered row by row.
 """
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -46,3 +47,8 @@ class SelfExplainer(Protocol):
     def logits(self, images: Tensor) -> Tensor:
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""
         ...
+
+
+def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
+    """Forward passes of the target that each explainer takes for one image, by name."""
+    return {name: getattr(explainer, "forward_passes", 1) for name, explainer in explainers.items()}

@@ -106,3 +106,8 @@ class Pixels:
 
     def key(self) -> dict[str, str]:
         return {"source": "pixels"}
+
+
+def network_inputs(target: TargetModel, blocks: Sequence[int]) -> Source:
+    """The source of what a network reads: features of the target for a network with blocks, otherwise the pixels."""
+    return Features(target, blocks) if blocks else Pixels()

@@ -8,6 +8,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
+from explainers import forward_passes
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import spearman
@@ -141,8 +142,9 @@ class TwoPointStudy(LightningModule):
     @property
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer, and for `coalitions`, those of the study."""
-        explaining = {name: getattr(explainer, "forward_passes", 1) for name, explainer in self.explainers.items()}
-        return explaining | {"coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))}
+        return forward_passes(dict(self.explainers.items())) | {
+            "coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))
+        }
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         normalised, index = self.target.normalise(batch["image"]), batch["index"]

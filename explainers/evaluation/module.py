@@ -10,7 +10,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, SumMetric
 
-from explainers import SelfExplainer
+from explainers import SelfExplainer, forward_passes
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import Agreement, agreement_metrics
 from explainers.metrics.localization import PointingGame
@@ -76,8 +76,9 @@ class Evaluation(LightningModule):
     @property
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer, and for all `perturbations`."""
-        explaining = {name: getattr(explainer, "forward_passes", 1) for name, explainer in self.explainers.items()}
-        return explaining | {"perturbations": 1 + (2 * self.levels - 2) * len(self.explainers)}
+        return forward_passes(dict(self.explainers.items())) | {
+            "perturbations": 1 + (2 * self.levels - 2) * len(self.explainers)
+        }
 
     def _agreement(self) -> dict[str, Any]:
         metrics = agreement_metrics(self.k)

@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.shapley.coalitions import CoalitionValues
-from explainers.sources import Features, Pixels, Source, complete
+from explainers.sources import complete, network_inputs
 from explainers.target import TargetModel, weights_hash
 from explainers.target_files import load_target
 from explainers.training.module import NetworkExplainer
@@ -98,7 +98,7 @@ class Shapley(NetworkExplainer):
         model = target if surrogate is None else load_target(target, surrogate)
         self.target, self.grid = model.requires_grad_(False).eval(), grid
         self.network, self.normalisation = network(self.target, grid), normalisation
-        self.reads: Source = Features(self.target, self.network.blocks) if self.network.blocks else Pixels()
+        self.reads = network_inputs(self.target, self.network.blocks)
         self.sources = (CoalitionValues(self.target, grid, coalitions, seed, paired, chunk_size), self.reads)
         self.val_loss = MeanMetric()
         if weights is not None:

@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.metrics.error_bound import ErrorBound
-from explainers.sources import Features, Pixels, Source, complete
+from explainers.sources import complete, network_inputs
 from explainers.target import TargetModel
 from explainers.training.module import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
@@ -69,7 +69,7 @@ class TVE(NetworkExplainer):
         self.target, self.grid = target.requires_grad_(False).eval(), grid
         self.network = network(target, grid)
         self.meta = MetaAttributions(target, grid, hops, patches_per_image, chunk_size, seed)
-        self.reads: Source = Features(target, self.network.blocks) if self.network.blocks else Pixels()
+        self.reads = network_inputs(target, self.network.blocks)
         self.sources = (self.meta, self.reads)
         self.reduction, self.score, self.h_weight, self.pooling = reduction, score, h_weight, pooling
         self.uncalibrated = weights is None
