@@ -140,7 +140,7 @@ class TargetModel(nn.Module):
 
     def embed(self, normalised: Tensor) -> Tensor:
         """Compute G: normalised images (B, C, H, W) → embeddings (B, D)."""
-        return self._pool(self.backbone.forward_features(normalised))
+        return self.pool(self.backbone.forward_features(normalised))
 
     def embed_with_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Compute the embeddings and the feature maps of some blocks, in one forward pass.
@@ -156,7 +156,7 @@ class TargetModel(nn.Module):
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
-        return self._pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
+        return self.pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
 
     def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the embeddings of the images, and of their patches after the same final normalisation.
@@ -173,7 +173,7 @@ class TargetModel(nn.Module):
         """
         features = self.backbone.forward_features(normalised)
         is_vit = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
-        embeddings = self._pool(features)
+        embeddings = self.pool(features)
         if is_vit and not self.distilled:
             return embeddings, self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
         after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
@@ -213,7 +213,8 @@ class TargetModel(nn.Module):
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""
         return self.classify(self.embed(self.normalise(images)))
 
-    def _pool(self, features: Tensor) -> Tensor:
+    def pool(self, features: Tensor) -> Tensor:
+        """Reduce the output of the last layer, (B, T, D) or a feature map, to embeddings (B, D)."""
         if self.distilled:  # timm would average the two tokens, but each has its own head
             return features[:, :2].flatten(1)
         return self.backbone.forward_head(features, pre_logits=True)

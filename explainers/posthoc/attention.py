@@ -1,0 +1,191 @@
+"""Methods that read attention maps, alone or with their gradients or relevance."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from explainers.masking import PatchGrid
+from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
+from explainers.posthoc.propagation import LRP_RULES, positive_seeds
+from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.target import TargetModel
+from explainers.tracing import Trace, blocks_of, embed_tokens, trace
+
+
+class RawAttention(Transitions):
+    """Attention that the class token pays to the patches in the last layer, mean over heads.
+
+    With Rollout it is attention rollout (Abnar & Zuidema, 2020): R ← (0.5 I + 0.5 Ā_l) R.
+    """
+
+    ignores_classes = True
+
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        return [weights.mean(1)[:, None] for weights in record.attention[start:]]
+
+
+class AttentionRollout(Rollout):
+    """Attention rollout (Abnar & Zuidema, 2020): Rollout of the mean attention over heads."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, RawAttention)
+
+
+class AttentionGradCAM(Transitions):
+    """Grad-CAM on the attention map of the last layer: heads weighted by their mean gradient over the patches.
+
+    This is the Grad-CAM that TokenTM compares with (Section 2.2.1), as Chefer et al. (2021) adapt it.
+    """
+
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        maps = record.attention[start:]
+        found = gradients(maps)
+        return [
+            (weights[:, None] * gradient.mean((-2, -1), keepdim=True)).mean(2)
+            for weights, gradient in zip(maps, found, strict=True)
+        ]
+
+
+class GenAtt(Transitions):
+    """Attention times its positive gradient in each layer: T_l = E_h[(∂y/∂A ⊙ A)⁺] (Chefer et al., ICCV 2021).
+
+    With Rollout, R ← R + T_l R, it is GAE, and with PLUS GradSAM.
+    """
+
+    identity, weight = 1.0, 1.0
+
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        maps = record.attention[start:]
+        found = gradients(maps)
+        return [(weights[:, None] * each).clamp(min=0).mean(2) for weights, each in zip(maps, found, strict=True)]
+
+
+class GAE(Rollout):
+    """Generic attention explainability, CGW2 in ViT-CX: Rollout of GenAtt (Chefer et al., ICCV 2021, Equations 5, 6)."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, GenAtt)
+
+
+class GradSAM(PLUS):
+    """Gradient self-attention maps: PLUS of GenAtt (Barkan et al., 2021; SkipPLUS, Section 3.4)."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, GenAtt)
+
+
+class PartialLRP(Transitions):
+    """Relevance of the attention in the last layer, its positive part, mean over heads (Voita et al., 2019)."""
+
+    rules = LRP_RULES
+
+    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
+        return positive_seeds(embeddings, functionals)
+
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        return [relevance.clamp(min=0).mean(2) for relevance in _relevance(record.attention[start:], gradients)]
+
+
+def _relevance(attention: list[Tensor], gradients: Gradients) -> list[Tensor]:
+    """Attention weights times their gradients under rules of relevance, (B, V, A, T, T) for each layer."""
+    return [weights[:, None] * each for weights, each in zip(attention, gradients(attention), strict=True)]
+
+
+class TransformerAttribution(WhiteBox):
+    """Transformer Attribution, CGW1 in ViT-CX: C = Π (I + E_h[(∂y/∂A ⊙ R_A)⁺]) (Chefer et al., CVPR 2021, Equation 13).
+
+    R_A is the relevance of the attention weights; a second pass, with the rules of `LRP`, computes it.
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+        start: the first layer that counts. The released evaluation starts at 1.
+    """
+
+    attention = True
+    forward_passes = 2
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int = 0) -> None:
+        super().__init__(target, grid, output)
+        self.start = start
+        self.readout(1)  # refuses models without global attention before they are run
+
+    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        with trace(self.target, LRP_RULES, attention=True, start=self.start) as lrp:
+            embeddings = self.target.embed(self.target.normalise(images))
+        seeds = positive_seeds(embeddings, functionals_of(embeddings))
+        relevance = _relevance(lrp.attention[self.start :], partial(lrp.gradients, embeddings, seeds))
+        with trace(self.target, attention=True, start=self.start) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        found = record.gradients(embeddings, functionals_of(embeddings), record.attention[self.start :])
+        matrices = [(each * part).clamp(min=0).mean(2) for each, part in zip(found, relevance, strict=True)]
+        return self.on_grid(rollout(matrices, self.readout(matrices[0].shape[-1]), 1, 1)).detach().float()
+
+
+class TAM(WhiteBox):
+    """Transition attention maps (Yuan et al., NeurIPS 2021): a Markov chain from the last layer to the first.
+
+    The class token's attention in the last layer is the state; each earlier layer l maps it to state · (I + Ā_l). The
+    result is multiplied with the integrated gradient of the last layer's attention, on the way from a mean-coloured
+    image to the image.
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+        steps: number of images on the way, the two ends included.
+    """
+
+    attention = True
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", steps: int = 20) -> None:
+        super().__init__(target, grid, output)
+        self.steps, self.forward_passes = steps, steps
+        self.readout(1)  # refuses models without global attention before they are run
+
+    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.no_grad():
+            functionals = functionals_of(self.target.embed(self.target.normalise(images)))
+        integrated = torch.zeros(())
+        for alpha in torch.linspace(0, 1, self.steps).tolist():
+            with trace(self.target, attention=True, start=len(blocks_of(self.target)) - 1) as record:
+                embeddings = self.target.embed(alpha * self.target.normalise(images))
+            gradient = record.gradients(embeddings, functionals, record.attention[-1:])[0]
+            integrated = integrated.to(gradient) + gradient / self.steps
+        readout = self.readout(integrated.shape[-1])
+        *earlier, last = (weights.mean(1)[:, None] for weights in record.attention)  # of the image itself, α = 1
+        states = rollout(earlier, readout @ last, 1, 1)
+        return self.on_grid(states * (readout @ integrated.clamp(min=0).mean(2))).detach().float()
+
+
+class LeGrad(WhiteBox):
+    """LeGrad (Bousselham et al., 2024): positive gradients of the attention maps, mean over heads, rows and layers.
+
+    The score of layer l is the class score of its own output, read by the model's last layers; its gradient goes to the
+    attention map of layer l.
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+    """
+
+    attention = True
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, output)
+        self.readout(1)  # refuses models without global attention before they are run
+
+    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        with trace(self.target, attention=True) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+            of_layers = [embed_tokens(self.target, tokens) for tokens in record.outputs]
+        functionals = functionals_of(embeddings)
+        maps = [
+            record.gradients(embedding, functionals, [weights])[0].clamp(min=0).mean((2, 3))
+            for embedding, weights in zip(of_layers, record.attention, strict=True)
+        ]
+        return self.on_grid(sum_of(maps) / len(maps)).detach().float()

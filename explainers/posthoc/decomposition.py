@@ -1,0 +1,134 @@
+"""Decomposition of each attention block into what every token adds to every other: GlobEnc and ALTI."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from explainers.masking import PatchGrid
+from explainers.posthoc.layerwise import PLUS, Rollout, Transitions
+from explainers.posthoc.white_box import Gradients, Output
+from explainers.target import TargetModel
+from explainers.tracing import Trace, value_paths
+
+
+def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:
+    """Compute ‖T_i(x_j)‖₂, where T_i(x_j) = Σ_h A^h_ij f_h(x_j) + [i = j] x_i is what token j adds to token i.
+
+    The norms follow from the inner products of the heads' f_h(x_j), so that no vector T_i(x_j) is ever computed.
+
+    Args:
+        attention: A, (B, A, T, T).
+        paths: f_h(x_j), the value of token j in head h after the output projection, (B, A, T, D).
+        tokens: x, (B, T, D).
+
+    Returns:
+        (B, T, T); row i, column j.
+    """
+    heads_last = attention.permute(0, 2, 3, 1)  # (B, T, T, A)
+    products = torch.einsum("bgtd,bhtd->btgh", paths, paths)  # (B, T, A, A)
+    squares = (torch.einsum("bijg,bjgh->bijh", heads_last, products) * heads_last).sum(-1)
+    own = torch.einsum("bhii,bhid->bid", attention, paths)
+    on_diagonal = (tokens.square() + 2 * tokens * own).sum(-1)
+    return (squares + torch.diag_embed(on_diagonal)).clamp(min=0).sqrt()
+
+
+def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output: Tensor) -> Tensor:
+    """Compute the contributions of ALTI (Ferrando et al., 2022, Equations 8 and 9): each row sums to 1.
+
+    c_ij = max(0, ‖y_i‖₁ − ‖y_i − T_i(x_j)‖₁), divided by the sum of its row.
+
+    Args:
+        attention: A, (B, A, T, T).
+        paths: f_h(x_j), (B, A, T, D), see `contribution_norms`.
+        tokens: x, (B, T, D).
+        output: y, (B, T, D).
+
+    Returns:
+        (B, T, T).
+    """
+    rows = []
+    for i in range(tokens.shape[1]):  # one row at a time: all vectors T_i(x_j) would be T times as large as the model's
+        parts = torch.einsum("bhj,bhjd->bjd", attention[:, :, i], paths)
+        parts[:, i] += tokens[:, i]
+        y = output[:, i, None]
+        rows.append((y.abs().sum(-1) - (y - parts).abs().sum(-1)).clamp(min=0))
+    contributions = torch.stack(rows, 1)
+    return contributions / contributions.sum(-1, keepdim=True).clamp(min=1e-12)
+
+
+class GlobEnc(Transitions):
+    """Norms of what each token adds to each other, by attention and skip connection (Modarressi et al., NAACL 2022).
+
+    GlobEnc includes the block's second skip connection and leaves its MLP out. In a block that normalises first, that
+    is the sum of attention and skip connection. Rows are normalised to sum to 1.
+    """
+
+    ignores_classes = True
+    identity, weight = 0.0, 1.0  # the matrices contain the skip connection
+
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        matrices = []
+        for layer in range(start, len(record.inputs)):
+            paths = value_paths(self.target, record, layer)
+            norms = contribution_norms(record.attention[layer], paths, record.inputs[layer]).detach()
+            matrices.append((norms / norms.sum(-1, keepdim=True))[:, None])
+        return matrices
+
+
+class ALTI(Transitions):
+    """How close each token's part is to the sum, in the L1 norm (Ferrando et al., EMNLP 2022).
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        output: not used; every method has this argument.
+        layer: the layer whose map is the heatmap.
+        sum_to: the vectors that the parts are compared with. `attention`: the tokens after attention, which the parts
+            and biases sum to. `block`: the output of the whole block, as SkipPLUS's code does, where most maps are 0.
+    """
+
+    ignores_classes = True
+    identity, weight = 0.0, 1.0  # the matrices contain the skip connection
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        output: Output = "logit",
+        layer: int = -1,
+        sum_to: Literal["attention", "block"] = "attention",
+    ) -> None:
+        super().__init__(target, grid, output, layer)
+        self.sum_to = sum_to
+
+    @torch.no_grad()
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        sums = record.middles if self.sum_to == "attention" else record.outputs
+        return [
+            alti_contributions(
+                record.attention[layer], value_paths(self.target, record, layer), record.inputs[layer], sums[layer]
+            )[:, None]
+            for layer in range(start, len(record.inputs))
+        ]
+
+
+class GlobEncRollout(Rollout):
+    """GlobEnc with Rollout, as its paper aggregates layers."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, GlobEnc)
+
+
+class ALTIRollout(Rollout):
+    """ALTI with Rollout, as its paper aggregates layers."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, ALTI)
+
+
+class GlobEncPLUS(PLUS):
+    """GlobEnc with PLUS (SkipPLUS, Figure 3)."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, GlobEnc)

@@ -1,0 +1,156 @@
+"""PLUS, SkipPLUS and Rollout: from one map for each layer to one heatmap (SkipPLUS, Mehri et al., CVPRW 2024)."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from explainers.masking import PatchGrid
+from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.target import TargetModel
+from explainers.tracing import Trace, blocks_of
+
+
+class Layerwise(WhiteBox):
+    """A method A that gives a map A(f_l)(x_l) for each layer l, where f_l is the model from layer l on.
+
+    All maps come from the same backward pass. Without an aggregation, the heatmap is the map of one layer.
+
+    Args:
+        target: the model to explain, a timm transformer.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+        layer: the layer whose map is the heatmap; −1 is the last one.
+    """
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
+        super().__init__(target, grid, output)
+        self.start = range(len(blocks_of(target)))[layer]
+
+    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        """Compute the maps (B, V, P, P) of the layers from `start` on."""
+        raise NotImplementedError
+
+    def plus(self, record: Trace, gradients: Gradients, start: int) -> Tensor:
+        """Sum the maps of the layers from `start` on, (B, V, P, P) (SkipPLUS, Equation 3)."""
+        return sum_of(self.layer_maps(record, gradients, start))
+
+    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+        return self.layer_maps(record, gradients, self.start)[0]
+
+
+def sum_of(maps: Sequence[Tensor]) -> Tensor:
+    """Sum tensors of equal shape."""
+    total = maps[0]
+    for summand in maps[1:]:
+        total = total + summand
+    return total
+
+
+def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weight: float = 0.5) -> Tensor:
+    """Compute row · Π_l (identity · I + weight · T_l), the last layer first (SkipPLUS, Equation 2).
+
+    A row times a matrix costs a fraction of a product of matrices.
+
+    Args:
+        matrices: T_l from the first layer to the last, (B, V, T, T) each.
+        row: the row of the result to compute, as weights of the output tokens: (T,) or (B, V, T).
+        identity: weight of the skip connection.
+        weight: weight of T_l.
+
+    Returns:
+        (B, V, T).
+
+    >>> import torch
+    >>> swap = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
+    >>> rollout([swap, swap], torch.tensor([1.0, 0.0]), identity=0.5, weight=0.5).tolist()
+    [[[0.5, 0.5]]]
+    """
+    state = row.to(matrices[-1].dtype).expand(*matrices[-1].shape[:-1][:2], -1)[:, :, None]
+    for matrix in reversed(matrices):
+        state = identity * state + weight * state @ matrix
+    return state[:, :, 0]
+
+
+class Transitions(Layerwise):
+    """A method that gives for each layer a matrix T_l (B, V, T, T): how much each token (row) gets from each other.
+
+    The map of a layer is the row of the class token, or the mean of the rows that are pooled. A class attribute says
+    what Rollout does with the matrices: r ← identity · r + weight · r T_l.
+    """
+
+    attention = True
+    identity, weight = 0.5, 0.5
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1) -> None:
+        super().__init__(target, grid, output, layer)
+        self.readout(1)  # refuses models without global attention before they are run
+
+    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        """Compute the matrices T_l (B, V, T, T) of the layers from `start` on."""
+        raise NotImplementedError
+
+    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+        matrices = self.transitions(record, gradients, start)
+        return [self.on_grid(self.readout(matrix.shape[-1]).to(matrix.dtype) @ matrix) for matrix in matrices]
+
+    def rollout(self, record: Trace, gradients: Gradients, start: int) -> Tensor:
+        """Multiply the matrices of the layers from `start` on and read the row of the output (Equation 2)."""
+        matrices = self.transitions(record, gradients, start)
+        return self.on_grid(rollout(matrices, self.readout(matrices[-1].shape[-1]), self.identity, self.weight))
+
+
+class Aggregation(WhiteBox):
+    """Combines the layers of another method, with that method's rules and records.
+
+    Args:
+        target: the model to explain, a timm transformer.
+        grid: the patches that are explained.
+        of: builds the method from `target` and `grid`.
+        start: the first layer that counts.
+    """
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int = 0) -> None:
+        method = of(target=target, grid=grid)
+        super().__init__(target, grid, method.output)
+        self.method, self.start = method, start
+        self.rules, self.attention, self.biases = method.rules, method.attention, method.biases
+        self.ignores_classes = method.ignores_classes  # type: ignore[misc]
+
+    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
+        return self.method.seeds(embeddings, functionals)
+
+
+class PLUS(Aggregation):
+    """Sums the maps of all layers: PLUS(f, A)(x) = Σ_l A(f_l)(x_l) (SkipPLUS, Equation 3)."""
+
+    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+        return self.method.plus(record, gradients, self.start)
+
+
+class SkipPLUS(PLUS):
+    """Sums the maps of the layers from the middle one on, m = ⌈L/2⌉ (SkipPLUS, Equation 4).
+
+    Args:
+        target: the model to explain, a timm transformer.
+        grid: the patches that are explained.
+        of: builds the method from `target` and `grid`.
+    """
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise]) -> None:
+        super().__init__(target, grid, of, start=-(-len(blocks_of(target)) // 2))
+
+
+class Rollout(Aggregation):
+    """Multiplies the From-To matrices of all layers (SkipPLUS, Equation 2; Abnar & Zuidema, 2020).
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        of: builds a method that gives a matrix for each layer.
+        start: the first layer that counts.
+    """
+
+    method: Transitions
+
+    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+        return self.method.rollout(record, gradients, self.start)

@@ -1,0 +1,96 @@
+"""Propagation of relevance: Input × Gradient under rules that change the gradient (see `explainers.rules`)."""
+
+from torch import Tensor
+
+from explainers.masking import PatchGrid
+from explainers.posthoc.gradients import FullGrad, InputXGradient
+from explainers.posthoc.layerwise import PLUS
+from explainers.posthoc.white_box import Output
+from explainers.rules import Rules
+from explainers.target import TargetModel
+
+FROZEN = Rules(attention="frozen", norm="frozen", activation="ratio")
+"""The model is linear in its tokens: attention, the scale of normalisations and GELU(x) / x are constants."""
+LRP_RULES = Rules(attention="halved", norm="frozen", activation="ratio", linear="positive", residual="conserved")
+"""The rules of Transformer Attribution (Chefer et al., CVPR 2021, Section 3.2). LayerNorm has no rule there: the general
+one would lose all relevance, because a scale of the tokens does not change its output."""
+
+
+def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
+    """Apply the α = 1 rule to the head: relevance 1 is shared among the positive summands of v · e.
+
+    Args:
+        embeddings: e, (B, D).
+        functionals: v, (B, V, D).
+
+    Returns:
+        (B, V, D); times the embedding, each sums to 1.
+    """
+    summands = functionals * embeddings[:, None]
+    positive = functionals.masked_fill(summands <= 0, 0)
+    return (positive / summands.clamp(min=0).sum(-1, keepdim=True).clamp(min=1e-9)).detach()
+
+
+class LRP(InputXGradient):
+    """Layer-wise relevance propagation by the α = 1 rule (Binder et al., 2016, with the rules of Chefer et al., 2021)."""
+
+    rules = LRP_RULES
+
+    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
+        return positive_seeds(embeddings, functionals)
+
+
+class ConservativeLRP(InputXGradient):
+    """LRP with attention weights and the scale of LayerNorm as constants (Ali et al., ICML 2022)."""
+
+    rules = Rules(attention="frozen", norm="frozen")
+
+
+class DecompX(InputXGradient):
+    """Propagates the decomposition of each token through all layers, without biases (Modarressi et al., ACL 2023).
+
+    With attention, normalisation and GELU(x) / x as constants, the model is linear in its tokens. The share of a token in
+    the output is then its Input × Gradient, so that one backward pass gives the decompositions from all start layers.
+    """
+
+    rules = FROZEN
+
+
+class AttnLRP(InputXGradient):
+    """LRP with the softmax's own gradient and products shared in halves (Achtibat et al., ICML 2024)."""
+
+    rules = Rules(attention="halved", norm="frozen", activation="ratio")
+
+
+class ResLRP(InputXGradient):
+    """AttnLRP whose skip connections favour the summand that has the sign of the sum.
+
+    Args:
+        target: the model to explain, a timm transformer.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+        layer: the layer whose map is the heatmap.
+        gamma: γ of the rule; 0 is AttnLRP.
+    """
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0, gamma: float = 1.0
+    ) -> None:
+        super().__init__(target, grid, output, layer)
+        self.rules = Rules("halved", "frozen", "ratio", residual="signed", gamma=gamma)
+
+
+class FrozenFullGrad(FullGrad):
+    """FullGrad under the rules of DecompX and LibraGrad, of the class probability."""
+
+    rules = FROZEN
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "probability", layer: int = 0) -> None:
+        super().__init__(target, grid, output, layer)
+
+
+class LibraGrad(PLUS):
+    """FullGrad+ with the frozen rules, of the class probability (Mehri et al., CVPR 2025)."""
+
+    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
+        super().__init__(target, grid, FrozenFullGrad)

@@ -1,0 +1,98 @@
+"""TokenTM: attention weighted by how much each layer transforms the tokens (Wu et al., CVPR 2024)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from explainers.masking import PatchGrid
+from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.target import TargetModel
+from explainers.tracing import Trace, value_paths
+
+
+def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean") -> Tensor:
+    """Compute W_i = ‖Ẽ_i‖ / ‖E_i‖ · NECC_i: the change of a token's length, and the correlation of its directions.
+
+    Args:
+        before: E, (B, T, D).
+        after: Ẽ, (B, T, D).
+        scale: NECC_i is exp(cos(E_i, Ẽ_i)), divided by the sum over tokens (`softmax`) or by their mean (`mean`).
+
+    Returns:
+        (B, T).
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> transformation_weights(tokens, 3 * tokens).tolist()
+    [[3.0, 3.0]]
+    """
+    length = after.norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-8)
+    correlation = F.cosine_similarity(before, after, dim=-1).softmax(-1)
+    return length * correlation * (before.shape[1] if scale == "mean" else 1)
+
+
+class TokenTM(WhiteBox):
+    """Follows attention and transformations of tokens through all layers: C_l = U_MLP U_attention C_{l−1}.
+
+    C_0 = diag(‖E_i‖) holds the lengths of the first tokens; U_attention = I + E_h[(∂y/∂A ⊙ A)⁺] diag(W), and U_MLP =
+    I + diag(W), with the transformation weights W of attention and MLP. The heatmap is the row of the class token in C_L.
+
+    Only the abstract and the supplement of the paper were at hand. What they leave open is an option here. The
+    defaults follow the abstract: attention weights *and* transformed tokens are aggregated, "before and after" each
+    transformation, so W of attention compares the tokens with their value vectors.
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+        transformed: Ẽ of attention. `values`: the projected values of the tokens, before attention mixes them.
+            `stream`: the tokens after attention with its skip connection, as LibraGrad's implementation does; Ẽ of the
+            MLP is then also the sum with the skip connection, otherwise the output of the MLP alone.
+        scale: normalisation of the correlations, see `transformation_weights`. LibraGrad's implementation: `softmax`.
+        heads: `together` takes the mean over heads of (∂y/∂A ⊙ A)⁺, as GAE does. `apart` takes the means of A and of
+            (∂y/∂A)⁺ first, as LibraGrad's implementation does.
+        mlp: include U_MLP.
+    """
+
+    attention = True
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        output: Output = "logit",
+        transformed: Literal["values", "stream"] = "values",
+        scale: Literal["softmax", "mean"] = "mean",
+        heads: Literal["together", "apart"] = "together",
+        mlp: bool = True,
+    ) -> None:
+        super().__init__(target, grid, output)
+        self.transformed, self.scale, self.heads, self.mlp = transformed, scale, heads, mlp
+        self.readout(1)  # refuses models without global attention before they are run
+
+    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+        row = self.readout(record.inputs[0].shape[1]).expand(1, 1, -1)
+        layers = list(enumerate(zip(record.attention, gradients(record.attention), strict=True)))
+        for layer, (attention, gradient) in reversed(layers):
+            of_attention, of_mlp = self._weights(record, layer)
+            if self.mlp:
+                row = row * (1 + of_mlp[:, None])
+            row = row + (row[..., None, :] @ self._mixed(attention, gradient))[..., 0, :] * of_attention[:, None]
+        return self.on_grid(row * record.inputs[0].norm(dim=-1)[:, None])
+
+    def _mixed(self, attention: Tensor, gradient: Tensor) -> Tensor:
+        """Attention with its gradient, (B, V, T, T)."""
+        if self.heads == "together":
+            return (attention[:, None] * gradient).clamp(min=0).mean(2)
+        return attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
+
+    def _weights(self, record: Trace, layer: int) -> tuple[Tensor, Tensor]:
+        """The transformation weights of attention and of the MLP, (B, T) each."""
+        tokens, middle, output = record.inputs[layer], record.middles[layer], record.outputs[layer]
+        if self.transformed == "stream":
+            pairs = (tokens, middle), (middle, output)
+        else:
+            pairs = (tokens, value_paths(self.target, record, layer).sum(1)), (middle, output - middle)
+        of_attention, of_mlp = (transformation_weights(*pair, self.scale).detach() for pair in pairs)
+        return of_attention, of_mlp

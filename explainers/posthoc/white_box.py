@@ -1,0 +1,123 @@
+"""Methods that read the inside of a transformer: one recorded forward pass, and one backward pass, for each batch."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explainers.masking import PatchGrid
+from explainers.rules import Rules
+from explainers.target import TargetModel
+from explainers.tracing import Trace, num_prefix_tokens, readout, trace
+
+Output = Literal["logit", "probability"]
+Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Recorded tensors (B, ...) → their gradients (B, V, ...) for all V functionals that are explained."""
+
+
+def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, output: Output = "logit") -> Tensor:
+    """Compute the gradient of each image's class score at its embedding: the functional v that explains the class.
+
+    For the logit of a linear head, v is the row of the class. For the probability it is p_y (v_y − Σ_k p_k v_k).
+
+    Args:
+        target: the model with the head.
+        embeddings: (B, D).
+        classes: (B,).
+        output: score of the class.
+
+    Returns:
+        v, (B, D).
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        embeddings = embeddings.detach().float().clone().requires_grad_()
+        logits = target.classify(embeddings)
+        scores = logits if output == "logit" else logits.softmax(-1)
+        of_class = scores.gather(-1, classes.clone()[:, None])  # a copy, because inference tensors have no gradient
+        return torch.autograd.grad(of_class.sum(), embeddings)[0]
+
+
+def sum_on_grid(scores: Tensor, side: int) -> Tensor:
+    """Resample scores (..., h, w) to (..., P, P); the sum of all scores stays the same.
+
+    >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), side=1).tolist()
+    [[10.0]]
+    """
+    if scores.shape[-2:] == (side, side):
+        return scores
+    area = scores.shape[-1] * scores.shape[-2] / side**2
+    resampled = F.interpolate(scores.reshape(1, -1, *scores.shape[-2:]), size=(side, side), mode="area") * area
+    return resampled.reshape(*scores.shape[:-2], side, side)
+
+
+class WhiteBox(nn.Module):
+    """Explains with what one forward pass and one backward pass of a transformer show.
+
+    Subclasses say how the backward pass runs and what is recorded, and compute heatmaps in `heatmaps`.
+
+    Args:
+        target: the model to explain, a timm transformer.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+    """
+
+    rules: Rules = Rules()
+    attention: bool = False
+    biases: bool = False
+    start: int = 0
+    ignores_classes: ClassVar[bool] = False
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__()
+        self.target, self.grid, self.output = target.eval(), grid, output
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        return self._explain(images, lambda embeddings: self._of_classes(embeddings, classes))[:, 0]
+
+    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+        """Explain linear functionals v · G(x) of the embedding.
+
+        Args:
+            images: uint8, (B, C, H, W).
+            functionals: v, (B, D), or (B, V, D) for several of each image, which share the forward pass.
+
+        Returns:
+            (B, P, P) or (B, V, P, P).
+        """
+        if functionals.dim() == 2:
+            return self._explain(images, lambda _: functionals[:, None])[:, 0]
+        return self._explain(images, lambda _: functionals)
+
+    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+        """Compute heatmaps (B, V, P, P) from the record of a forward pass and gradients of what it recorded."""
+        raise NotImplementedError
+
+    def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
+        """Return what the backward pass starts from, (B, V, D); the functionals themselves, unless a rule differs."""
+        return functionals
+
+    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Heatmaps (B, V, P, P) of the functionals (B, V, D) that belong to embeddings (B, D)."""
+        with trace(self.target, self.rules, self.attention, self.biases, self.start) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        functionals = self.seeds(embeddings, functionals_of(embeddings))  # outside, where no rule changes the head
+        heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))
+        return heatmaps.detach().expand(-1, functionals.shape[1], -1, -1).float()
+
+    def _of_classes(self, embeddings: Tensor, classes: Tensor) -> Tensor:
+        return class_functionals(self.target, embeddings, classes, self.output)[:, None]
+
+    def on_grid(self, scores: Tensor) -> Tensor:
+        """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""
+        if scores.dim() == 3:
+            patches = scores[..., num_prefix_tokens(self.target) :]
+            scores = patches.unflatten(-1, (round(patches.shape[-1] ** 0.5), -1))
+        return sum_on_grid(scores, self.grid.side)
+
+    def readout(self, num_tokens: int) -> Tensor:
+        """The weight of each output token in the embedding, (T,); see `tracing.readout`."""
+        return readout(self.target, num_tokens)

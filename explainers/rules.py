@@ -1,0 +1,132 @@
+"""Operations of a transformer with the value that they always have, and another gradient.
+
+Rules of attribution, such as DecompX or layer-wise relevance propagation, are written here as changed gradients: the
+relevance of a tensor x is x times its changed gradient. So one ordinary backward pass propagates relevance, with V
+seeds at once, and no operation divides by its own input.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the backward pass treats the operations that are not linear; by default it computes the gradient.
+
+    Args:
+        attention: `frozen` treats the attention weights as constants. `halved` gives each of two factors half of the
+            gradient of their product, so that queries and keys get a quarter each (AttnLRP).
+        norm: `frozen` treats the scale of LayerNorm and RMSNorm as a constant, not the mean.
+        activation: `ratio` replaces f(x) by x · c with the constant c = f(x) / x; products of two branches (SwiGLU) are
+            halved, and sigmoid gates are constants.
+        linear: `positive` is the α = 1 rule of LRP: each output is shared among its positive summands alone.
+        residual: how a skip connection y = x + f(x) shares the relevance of y. `sum`: by the values, which is the
+            gradient. `signed`: summands of the sign of y count (1 + γ)-fold (ResLRP). `conserved`: the sum over all
+            tokens stays the same (Transformer Attribution, Equations 9 and 10).
+        gamma: γ of `signed`.
+    """
+
+    attention: Literal["gradient", "frozen", "halved"] = "gradient"
+    norm: Literal["gradient", "frozen"] = "gradient"
+    activation: Literal["gradient", "ratio"] = "gradient"
+    linear: Literal["gradient", "positive"] = "gradient"
+    residual: Literal["sum", "signed", "conserved"] = "sum"
+    gamma: float = 1.0
+
+
+def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
+    """Return x with `factor` times its gradient.
+
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> y = scale_gradient(x, 0.5)
+    >>> y.item(), torch.autograd.grad(y, x)[0].item()
+    (3.0, 0.5)
+    """
+    return x.detach() + factor * (x - x.detach())
+
+
+def layer_norm(x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """Compute LayerNorm with a constant standard deviation; the mean keeps its gradient. Arguments as F.layer_norm."""
+    centred = x - x.mean(-1, keepdim=True)
+    y = centred * (centred.detach().square().mean(-1, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> Tensor:
+    """Compute RMSNorm with a constant scale. Arguments as F.rms_norm."""
+    mean_square = x.detach().square().mean(-1, keepdim=True)
+    y = x * (mean_square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+    return y if weight is None else y * weight
+
+
+def activation(x: Tensor, y: Tensor) -> Tensor:
+    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant.
+
+    At 0, c is 1/2, the limit for GELU and SiLU.
+
+    >>> x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    >>> y = activation(x, F.silu(x))
+    >>> torch.allclose(torch.autograd.grad(y.sum(), x)[0], x.sigmoid())
+    True
+    """
+    tiny = x.abs() < 1e-6
+    return x * torch.where(tiny, 0.5, y / x.masked_fill(tiny, 1)).detach()
+
+
+def linear(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """Return y = x Wᵀ + b with the gradient of the α = 1 rule: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i.
+
+    Args:
+        x: (..., C).
+        weight: W, (C', C).
+        y: (..., C').
+    """
+    positive = F.linear(x.clamp(min=0), weight.clamp(min=0)) + F.linear(x.clamp(max=0), weight.clamp(max=0))
+    empty = positive.detach() < 1e-9  # no positive summand: nobody to give the relevance to
+    share = (y / positive.masked_fill(empty, 1)).masked_fill(empty, 0).detach()
+    return y.detach() + share * (positive - positive.detach())
+
+
+def signed_residual(x: Tensor, update: Tensor, gamma: float) -> Tensor:
+    """Return y = x + update; summands that have the sign of y get (1 + γ) times the weight (ResLRP).
+
+    R_x = w_x x / (w_x x + w_u u) · R_y, with w_z = 1 + γ [z y > 0]. Both summands are new nodes of the graph, so that
+    the gradient of x by way of `update` is not scaled.
+    """
+    y = (x + update).detach()
+    weights = [1 + gamma * (summand.detach() * y > 0) for summand in (x, update)]
+    total = weights[0] * x.detach() + weights[1] * update.detach()
+    share = torch.where(total == 0, 1, y / total.masked_fill(total == 0, 1))
+    return scale_gradient(x, share * weights[0]) + scale_gradient(update, share * weights[1])
+
+
+class _ConservedResidual(torch.autograd.Function):
+    """x + update, with gradients whose relevance has the sum that the relevance of the result has, in every image."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor) -> Tensor:
+        ctx.save_for_backward(x, update)
+        return x + update
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, summands = gradients[0], ctx.saved_tensors
+        dims = tuple(range(1, gradient.dim()))
+        sums = [(summand * gradient).sum(dims, keepdim=True) for summand in summands]
+        total, size = sums[0] + sums[1], sums[0].abs() + sums[1].abs()
+        # R · |a| / (|a| + |b|) · (a + b) / a, in which |a| / a is the sign of a
+        factors = [total * part.sign() / size.clamp(min=1e-12) for part in sums]
+        return gradient * factors[0], gradient * factors[1]
+
+
+def conserved_residual(x: Tensor, update: Tensor) -> Tensor:
+    """Return x + update; each summand's relevance is scaled as a whole (Transformer Attribution, Equations 9 and 10).
+
+    With a and b, the sums of the relevance of both summands over an image, the first gets |a| / (|a| + |b|) of a + b.
+    """
+    return _ConservedResidual.apply(x, update)  # type: ignore[no-untyped-call, no-any-return]

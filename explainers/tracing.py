@@ -1,0 +1,273 @@
+"""What happens inside a transformer: one forward pass is recorded, one backward pass gives all gradients.
+
+This file alone knows how timm builds transformers. It reads ViT, DeiT, ViTs with registers or average pooling, EVA and
+DINOv3, and of Swin what does not need global attention.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from explainers import rules
+from explainers.errors import InputError
+from explainers.rules import Rules
+from explainers.target import TargetModel
+
+
+def blocks_of(target: TargetModel) -> list[nn.Module]:
+    """Return the transformer blocks of a target, from input to output.
+
+    Raises:
+        InputError: for models without transformer blocks.
+    """
+    backbone = target.backbone
+    stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
+    blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
+    if not blocks or not all(hasattr(block, "attn") for block in blocks):
+        raise InputError(
+            f"expected a transformer with blocks of attention and MLP, got {target.name}: take a ViT, DeiT, EVA or Swin,"
+            " or a method that needs none, such as RISE, Occlusion or IntegratedGradients"
+        )
+    return blocks
+
+
+def num_prefix_tokens(target: TargetModel) -> int:
+    """Return the number of class, distillation and register tokens that stand before the patches."""
+    return int(getattr(target.backbone, "num_prefix_tokens", 0))
+
+
+def readout(target: TargetModel, num_tokens: int) -> Tensor:
+    """Return the weight of each output token in the embedding, (T,): the class token's, or those of average pooling.
+
+    Raises:
+        InputError: if attention is not global, or the embedding is neither a class token nor an average.
+    """
+    backbone, prefix = target.backbone, num_prefix_tokens(target)
+    if not hasattr(backbone, "blocks"):
+        raise InputError(
+            f"expected a model with global attention, got {target.name}, in which tokens attend to windows alone: take"
+            " a ViT, or a method that follows tokens only, such as InputXGradient-PLUS, GradCAM or ViTCX"
+        )
+    pooling = getattr(backbone, "global_pool", "token")
+    weights = torch.zeros(num_tokens, device=target.mean.device)
+    if target.distilled or pooling == "token":
+        weights[: 1 + target.distilled] = 1
+    elif pooling == "avg":
+        weights[0 if getattr(backbone, "pool_include_prefix", False) else prefix :] = 1
+    else:
+        raise InputError(
+            f"expected a class token or average pooling, got the pooling {pooling!r} of {target.name}: take a method that"
+            " needs neither, such as DecompX-SkipPLUS"
+        )
+    return weights / weights.sum()
+
+
+def embed_tokens(target: TargetModel, tokens: Tensor) -> Tensor:
+    """Read the output (B, T, D) of any block as the model reads the last one's: an embedding, (B, D)."""
+    return target.pool(target.backbone.norm(tokens))
+
+
+def value_paths(target: TargetModel, record: "Trace", layer: int) -> Tensor:
+    """Compute f_h(x_j): the value of each token in each head, projected to the width of the tokens, (B, A, T, D).
+
+    The output of attention is the sum over heads h and tokens j of A^h_ij f_h(x_j), and the bias of the projection.
+
+    Raises:
+        InputError: if a normalisation or a gate stands between attention and projection.
+    """
+    block: Any = blocks_of(target)[layer]
+    if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
+        raise InputError(
+            f"expected attention whose heads are only projected, got {target.name}, which normalises or gates them: take"
+            " a method that does not separate heads, such as DecompX-SkipPLUS or GAE"
+        )
+    values = record.values[layer].detach()  # (B, A, T, d)
+    weight = block.attn.proj.weight.unflatten(1, (values.shape[1], -1))  # (D, A, d)
+    scale = getattr(block, "gamma_1", None) if hasattr(block, "gamma_1") else getattr(block.ls1, "gamma", None)
+    paths = torch.einsum("bhtc,dhc->bhtd", values.to(weight.dtype), weight).detach()
+    return paths if scale is None else paths * scale.detach()
+
+
+class Trace(TorchFunctionMode):
+    """Records the forward pass of a transformer; made by `trace`. Lists have one entry for each block, (B, T, ...).
+
+    Attributes:
+        inputs: the input x_l of each block, (B, T, D); of Swin (B, h, w, D).
+        middles: the tokens between attention and MLP, with the skip connection.
+        outputs: the output of each block.
+        attention: attention weights (B, A, T, T) for A heads; rows attend to columns. Empty if not asked for.
+        values: value vectors of each head, (B, A, T, d).
+        biases: pairs of the output of a linear or normalisation layer and its bias. Layers after a block, such as the
+            final normalisation, count as a part of it.
+    """
+
+    def __init__(self, rules: Rules, attention: bool, biases: bool, start: int) -> None:
+        super().__init__()
+        self.rules, self.records_attention, self.records_biases, self.start = rules, attention, biases, start
+        self.inputs: list[Tensor] = []
+        self.middles: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.attention: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.biases: list[list[tuple[Tensor, Tensor]]] = []
+        self._replacements: dict[Any, Callable[..., Tensor]] = {
+            F.scaled_dot_product_attention: self._attend,
+            F.linear: self._linear,
+            F.layer_norm: self._layer_norm,
+            F.rms_norm: self._rms_norm,
+            F.gelu: self._activation(F.gelu),
+            F.silu: self._activation(F.silu),
+            F.relu: self._activation(F.relu),
+            torch.sigmoid: self._sigmoid,
+            torch.Tensor.sigmoid: self._sigmoid,
+            torch.Tensor.add: self._add,
+            torch.Tensor.mul: self._multiply,
+        }
+
+    def gradients(self, embeddings: Tensor, functionals: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Compute the gradients of V linear functionals of the embedding, in one backward pass that all V share.
+
+        Args:
+            embeddings: the embeddings of the recorded forward pass, (B, D).
+            functionals: v, (B, V, D).
+            tensors: recorded tensors, (B, ...) each.
+
+        Returns:
+            For each tensor its gradients, (B, V, ...).
+        """
+        seeds = functionals.to(embeddings.dtype).movedim(1, 0)  # (V, B, D)
+        batched = len(seeds) > 1  # batching has a cost of its own
+        with torch.inference_mode(False):
+            gradients = torch.autograd.grad(
+                embeddings, list(tensors), seeds if batched else seeds[0], is_grads_batched=batched, retain_graph=True
+            )
+        return [gradient.movedim(0, 1) if batched else gradient[:, None] for gradient in gradients]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = self._replacements.get(func) if self.inputs else None
+        return (replacement or func)(*args, **(kwargs or {}))
+
+    def enter_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Record the input of a block (a forward pre-hook); gradients end at the input of block `start`."""
+        tokens = args[0].detach().requires_grad_() if len(self.inputs) == self.start else args[0]
+        self.inputs.append(tokens)
+        self.biases.append([])
+        return tokens, *args[1:]
+
+    def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Record the input of a block's second normalisation (a forward pre-hook)."""
+        self.middles.append(args[0])
+
+    def leave_block(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        """Record the output of a block (a forward hook)."""
+        self.outputs.append(output)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        if self.rules.attention == "halved":
+            q, k, v = rules.scale_gradient(q, 0.25), rules.scale_gradient(k, 0.25), rules.scale_gradient(v, 0.5)
+        elif self.rules.attention == "frozen":
+            q, k = q.detach(), k.detach()
+        if not self.records_attention:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        scores = (q * q.shape[-1] ** -0.5) @ k.mT
+        if attn_mask is not None:
+            scores = scores + attn_mask
+        weights = scores.softmax(-1).to(v.dtype)
+        if self.rules.attention == "frozen":
+            weights.requires_grad_()  # so that its own gradient can still be asked for
+        self.attention.append(weights)
+        self.values.append(v)
+        return weights @ v
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = F.linear(x, weight, bias)
+        y = rules.linear(x, weight, y) if self.rules.linear == "positive" else y
+        return self._record_bias(y, bias)
+
+    def _layer_norm(self, x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+        norm = rules.layer_norm if self.rules.norm == "frozen" else F.layer_norm
+        return self._record_bias(norm(x, shape, weight, bias, eps), bias)
+
+    def _rms_norm(self, x: Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> Tensor:
+        return (rules.rms_norm if self.rules.norm == "frozen" else F.rms_norm)(x, shape, weight, eps)
+
+    def _record_bias(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        if self.records_biases and bias is not None:
+            self.biases[-1].append((y, bias))
+        return y
+
+    def _activation(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def activation(x: Tensor, *args: Any, **options: Any) -> Tensor:
+            y = function(x, *args, **options)
+            return rules.activation(x, y) if self.rules.activation == "ratio" else y
+
+        return activation
+
+    def _sigmoid(self, x: Tensor) -> Tensor:
+        return x.sigmoid().detach() if self.rules.activation == "ratio" else x.sigmoid()
+
+    def _multiply(self, x: Tensor, other: Any) -> Tensor:
+        both = isinstance(other, Tensor) and x.shape == other.shape and x.requires_grad and other.requires_grad
+        if both and self.rules.activation == "ratio":
+            return rules.scale_gradient(x, 0.5) * rules.scale_gradient(other, 0.5)
+        return torch.mul(x, other)
+
+    def _add(self, x: Tensor, other: Any, **options: Any) -> Tensor:
+        stream = self.inputs[-1]
+        sizes = (x.numel(), x.shape[-1:]), (stream.numel(), stream.shape[-1:])
+        if self.rules.residual == "sum" or not isinstance(other, Tensor) or other.shape != x.shape or sizes[0] != sizes[1]:
+            return torch.add(x, other, **options)
+        if self.rules.residual == "signed":
+            return rules.signed_residual(x, other, self.rules.gamma)
+        return rules.conserved_residual(x, other)
+
+
+@contextmanager
+def trace(
+    target: TargetModel, rules: Rules | None = None, attention: bool = False, biases: bool = False, start: int = 0
+) -> Iterator[Trace]:
+    """Record the forward pass of a transformer that runs inside this context.
+
+    Gradients are enabled inside, whatever is around. Hooks and flags of the model are afterwards as before.
+
+    Args:
+        target: the model to record; a timm transformer.
+        rules: rules of the backward pass; by default it computes gradients.
+        attention: record attention weights and value vectors, which the fused attention does not compute.
+        biases: record the biases and the outputs of their layers.
+        start: index of the first block whose gradients are wanted.
+
+    Raises:
+        InputError: for models without transformer blocks, and if nothing was recorded.
+
+    >>> import timm
+    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
+    >>> with trace(target, attention=True) as record:
+    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
+    >>> gradients = record.gradients(embeddings, torch.ones(1, 1, 64), record.inputs)
+    >>> len(record.inputs), record.attention[0].shape, gradients[0].shape
+    (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
+    """
+    record, blocks = Trace(rules or Rules(), attention, biases, start), blocks_of(target)
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for block in blocks:
+            hooks = [block.register_forward_pre_hook(record.enter_block), block.register_forward_hook(record.leave_block)]
+            hooks.append(block.norm2.register_forward_pre_hook(record.leave_attention))  # type: ignore[union-attr]
+            for hook in hooks:
+                stack.callback(hook.remove)
+            stack.callback(setattr, block.attn, "fused_attn", block.attn.fused_attn)
+            block.attn.fused_attn = True  # type: ignore[union-attr, assignment]  # the one call that `_attend` replaces
+        stack.enter_context(record)
+        yield record
+    if len(record.inputs) != len(blocks) or attention and len(record.attention) != len(blocks):
+        raise InputError(
+            f"expected one forward pass of the {len(blocks)} blocks of {target.name}, recorded {len(record.inputs)} blocks and"
+            f" {len(record.attention)} attention maps: run target.embed once inside the context"
+        )
