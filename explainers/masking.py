@@ -9,8 +9,9 @@ from torch import Tensor
 
 from explainers.errors import InputError
 
-Removal = Literal["zero", "black"]
-"""Value of a hidden pixel: `zero` is 0 after normalisation, the mean pixel (TVE); `black` is 0 before it (Chefer)."""
+Removal = Literal["zero", "black", "drop"]
+"""What becomes of hidden patches. `zero`: pixels are 0 after normalisation, the mean pixel (TVE). `black`: pixels are 0
+before it (Chefer). `drop`: tokens leave the sequence, and the others keep their positions (SkipPLUS); for ViTs only."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,37 @@ def masked_forward(
     >>> masked_forward(lambda masked: masked.sum((1, 2, 3)), images, keep, PatchGrid(2, 1)).tolist()
     [[3.0, 4.0]]
     """
-    image_of_mask = torch.arange(len(images), device=images.device).repeat_interleave(keep.shape[1])  # (B·M,)
-    chunks = zip(image_of_mask.split(chunk_size), keep.flatten(0, 1).split(chunk_size), strict=True)
-    outputs = [function(mask_pixels(images[image], mask, grid, fill)) for image, mask in chunks]
-    return torch.cat(outputs).unflatten(0, keep.shape[:2])
+    return in_chunks(lambda seen, masks: function(mask_pixels(seen, masks, grid, fill)), images, keep, chunk_size)
+
+
+def in_chunks(
+    function: Callable[[Tensor, Tensor], Tensor],
+    images: Tensor,
+    keep: Tensor,
+    chunk_size: int = 256,
+    by_size: bool = False,
+) -> Tensor:
+    """Apply `function` to all pairs of an image and one of its M masks, some pairs at a time.
+
+    Args:
+        function: images (b, C, H, W) and their masks (b, N) → (b, ...).
+        images: (B, C, H, W).
+        keep: boolean, (B, M, N).
+        chunk_size: maximum number b of pairs in one call.
+        by_size: if True, all masks of one call have the same number of visible patches.
+
+    Returns:
+        (B, M, ...).
+
+    >>> keep = torch.tensor([[[True, True], [False, True], [True, False]]])
+    >>> in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), torch.zeros(1, 3, 2, 2), keep, by_size=True)
+    tensor([[12, 21, 21]])
+    """
+    masks = keep.flatten(0, 1)
+    order, groups = torch.arange(len(masks), device=keep.device), [len(masks)]
+    if by_size:
+        sizes = masks.sum(-1)
+        order, groups = sizes.argsort(stable=True), [count for count in sizes.bincount().tolist() if count]
+    chunks = [chunk for group in order.split(groups) for chunk in group.split(chunk_size)]
+    outputs = torch.cat([function(images[chunk // keep.shape[1]], masks[chunk]) for chunk in chunks])
+    return (outputs[order.argsort()] if by_size else outputs).unflatten(0, keep.shape[:2])

@@ -2,7 +2,15 @@ import pytest
 import torch
 from references import level_size, neighbourhood, only, top
 
-from explainers.masking import PatchGrid, level_sizes, mask_pixels, masked_forward, most_important, neighbourhoods
+from explainers.masking import (
+    PatchGrid,
+    in_chunks,
+    level_sizes,
+    mask_pixels,
+    masked_forward,
+    most_important,
+    neighbourhoods,
+)
 
 GRID = PatchGrid(image_size=12, patch_size=4)
 
@@ -87,3 +95,19 @@ def test_a_function_sees_every_image_under_each_of_its_own_masks(chunk_size, fil
             torch.testing.assert_close(got[image, mask], expected, rtol=1e-4, atol=1e-4)
     assert sum(batches) == 12
     assert max(batches) == min(chunk_size, 12)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 256])
+def test_by_size_all_masks_of_a_call_have_the_same_number_of_visible_patches(chunk_size):
+    images, keep = torch.randn(3, 3, 12, 12), torch.rand(3, 8, 9) < 0.5
+    weight, calls = torch.randn(9, 7), []
+
+    def function(seen, masks):
+        calls.append(masks.sum(-1).tolist())
+        return masks.float() @ weight * seen.mean((1, 2, 3))[:, None]
+
+    found = in_chunks(function, images, keep, chunk_size, by_size=True)
+    torch.testing.assert_close(found, keep.float() @ weight * images.mean((1, 2, 3))[:, None, None])
+    assert all(len(set(sizes)) == 1 and len(sizes) <= chunk_size for sizes in calls)
+    if chunk_size == 256:
+        assert [sizes[0] for sizes in calls] == sorted(set(keep.sum(-1).flatten().tolist()))

@@ -15,6 +15,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import Agreement, agreement_metrics
 from explainers.metrics.localization import PointingGame
 from explainers.metrics.perturbation import Fidelity, perturbation_sweep
+from explainers.removal import check_removal, masked_outputs
 from explainers.target import TargetModel
 
 
@@ -30,7 +31,7 @@ class Evaluation(LightningModule):
         grid: the patches that are explained and removed.
         explainers: name → explainer of this target on this grid.
         levels: number of sparsities on the curves, including 0 and 1.
-        removal: value of removed pixels, see `Removal`.
+        removal: what replaces removed patches, see `Removal`.
         classes: explain the `predicted` class of each image, or its `label`.
         reference: name of the explainer to compare the others with.
         agreement: metrics of the comparison; `e_rmse` requires that all explainers have the same units.
@@ -52,6 +53,7 @@ class Evaluation(LightningModule):
         chunk_size: int = 256,
     ) -> None:
         super().__init__()
+        check_removal(target, removal)
         self.target, self.grid = target.eval(), grid
         self.explainers = nn.ModuleDict({name: explainer.eval() for name, explainer in explainers.items()})
         self.levels, self.removal, self.classes = levels, removal, classes
@@ -123,17 +125,19 @@ class Evaluation(LightningModule):
 
     def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """`perturbation_sweep` of the target, with this evaluation's settings."""
-        fill = self.target.normalise(torch.zeros_like(self.target.mean)) if self.removal == "black" else 0.0
-        return perturbation_sweep(
-            self.target.probabilities,
-            normalised,
-            heatmaps.flatten(1),
-            classes,
-            self.grid,
-            self.levels,
-            fill,
-            self.chunk_size,
-        )
+
+        def predict(keep: Tensor) -> Tensor:
+            return masked_outputs(
+                self.target,
+                lambda embeddings: self.target.classify(embeddings).softmax(-1),
+                normalised,
+                keep,
+                self.grid,
+                self.removal,
+                self.chunk_size,
+            )
+
+        return perturbation_sweep(predict, heatmaps.flatten(1), classes, self.levels)
 
     def _now(self) -> float:
         """Seconds, after the GPU has finished its queued work."""

@@ -6,46 +6,38 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from explainers.masking import PatchGrid, level_sizes, masked_forward, most_important
+from explainers.masking import level_sizes, most_important
 
 
 @torch.no_grad()
 def perturbation_sweep(
     predict: Callable[[Tensor], Tensor],
-    images: Tensor,
     scores: Tensor,
     classes: Tensor,
-    grid: PatchGrid,
     levels: int = 21,
-    fill: Tensor | float = 0.0,
-    chunk_size: int = 256,
 ) -> tuple[Tensor, Tensor]:
     """Compute the probability of each image's class without S*, and with S* only, at every sparsity.
 
     All faithfulness metrics are computed from these two curves: the first is deletion, the second insertion.
 
     Args:
-        predict: normalised images (b, C, H, W) → class probabilities (b, K).
-        images: (B, C, H, W), normalised.
+        predict: the visible patches, boolean (B, M, N) → class probabilities (B, M, K), see `masked_outputs`.
         scores: (B, N), higher is more important.
         classes: the class of each image, (B,).
-        grid: the patches of an image.
         levels: number of sparsities from 0 to 1, at least 2.
-        fill: value of hidden pixels, see `mask_pixels`.
-        chunk_size: maximum number b of masked images in one call of `predict`.
 
     Returns:
         `removed` and `preserved`, (B, levels) each. The whole image is `removed[:, 0]` and `preserved[:, -1]`.
 
-    >>> image = torch.tensor([[[[0.5, 0.25], [0.125, 0.125]]]])  # the probability is the sum of the visible pixels
+    >>> image = torch.tensor([[0.5], [0.25], [0.125], [0.125]])  # the probability is the sum of the visible patches
     >>> scores, classes = torch.tensor([[4, 3, 2, 1]]), torch.tensor([0])
-    >>> curves = perturbation_sweep(lambda masked: masked.sum((2, 3)), image, scores, classes, PatchGrid(2, 1), 3)
+    >>> curves = perturbation_sweep(lambda keep: keep.float() @ image, scores, classes, levels=3)
     >>> [curve.tolist() for curve in curves]
     [[[1.0, 0.25, 0.0]], [[0.0, 0.75, 1.0]]]
     """
     important = most_important(scores, levels)  # (B, L, N)
     keep = torch.cat([~important, important[:, 1:-1]], 1)  # both curves end in the same two images
-    probabilities = masked_forward(predict, images, keep, grid, fill, chunk_size)  # (B, 2·L − 2, K)
+    probabilities = predict(keep)  # (B, 2·L − 2, K)
     of_class = probabilities.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).float()
     removed, between = of_class.split([levels, levels - 2], 1)
     return removed, torch.cat([removed[:, -1:], between, removed[:, :1]], 1)

@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.masking import PatchGrid, masked_forward
+from explainers.masking import PatchGrid, Removal
+from explainers.removal import masked_outputs
 from explainers.sampling import shapley_coalitions, stream
 from explainers.target import TargetModel, weights_hash
 
@@ -13,7 +14,7 @@ Score = Literal["probability", "log_probability", "logit"]
 
 
 class CoalitionValues:
-    """A source (see `sources`) of v(S) for random coalitions S; all other patches are 0 after normalisation.
+    """A source (see `sources`) of v(S) for random coalitions S; all other patches are removed.
 
     Rows: `keep` (B, M, N), coalitions that `shapley_coalitions` draws anew every epoch; `values` (B, M, K), their v(S);
     `null` and `grand`, both (B, K), v of the empty coalition and of the whole image.
@@ -26,6 +27,7 @@ class CoalitionValues:
         paired: see `shapley_coalitions`.
         chunk_size: maximum number of masked images in memory.
         score: score of a class: its probability, log-probability or logit.
+        removal: what replaces the patches outside S, see `Removal`.
     """
 
     provides = ("keep", "values", "null", "grand")
@@ -39,9 +41,10 @@ class CoalitionValues:
         paired: bool = True,
         chunk_size: int = 256,
         score: Score = "probability",
+        removal: Removal = "zero",
     ) -> None:
         self.target, self.grid, self.count, self.seed = target, grid, count, seed
-        self.paired, self.chunk_size, self.score = paired, chunk_size, score
+        self.paired, self.chunk_size, self.score, self.removal = paired, chunk_size, score, removal
         self.forward_passes = count + 1
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
@@ -50,13 +53,15 @@ class CoalitionValues:
         with torch.no_grad():
             normalised = self.target.normalise(batch["image"])
             visible = torch.cat([keep, torch.ones_like(keep[:, :1])], 1)  # with the whole image
-            # (B, M + 1, K)
-            values = masked_forward(self._scores, normalised, visible, self.grid, chunk_size=self.chunk_size)
-            null = self._scores(torch.zeros_like(normalised[:1]))  # (1, K), equal for all images
+            values = self._values(normalised, visible)  # (B, M + 1, K)
+            null = self._values(normalised[:1], torch.zeros_like(visible[:1, :1]))[0]  # (1, K), equal for all images
         return {"keep": keep, "values": values[:, :-1], "null": null.expand(len(keep), -1), "grand": values[:, -1]}
 
-    def _scores(self, normalised: Tensor) -> Tensor:
-        logits = self.target.classify(self.target.embed(normalised))
+    def _values(self, normalised: Tensor, keep: Tensor) -> Tensor:
+        return masked_outputs(self.target, self._scores, normalised, keep, self.grid, self.removal, self.chunk_size)
+
+    def _scores(self, embeddings: Tensor) -> Tensor:
+        logits = self.target.classify(embeddings)
         if self.score == "logit":
             return logits
         return logits.softmax(-1) if self.score == "probability" else logits.log_softmax(-1)
@@ -73,4 +78,5 @@ class CoalitionValues:
                 "seed": str(self.seed),
             }
             | ({} if self.score == "probability" else {"score": self.score})
+            | ({} if self.removal == "zero" else {"removal": self.removal})
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, Removal
 from explainers.shapley.coalitions import CoalitionValues, Score
 from explainers.target import TargetModel
 
@@ -59,6 +59,7 @@ class ShapleyLabels:
         paired: see `shapley_coalitions`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the coalitions.
+        removal: see `CoalitionValues`.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class ShapleyLabels:
         paired: bool = True,
         chunk_size: int = 256,
         seed: int = 0,
+        removal: Removal = "zero",
     ) -> None:
         self.classes = classes
         self.provides = ("shapley",) if classes == "all" else ("explained", "shapley")
         self.forward_passes = budget + 1
-        self.values = CoalitionValues(model, grid, budget, seed, paired, chunk_size, score)
+        self.values = CoalitionValues(model, grid, budget, seed, paired, chunk_size, score, removal)
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         rows = self.values(batch)  # always those of epoch 0, because labels must not change between epochs
@@ -109,6 +111,7 @@ class KernelSHAP(nn.Module):
         paired: see `shapley_coalitions`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the coalitions.
+        removal: see `CoalitionValues`.
     """
 
     def __init__(
@@ -120,10 +123,11 @@ class KernelSHAP(nn.Module):
         paired: bool = True,
         chunk_size: int = 256,
         seed: int = 1,
+        removal: Removal = "zero",
     ) -> None:
         super().__init__()
         self.target, self.grid, self.forward_passes = target, grid, budget + 1
-        self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed)
+        self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed, removal)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         index = torch.zeros(len(images), dtype=torch.long, device=images.device)  # equal coalitions for all images

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 from datamodules.digits import Digits
+from explainers.errors import InputError
 from explainers.evaluation.module import Evaluation
 from explainers.posthoc.chance import Chance
 from explainers.shapley.kernel_shap import KernelSHAP
@@ -116,6 +117,38 @@ def test_the_first_batch_is_not_timed(target, grid, digits):
     untimed, _ = evaluate(target, grid, digits, batch_size=7)
     assert timed["chance"]["images_per_second"] > 0
     assert "images_per_second" not in untimed["chance"]
+
+
+@torch.no_grad()
+def test_removed_tokens_are_those_of_the_most_important_patches(target, grid, digits):
+    results, _ = evaluate(target, grid, digits, names=("chance",), removal="drop", chunk_size=5)
+    areas, model = [], target.backbone
+    for sample in digits:
+        image = target.normalise(sample["image"][None])
+        scores = Chance(None, grid)(sample["image"][None], None).flatten().tolist()
+
+        def probability(patches, image=image):
+            tokens = model._pos_embed(model.patch_embed(image))[:, [0] + [1 + patch for patch in sorted(patches)]]
+            return target.classify(model.norm(model.blocks(tokens))[:, 0]).softmax(-1)[0]
+
+        everything, label = set(range(16)), probability(range(16)).argmax()
+        curves = [[], []]
+        for level in range(LEVELS):
+            important = references.top(scores, references.level_size(16, LEVELS, level))
+            for curve, visible in zip(curves, (everything - important, important), strict=True):
+                curve.append((probability(everything) - probability(visible))[label].item())
+        areas.append([references.area(curve, 16) for curve in curves])
+    found = results["chance"]
+    assert [found["fidelity_plus"], found["fidelity_minus"]] == pytest.approx(np.mean(areas, 0).tolist(), abs=1e-5)
+    zero = evaluate(target, grid, digits, names=("chance",))[0]["chance"]
+    assert abs(found["fidelity_plus"] - zero["fidelity_plus"]) > 1e-3
+    assert Evaluation(target, grid, {}, removal="drop").identity()["removal"] == "drop"
+
+
+def test_a_target_that_cannot_drop_tokens_is_refused_before_anything_is_measured(make_target, grid):
+    target = make_target("test_resnet")
+    with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or black"):
+        Evaluation(target, grid, {}, removal="drop")
 
 
 def test_results_do_not_depend_on_the_batches(target, grid, digits):

@@ -3,7 +3,7 @@ import pytest
 import references
 import torch
 
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, masked_forward
 from explainers.metrics.perturbation import Fidelity, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
@@ -33,12 +33,19 @@ def linear(images):
     return images.flatten(1) @ weight + 0.3
 
 
+def sweep(predict, images, scores, labels, levels, fill=0.0, chunk_size=256):
+    """`perturbation_sweep` of a function of normalised images."""
+    return perturbation_sweep(
+        lambda keep: masked_forward(predict, images, keep, GRID, fill, chunk_size), scores, labels, levels
+    )
+
+
 def measure(predict, pictures, scores, levels, fill=0.0, batches=(5,), chunk_size=256):
     metric = Fidelity(GRID.num_patches, levels)
     for images, of_images, labels in zip(
         pictures.split(batches), scores.split(batches), LABELS.split(batches), strict=True
     ):
-        metric.update(*perturbation_sweep(predict, images, of_images, labels, GRID, levels, fill, chunk_size))
+        metric.update(*sweep(predict, images, of_images, labels, levels, fill, chunk_size))
     return metric
 
 
@@ -68,7 +75,7 @@ def test_of_equal_scores_the_earlier_patch_goes_first(predict, pictures):
 
 
 def test_the_ends_of_both_curves_are_the_whole_image_and_none_of_it(predict, pictures, scores):
-    removed, preserved = perturbation_sweep(predict, pictures, scores, LABELS, GRID, levels=6)
+    removed, preserved = sweep(predict, pictures, scores, LABELS, levels=6)
     whole = predict(pictures)[torch.arange(5), LABELS]
     nothing = predict(torch.zeros(5, 3, 16, 16))[torch.arange(5), LABELS]
     for got, expected in (
@@ -86,9 +93,7 @@ def test_what_a_removed_pixel_becomes_makes_a_difference(predict, pictures, scor
 
 
 def test_the_chunk_size_makes_none(predict, pictures, scores):
-    whole, chunked = (
-        perturbation_sweep(predict, pictures, scores, LABELS, GRID, 9, chunk_size=size) for size in (256, 3)
-    )
+    whole, chunked = (sweep(predict, pictures, scores, LABELS, 9, chunk_size=size) for size in (256, 3))
     torch.testing.assert_close(whole, chunked)
 
 
@@ -129,7 +134,7 @@ def test_two_processes_measure_what_one_does(predict, pictures, scores, split):
         metric = Fidelity(GRID.num_patches, 7)
         if count:
             some = slice(start, start + count)
-            metric.update(*perturbation_sweep(predict, pictures[some], scores[some], LABELS[some], GRID, 7))
+            metric.update(*sweep(predict, pictures[some], scores[some], LABELS[some], 7))
         parts.append(metric)
     parts[0].merge_state(parts[1])
     merged = parts[0].compute()
@@ -140,16 +145,16 @@ def test_two_processes_measure_what_one_does(predict, pictures, scores, split):
 
 def test_one_image_has_no_error_and_reset_forgets_it(predict, pictures, scores):
     metric = Fidelity(GRID.num_patches, 5)
-    metric.update(*perturbation_sweep(predict, pictures[:1], scores[:1], LABELS[:1], GRID, 5))
+    metric.update(*sweep(predict, pictures[:1], scores[:1], LABELS[:1], 5))
     assert metric.compute()["fidelity_plus_error"] == 0
     metric.reset()
-    metric.update(*perturbation_sweep(predict, pictures, scores, LABELS, GRID, 5))
+    metric.update(*sweep(predict, pictures, scores, LABELS, 5))
     torch.testing.assert_close(
         metric.compute()["fidelity_plus"], measure(predict, pictures, scores, 5).compute()["fidelity_plus"]
     )
 
 
 def test_a_sweep_leaves_no_gradients(predict, pictures, scores):
-    removed, preserved = perturbation_sweep(predict, pictures.requires_grad_(), scores, LABELS, GRID, 5)
+    removed, preserved = sweep(predict, pictures.requires_grad_(), scores, LABELS, 5)
     assert not removed.requires_grad
     assert not preserved.requires_grad

@@ -194,13 +194,38 @@ def test_labels_of_every_score_add_up_to_the_difference_that_the_whole_image_mak
 
 @pytest.mark.parametrize(
     "change",
-    [{"budget": 5}, {"seed": 1}, {"paired": False}, {"score": "logit"}, {"classes": "all"}, {"chunk_size": 2}],
+    [
+        {"budget": 5},
+        {"seed": 1},
+        {"paired": False},
+        {"score": "logit"},
+        {"classes": "all"},
+        {"removal": "drop"},
+        {"chunk_size": 2},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_stored_labels_are_keyed_by_all_that_they_depend_on(target, change):
     settings = {"budget": 4}
     same = ShapleyLabels(target, GRID, **settings).key() == ShapleyLabels(target, GRID, **settings | change).key()
     assert same == ("chunk_size" in change)
+
+
+def test_labels_stored_before_there_were_removals_keep_their_key(target):
+    assert "removal" not in ShapleyLabels(target, GRID, 4).key()
+    assert ShapleyLabels(target, GRID, 4, removal="black").key()["removal"] == "black"
+
+
+def test_the_explainer_passes_on_how_patches_are_removed(target, images):
+    classes = torch.tensor([3, 0, 4, 1, 1])
+    found = {removal: KernelSHAP(target, GRID, 30, removal=removal)(images, classes) for removal in ("zero", "drop")}
+    difference = {removal: heatmaps.sum((1, 2)) for removal, heatmaps in found.items()}
+    with torch.no_grad():
+        tokens = target.backbone._pos_embed(target.backbone.patch_embed(target.normalise(images)))[:, :1]
+        nothing = target.classify(target.backbone.norm(target.backbone.blocks(tokens))[:, 0]).softmax(-1)
+        expected = (target(images).softmax(-1) - nothing)[torch.arange(5), classes]
+    torch.testing.assert_close(difference["drop"], expected, rtol=0, atol=1e-5)
+    assert (difference["drop"] - difference["zero"]).abs().max() > 1e-3
 
 
 def test_stored_labels_of_another_source_grid_backbone_or_head_have_another_key(target, make_target):

@@ -198,7 +198,25 @@ def test_a_source_gives_what_the_target_says_of_each_coalition(target, images):
         assert torch.equal(alone["keep"][0], rows["keep"][i])
 
 
-@pytest.mark.parametrize("change", [{"count": 5}, {"seed": 1}, {"paired": False}, {"chunk_size": 2}])
+@torch.no_grad()
+def test_coalitions_without_the_tokens_of_other_patches(target, images):
+    rows = CoalitionValues(target, GRID, count=4, chunk_size=3, score="logit", removal="drop")(batch_of(images))
+    assert torch.equal(rows["keep"], CoalitionValues(target, GRID, count=4)(batch_of(images))["keep"])
+    model, normalised = target.backbone, target.normalise(images)
+    tokens = model._pos_embed(model.patch_embed(normalised))
+    for i in range(5):
+        for keep, value in zip(rows["keep"][i], rows["values"][i], strict=True):
+            visible = [0] + [1 + patch for patch in keep.nonzero()[:, 0].tolist()]
+            expected = target.classify(model.norm(model.blocks(tokens[i : i + 1, visible]))[:, 0])[0]
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+        nothing = target.classify(model.norm(model.blocks(tokens[i : i + 1, :1]))[:, 0])[0]
+        torch.testing.assert_close(rows["null"][i], nothing, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rows["grand"], target(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change", [{"count": 5}, {"seed": 1}, {"paired": False}, {"removal": "drop"}, {"chunk_size": 2}]
+)
 def test_stored_values_are_keyed_by_all_that_they_depend_on(target, change):
     same = CoalitionValues(target, GRID, 4).key() == CoalitionValues(target, GRID, **{"count": 4} | change).key()
     assert same == ("chunk_size" in change)
