@@ -8,7 +8,7 @@ from lightning import seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from explainers import runs
+from explainers import posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation import report
 from explainers.evaluation.results import ResultsFile, read_columns
@@ -45,7 +45,8 @@ def build(cfg: DictConfig, settings: DictConfig) -> Any:
     """The evaluation of one task: its target, and explainers of that target."""
     target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
-    explainers = {name: instantiate(node, target=target) for name, node in nodes.items()}
+    explainers: dict[Any, Any] = {name: instantiate(node, target=target) for name, node in nodes.items()}
+    explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid))
     return instantiate(cfg.evaluation, target=target, explainers=explainers)
 
 

@@ -1,8 +1,4 @@
-"""What happens inside a transformer: one forward pass is recorded, one backward pass gives all gradients.
-
-This file alone knows how timm builds transformers. It reads ViT, DeiT, ViTs with registers or average pooling, EVA and
-DINOv3, and of Swin what does not need global attention.
-"""
+"""What happens inside a transformer: one forward pass is recorded, one backward pass gives all gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,83 +10,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from explainers import rules
+from explainers.blocks import blocks_of
 from explainers.errors import InputError
 from explainers.rules import Rules
 from explainers.target import TargetModel
-
-
-def blocks_of(target: TargetModel) -> list[nn.Module]:
-    """Return the transformer blocks of a target, from input to output.
-
-    Raises:
-        InputError: for models without transformer blocks.
-    """
-    backbone = target.backbone
-    stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
-    blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
-    if not blocks or not all(hasattr(block, "attn") for block in blocks):
-        raise InputError(
-            f"expected a transformer with blocks of attention and MLP, got {target.name}: take a ViT, DeiT, EVA or Swin,"
-            " or a method that needs none, such as RISE, Occlusion or IntegratedGradients"
-        )
-    return blocks
-
-
-def num_prefix_tokens(target: TargetModel) -> int:
-    """Return the number of class, distillation and register tokens that stand before the patches."""
-    return int(getattr(target.backbone, "num_prefix_tokens", 0))
-
-
-def readout(target: TargetModel, num_tokens: int) -> Tensor:
-    """Return the weight of each output token in the embedding, (T,): the class token's, or those of average pooling.
-
-    Raises:
-        InputError: if attention is not global, or the embedding is neither a class token nor an average.
-    """
-    backbone, prefix = target.backbone, num_prefix_tokens(target)
-    if not hasattr(backbone, "blocks"):
-        raise InputError(
-            f"expected a model with global attention, got {target.name}, in which tokens attend to windows alone: take"
-            " a ViT, or a method that follows tokens only, such as InputXGradient-PLUS, GradCAM or ViTCX"
-        )
-    pooling = getattr(backbone, "global_pool", "token")
-    weights = torch.zeros(num_tokens, device=target.mean.device)
-    if target.distilled or pooling == "token":
-        weights[: 1 + target.distilled] = 1
-    elif pooling == "avg":
-        weights[0 if getattr(backbone, "pool_include_prefix", False) else prefix :] = 1
-    else:
-        raise InputError(
-            f"expected a class token or average pooling, got the pooling {pooling!r} of {target.name}: take a method that"
-            " needs neither, such as DecompX-SkipPLUS"
-        )
-    return weights / weights.sum()
-
-
-def embed_tokens(target: TargetModel, tokens: Tensor) -> Tensor:
-    """Read the output (B, T, D) of any block as the model reads the last one's: an embedding, (B, D)."""
-    return target.pool(target.backbone.norm(tokens))
-
-
-def value_paths(target: TargetModel, record: "Trace", layer: int) -> Tensor:
-    """Compute f_h(x_j): the value of each token in each head, projected to the width of the tokens, (B, A, T, D).
-
-    The output of attention is the sum over heads h and tokens j of A^h_ij f_h(x_j), and the bias of the projection.
-
-    Raises:
-        InputError: if a normalisation or a gate stands between attention and projection.
-    """
-    block: Any = blocks_of(target)[layer]
-    if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
-        raise InputError(
-            f"expected attention whose heads are only projected, got {target.name}, which normalises or gates them: take"
-            " a method that does not separate heads, such as DecompX-SkipPLUS or GAE"
-        )
-    values = record.values[layer].detach()  # (B, A, T, d)
-    weight = block.attn.proj.weight.unflatten(1, (values.shape[1], -1))  # (D, A, d)
-    scale = getattr(block, "gamma_1", None) if hasattr(block, "gamma_1") else getattr(block.ls1, "gamma", None)
-    paths = torch.einsum("bhtc,dhc->bhtd", values.to(weight.dtype), weight).detach()
-    return paths if scale is None else paths * scale.detach()
 
 
 class Trace(TorchFunctionMode):
@@ -189,7 +112,9 @@ class Trace(TorchFunctionMode):
         y = rules.linear(x, weight, y) if self.rules.linear == "positive" else y
         return self._record_bias(y, bias)
 
-    def _layer_norm(self, x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    def _layer_norm(
+        self, x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Tensor:
         norm = rules.layer_norm if self.rules.norm == "frozen" else F.layer_norm
         return self._record_bias(norm(x, shape, weight, bias, eps), bias)
 
@@ -218,9 +143,10 @@ class Trace(TorchFunctionMode):
         return torch.mul(x, other)
 
     def _add(self, x: Tensor, other: Any, **options: Any) -> Tensor:
-        stream = self.inputs[-1]
-        sizes = (x.numel(), x.shape[-1:]), (stream.numel(), stream.shape[-1:])
-        if self.rules.residual == "sum" or not isinstance(other, Tensor) or other.shape != x.shape or sizes[0] != sizes[1]:
+        stream = self.inputs[-1]  # only sums of its size are skip connections; rotary embeddings add parts of heads
+        is_residual = isinstance(other, Tensor) and other.shape == x.shape
+        is_residual &= (x.numel(), x.shape[-1]) == (stream.numel(), stream.shape[-1])
+        if self.rules.residual == "sum" or not is_residual:
             return torch.add(x, other, **options)
         if self.rules.residual == "signed":
             return rules.signed_residual(x, other, self.rules.gamma)
@@ -253,21 +179,21 @@ def trace(
     >>> len(record.inputs), record.attention[0].shape, gradients[0].shape
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
-    record, blocks = Trace(rules or Rules(), attention, biases, start), blocks_of(target)
+    record = Trace(rules or Rules(), attention, biases, start)
+    blocks: list[Any] = list(blocks_of(target))
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for block in blocks:
-            hooks = [block.register_forward_pre_hook(record.enter_block), block.register_forward_hook(record.leave_block)]
-            hooks.append(block.norm2.register_forward_pre_hook(record.leave_attention))  # type: ignore[union-attr]
-            for hook in hooks:
-                stack.callback(hook.remove)
+            stack.callback(block.register_forward_pre_hook(record.enter_block).remove)
+            stack.callback(block.norm2.register_forward_pre_hook(record.leave_attention).remove)
+            stack.callback(block.register_forward_hook(record.leave_block).remove)
             stack.callback(setattr, block.attn, "fused_attn", block.attn.fused_attn)
-            block.attn.fused_attn = True  # type: ignore[union-attr, assignment]  # the one call that `_attend` replaces
+            block.attn.fused_attn = True  # the one call that `_attend` replaces
         stack.enter_context(record)
         yield record
     if len(record.inputs) != len(blocks) or attention and len(record.attention) != len(blocks):
         raise InputError(
-            f"expected one forward pass of the {len(blocks)} blocks of {target.name}, recorded {len(record.inputs)} blocks and"
-            f" {len(record.attention)} attention maps: run target.embed once inside the context"
+            f"expected one forward pass of the {len(blocks)} blocks of {target.name}, recorded {len(record.inputs)}"
+            f" blocks and {len(record.attention)} attention maps: run target.embed once inside the context"
         )

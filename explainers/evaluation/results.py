@@ -51,6 +51,7 @@ def settings_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str])
         return next((node.removeprefix(root) for root in roots if node.startswith(root)), node)
 
     shared = {key: config.get(key) for key in ("target", "grid", "explainers", "evaluation", "seed")}
+    shared |= {"methods": config["methods"]} if config.get("methods") else {}
     trainer = {key: config["trainer"].get(key) for key in ("precision", "limit_test_batches", "fast_dev_run")}
     return reduced({**shared, "trainer": trainer, "task": config["tasks"][task]})
 

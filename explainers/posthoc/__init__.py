@@ -1,5 +1,71 @@
 """Explainers that need no training."""
 
+from explainers.posthoc.attention import (
+    GAE,
+    TAM,
+    AttentionGradCAM,
+    AttentionRollout,
+    GenAtt,
+    GradSAM,
+    LeGrad,
+    PartialLRP,
+    RawAttention,
+    TransformerAttribution,
+)
 from explainers.posthoc.chance import Chance
+from explainers.posthoc.decomposition import ALTI, GlobEnc
+from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
+from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
+from explainers.posthoc.lime import LIME
+from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
+from explainers.posthoc.names import build, build_all
+from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, FrozenFullGrad, LibraGrad, ResLRP
+from explainers.posthoc.token_tm import TokenTM
+from explainers.posthoc.vit_cx import ViTCX
 
-__all__ = ["Chance"]
+__all__ = [
+    "ALTI",
+    "CAT",
+    "GAE",
+    "LIME",
+    "LRP",
+    "PLUS",
+    "RISE",
+    "TAM",
+    "AttCAT",
+    "AttIxG",
+    "AttentionGradCAM",
+    "AttentionRollout",
+    "AttnLRP",
+    "Chance",
+    "ConservativeLRP",
+    "DecompX",
+    "DeepLift",
+    "FrozenFullGrad",
+    "FullGrad",
+    "GenAtt",
+    "GlobEnc",
+    "GradCAM",
+    "GradSAM",
+    "GradientSHAP",
+    "InputXGradient",
+    "IntegratedGradients",
+    "LeGrad",
+    "LibraGrad",
+    "Occlusion",
+    "PartialLRP",
+    "RawAttention",
+    "ResLRP",
+    "Rollout",
+    "Saliency",
+    "ScoreCAM",
+    "SkipPLUS",
+    "SmoothGrad",
+    "TokenTM",
+    "TransformerAttribution",
+    "ViTCX",
+    "XGradCAM",
+    "build",
+    "build_all",
+]

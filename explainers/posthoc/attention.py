@@ -6,12 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from explainers.blocks import blocks_of, embed_tokens, num_prefix_tokens
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.tracing import Trace, blocks_of, embed_tokens, trace
+from explainers.tracing import Trace, trace
 
 
 class RawAttention(Transitions):
@@ -36,14 +37,15 @@ class AttentionRollout(Rollout):
 class AttentionGradCAM(Transitions):
     """Grad-CAM on the attention map of the last layer: heads weighted by their mean gradient over the patches.
 
-    This is the Grad-CAM that TokenTM compares with (Section 2.2.1), as Chefer et al. (2021) adapt it.
+    This is the Grad-CAM that TokenTM compares with (Section 2.2.1), as Chefer et al. (2021) adapt it: each row of a head
+    has the mean gradient of the row as its weight, and negative values of the mean over heads are cut off.
     """
 
     def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
-        maps = record.attention[start:]
+        maps, prefix = record.attention[start:], num_prefix_tokens(self.target)
         found = gradients(maps)
         return [
-            (weights[:, None] * gradient.mean((-2, -1), keepdim=True)).mean(2)
+            (weights[:, None] * gradient[..., prefix:].mean(-1, keepdim=True)).mean(2).clamp(min=0)
             for weights, gradient in zip(maps, found, strict=True)
         ]
 
@@ -63,14 +65,14 @@ class GenAtt(Transitions):
 
 
 class GAE(Rollout):
-    """Generic attention explainability, CGW2 in ViT-CX: Rollout of GenAtt (Chefer et al., ICCV 2021, Equations 5, 6)."""
+    """Generic attention explainability, CGW2 in ViT-CX: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6)."""
 
     def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
         super().__init__(target, grid, GenAtt)
 
 
 class GradSAM(PLUS):
-    """Gradient self-attention maps: PLUS of GenAtt (Barkan et al., 2021; SkipPLUS, Section 3.4)."""
+    """Gradient self-attention maps, Barkan et al. (2021): PLUS of GenAtt, the class token's row (SkipPLUS, Section 3.4)."""
 
     def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
         super().__init__(target, grid, GenAtt)
@@ -89,8 +91,11 @@ class PartialLRP(Transitions):
 
 
 def _relevance(attention: list[Tensor], gradients: Gradients) -> list[Tensor]:
-    """Attention weights times their gradients under rules of relevance, (B, V, A, T, T) for each layer."""
-    return [weights[:, None] * each for weights, each in zip(attention, gradients(attention), strict=True)]
+    """Relevance of the attention weights under rules that change gradients, (B, V, A, T, T) for each layer.
+
+    It is half of weights times gradients: the other half of the relevance of A v belongs to the values (Equation 9).
+    """
+    return [0.5 * weights[:, None] * each for weights, each in zip(attention, gradients(attention), strict=True)]
 
 
 class TransformerAttribution(WhiteBox):

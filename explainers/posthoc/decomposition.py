@@ -5,11 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from explainers.blocks import value_paths
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
-from explainers.tracing import Trace, value_paths
+from explainers.tracing import Trace
 
 
 def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class GlobEnc(Transitions):
     def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         matrices = []
         for layer in range(start, len(record.inputs)):
-            paths = value_paths(self.target, record, layer)
+            paths = value_paths(self.target, record.values[layer], layer)
             norms = contribution_norms(record.attention[layer], paths, record.inputs[layer]).detach()
             matrices.append((norms / norms.sum(-1, keepdim=True))[:, None])
         return matrices
@@ -107,7 +108,10 @@ class ALTI(Transitions):
         sums = record.middles if self.sum_to == "attention" else record.outputs
         return [
             alti_contributions(
-                record.attention[layer], value_paths(self.target, record, layer), record.inputs[layer], sums[layer]
+                record.attention[layer],
+                value_paths(self.target, record.values[layer], layer),
+                record.inputs[layer],
+                sums[layer],
             )[:, None]
             for layer in range(start, len(record.inputs))
         ]

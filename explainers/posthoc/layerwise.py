@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from explainers.blocks import blocks_of
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.tracing import Trace, blocks_of
+from explainers.tracing import Trace
 
 
 class Layerwise(WhiteBox):

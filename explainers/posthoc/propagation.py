@@ -12,8 +12,8 @@ from explainers.target import TargetModel
 FROZEN = Rules(attention="frozen", norm="frozen", activation="ratio")
 """The model is linear in its tokens: attention, the scale of normalisations and GELU(x) / x are constants."""
 LRP_RULES = Rules(attention="halved", norm="frozen", activation="ratio", linear="positive", residual="conserved")
-"""The rules of Transformer Attribution (Chefer et al., CVPR 2021, Section 3.2). LayerNorm has no rule there: the general
-one would lose all relevance, because a scale of the tokens does not change its output."""
+"""The rules of Transformer Attribution (Chefer et al., CVPR 2021, Section 3.2). LayerNorm has no rule of its own there;
+the general one would lose all relevance, because a scale of the tokens does not change its output."""
 
 
 def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
 
 
 class LRP(InputXGradient):
-    """Layer-wise relevance propagation by the α = 1 rule (Binder et al., 2016, with the rules of Chefer et al., 2021)."""
+    """Layer-wise relevance propagation by the α = 1 rule (Binder et al., 2016; rules of Chefer et al., CVPR 2021)."""
 
     rules = LRP_RULES
 
@@ -49,8 +49,8 @@ class ConservativeLRP(InputXGradient):
 class DecompX(InputXGradient):
     """Propagates the decomposition of each token through all layers, without biases (Modarressi et al., ACL 2023).
 
-    With attention, normalisation and GELU(x) / x as constants, the model is linear in its tokens. The share of a token in
-    the output is then its Input × Gradient, so that one backward pass gives the decompositions from all start layers.
+    With attention, normalisation and GELU(x) / x as constants, the model is linear in its tokens. The share of a token
+    in the output is then its Input × Gradient, so one backward pass gives the decompositions from all start layers.
     """
 
     rules = FROZEN

@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from explainers.blocks import value_paths
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.tracing import Trace, value_paths
+from explainers.tracing import Trace
 
 
 def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean") -> Tensor:
@@ -23,6 +23,7 @@ def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softma
     Returns:
         (B, T).
 
+    >>> import torch
     >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     >>> transformation_weights(tokens, 3 * tokens).tolist()
     [[3.0, 3.0]]
@@ -36,7 +37,7 @@ class TokenTM(WhiteBox):
     """Follows attention and transformations of tokens through all layers: C_l = U_MLP U_attention C_{l−1}.
 
     C_0 = diag(‖E_i‖) holds the lengths of the first tokens; U_attention = I + E_h[(∂y/∂A ⊙ A)⁺] diag(W), and U_MLP =
-    I + diag(W), with the transformation weights W of attention and MLP. The heatmap is the row of the class token in C_L.
+    I + diag(W), with the transformation weights W of attention and MLP. The heatmap is the class token's row of C_L.
 
     Only the abstract and the supplement of the paper were at hand. What they leave open is an option here. The
     defaults follow the abstract: attention weights *and* transformed tokens are aggregated, "before and after" each
@@ -93,6 +94,6 @@ class TokenTM(WhiteBox):
         if self.transformed == "stream":
             pairs = (tokens, middle), (middle, output)
         else:
-            pairs = (tokens, value_paths(self.target, record, layer).sum(1)), (middle, output - middle)
+            pairs = (tokens, value_paths(self.target, record.values[layer], layer).sum(1)), (middle, output - middle)
         of_attention, of_mlp = (transformation_weights(*pair, self.scale).detach() for pair in pairs)
         return of_attention, of_mlp

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from explainers.blocks import num_prefix_tokens, readout
 from explainers.masking import PatchGrid
 from explainers.rules import Rules
 from explainers.target import TargetModel
-from explainers.tracing import Trace, num_prefix_tokens, readout, trace
+from explainers.tracing import Trace, trace
 
 Output = Literal["logit", "probability"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]

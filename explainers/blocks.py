@@ -1,0 +1,134 @@
+"""Blocks of timm's transformers: where they are, what their tokens are, and how the embedding reads them.
+
+This file and `tracing` alone know how timm builds transformers. They read ViT, DeiT, ViTs with registers or average
+pooling, EVA and DINOv3, and of Swin what does not need global attention.
+"""
+
+from math import isqrt
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.target import TargetModel
+
+Features = Literal["attention", "norm"]
+
+
+def blocks_of(target: TargetModel) -> list[nn.Module]:
+    """Return the transformer blocks of a target, from input to output.
+
+    Raises:
+        InputError: for models without transformer blocks.
+    """
+    backbone = target.backbone
+    stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
+    blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
+    if not blocks or not all(hasattr(block, "attn") for block in blocks):
+        raise InputError(
+            f"expected a transformer with blocks of attention and MLP, got {target.name}: take a ViT, DeiT, EVA or"
+            " Swin, or a method that needs none, such as RISE, Occlusion or IntegratedGradients"
+        )
+    return blocks
+
+
+def num_prefix_tokens(target: TargetModel) -> int:
+    """Return the number of class, distillation and register tokens that stand before the patches."""
+    return int(getattr(target.backbone, "num_prefix_tokens", 0))
+
+
+def readout(target: TargetModel, num_tokens: int) -> Tensor:
+    """Return the weight of each output token in the embedding, (T,): the class token's, or those of average pooling.
+
+    Raises:
+        InputError: if attention is not global, or the embedding is neither a class token nor an average.
+    """
+    backbone, prefix = target.backbone, num_prefix_tokens(target)
+    if not hasattr(backbone, "blocks"):
+        raise InputError(
+            f"expected a model with global attention, got {target.name}, in which tokens attend to windows alone: take"
+            " a ViT, or a method that follows tokens only, such as InputXGradient-PLUS, GradCAM or ViTCX"
+        )
+    pooling = getattr(backbone, "global_pool", "token")
+    weights = torch.zeros(num_tokens, device=target.mean.device)
+    if target.distilled or pooling == "token":
+        weights[: 1 + target.distilled] = 1
+    elif pooling == "avg":
+        weights[0 if getattr(backbone, "pool_include_prefix", False) else prefix :] = 1
+    else:
+        raise InputError(
+            f"expected a class token or average pooling, got the pooling {pooling!r} of {target.name}: take a method"
+            " that needs neither, such as DecompX-SkipPLUS"
+        )
+    return weights / weights.sum()
+
+
+def embed_tokens(target: TargetModel, tokens: Tensor) -> Tensor:
+    """Read the output (B, T, D) of any block as the model reads the last one's: an embedding, (B, D)."""
+    return target.pool(target.backbone.norm(tokens))
+
+
+def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
+    """Compute f_h(x_j): the value of each token in each head, projected to the width of the tokens, (B, A, T, D).
+
+    The output of attention is the sum over heads h and tokens j of A^h_ij f_h(x_j), and the bias of the projection.
+
+    Args:
+        target: a timm transformer.
+        values: value vectors of each head, (B, A, T, d), see `tracing.Trace`.
+        layer: index of the block.
+
+    Raises:
+        InputError: if a normalisation or a gate stands between attention and projection.
+    """
+    block: Any = blocks_of(target)[layer]
+    if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
+        raise InputError(
+            f"expected attention whose heads are only projected, got {target.name}, which normalises or gates them:"
+            " take a method that does not separate heads, such as DecompX-SkipPLUS or GAE"
+        )
+    weight = block.attn.proj.weight.unflatten(1, (values.shape[1], -1))  # (D, A, d)
+    scale = getattr(block, "gamma_1", None) if hasattr(block, "gamma_1") else getattr(block.ls1, "gamma", None)
+    paths = torch.einsum("bhtc,dhc->bhtd", values.detach().to(weight.dtype), weight.detach())
+    return paths if scale is None else paths * scale.detach()
+
+
+def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Module:
+    """Find the module whose output is what `attention_features` returns."""
+    blocks: Any = blocks_of(target)
+    names = {"attention": "attn", "norm": "norm1"}
+    if not hasattr(target.backbone, "blocks"):
+        blocks = target.backbone.layers[-2].blocks
+        names["attention"] = "drop_path1"  # the output of its `attn` is cut into windows, that of this one no longer
+    if not -len(blocks) <= block < len(blocks):
+        raise InputError(f"expected a block from {-len(blocks)} to {len(blocks) - 1} of {target.name}, got {block}")
+    return getattr(blocks[block], names[kind])
+
+
+def attention_features(target: TargetModel, normalised: Tensor, block: int, kind: Features) -> Tensor:
+    """Compute the feature maps of an attention module (ViT-CX, Section 3.2).
+
+    Args:
+        target: a ViT or EVA; or a Swin, of which `block` counts the blocks of the second-to-last stage.
+        normalised: images, (B, C, H, W).
+        block: index of the transformer block; negative from the last.
+        kind: `attention` for the output of the attention module (the paper), `norm` for its normalised input (the
+            released code).
+
+    Returns:
+        (B, h, w, channels), without the class token and other prefix tokens.
+
+    Raises:
+        InputError: for models without attention modules.
+    """
+    outputs: list[Tensor] = []
+    hook = attention_module(target, block, kind).register_forward_hook(lambda *call: outputs.append(call[-1]))
+    try:
+        target.backbone.forward_features(normalised)
+    finally:
+        hook.remove()
+    if outputs[0].dim() == 4:
+        return outputs[0]
+    tokens = outputs[0][:, target.backbone.num_prefix_tokens :]
+    return tokens.unflatten(1, (isqrt(tokens.shape[1]), -1))

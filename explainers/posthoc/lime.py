@@ -1,0 +1,97 @@
+"""LIME (Ribeiro et al., 2016): a linear model of the probability, fitted to images with random patches hidden."""
+
+from typing import Literal
+
+import torch
+from sklearn.linear_model import Lasso
+from torch import Tensor, nn
+
+from explainers.masking import PatchGrid, Removal
+from explainers.posthoc.masks import patch_masked_scores
+from explainers.posthoc.soft_masks import patch_means
+from explainers.removal import check_removal
+from explainers.sampling import uniform
+from explainers.target import TargetModel
+
+
+def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lasso: bool = False) -> Tensor:
+    """Fit the coefficients w of score ≈ b + Σ_z w_z [z is visible], which are LIME's explanation.
+
+    Ridge minimises Σ_m π_m (error_m)² + α |w|², and Lasso Σ_m π_m (error_m)² / (2 Σ_m π_m) + α Σ_z |w_z|.
+
+    Args:
+        keep: visible patches, boolean (M, N), the same for all images.
+        scores: (B, M).
+        weights: π, weights of the samples, (B, M).
+        alpha: α, strength of the penalty.
+        lasso: take the Lasso instead of ridge regression.
+
+    Returns:
+        w, (B, N).
+    """
+    if lasso:
+        fits = [
+            Lasso(alpha).fit(keep.cpu().numpy(), score, sample_weight=weight).coef_
+            for score, weight in zip(scores.double().cpu().numpy(), weights.double().cpu().numpy(), strict=True)
+        ]
+        return torch.stack([torch.as_tensor(fit) for fit in fits]).to(scores)
+    share = (weights.double() / weights.double().sum(-1, keepdim=True))[..., None]
+    members = keep.double() - (share * keep).sum(1, keepdim=True)  # centred: b is not penalised
+    gain = (scores.double()[..., None] - (share * scores[..., None]).sum(1, keepdim=True)) * weights[..., None]
+    system = members.mT @ (members * weights[..., None])
+    penalty = alpha * torch.eye(keep.shape[-1], dtype=torch.double, device=keep.device)
+    return torch.linalg.solve(system + penalty, members.mT @ gain)[..., 0].to(scores.dtype)
+
+
+class LIME(nn.Module):
+    """A linear fit to the probabilities of images of which every patch is visible with probability 1/2.
+
+    A sample has the weight exp(−d² / 2 w²), where d is the cosine distance to the image and w the kernel width (Ribeiro
+    et al., 2016). Defaults are the ridge regression of the authors' library and enough samples to determine it. captum,
+    and with it TVE, has 25 samples, fewer than patches, and a Lasso with α = 0.01, which sets every coefficient to 0
+    that changes the probability by less than about 0.04.
+
+    Args:
+        target: the model to explain.
+        grid: the patches that are hidden.
+        samples: M, number of samples; all images get the same.
+        regression: kind of the linear fit, see `fit_linear`.
+        alpha: strength of its penalty; `None` for 1 with ridge and 0.01 with Lasso.
+        kernel_width: w.
+        removal: what replaces hidden patches, see `masking.Removal`.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the samples.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        samples: int = 1000,
+        regression: Literal["ridge", "lasso"] = "ridge",
+        alpha: float | None = None,
+        kernel_width: float = 1.0,
+        removal: Removal = "zero",
+        chunk_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_removal(target, removal)
+        self.target, self.grid, self.forward_passes, self.removal = target, grid, samples, removal
+        self.lasso, self.kernel_width = regression == "lasso", kernel_width
+        self.chunk_size, self.seed = chunk_size, seed
+        self.alpha = alpha if alpha is not None else 0.01 if self.lasso else 1.0
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        numbers = torch.arange(self.forward_passes * self.grid.num_patches, device=images.device)
+        keep = uniform(numbers, self.seed).view(self.forward_passes, -1) < 0.5  # (M, N)
+        normalised = self.target.normalise(images)
+        every = keep.expand(len(images), -1, -1)
+        scores = patch_masked_scores(self.target, normalised, classes, every, self.grid, self.removal, self.chunk_size)
+        # (B, N); in float64, because autocast would compute the product in bfloat16
+        energy = patch_means(normalised.square().sum(1), self.grid).flatten(1).double()
+        # The cosine of an image x and its masked copy is |masked| / |x|, because the copy's pixels are x's or 0
+        cosine = (energy @ keep.mT.double() / energy.sum(1, keepdim=True).clamp(min=1e-12)).sqrt()
+        weights = torch.exp(-((1 - cosine) ** 2) / (2 * self.kernel_width**2))
+        return fit_linear(keep, scores, weights, self.alpha, self.lasso).unflatten(-1, (self.grid.side, -1))

@@ -1,0 +1,205 @@
+"""Explainers that read the probability of a class under masks: Occlusion, RISE and Score-CAM.
+
+Soft masks leave 0 after normalisation. The masks of an image do not depend on the other images of its batch.
+"""
+
+from math import isqrt
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid, Removal, neighbourhoods
+from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, unit_range, upsample, upsampling_matrix
+from explainers.removal import check_removal, masked_outputs
+from explainers.sampling import uniform
+from explainers.target import TargetModel
+
+
+def patch_masked_scores(
+    target: TargetModel,
+    normalised: Tensor,
+    classes: Tensor,
+    keep: Tensor,
+    grid: PatchGrid,
+    removal: Removal,
+    chunk_size: int,
+) -> Tensor:
+    """Compute the probability of one class (B,) of normalised images (B, C, H, W) under masks (B, M, N) → (B, M)."""
+
+    def probabilities_of(embeddings: Tensor) -> Tensor:
+        return target.classify(embeddings).softmax(-1)
+
+    probabilities = masked_outputs(target, probabilities_of, normalised, keep, grid, removal, chunk_size)
+    return probabilities.take_along_dim(classes[:, None, None], -1)[..., 0]
+
+
+class Occlusion(nn.Module):
+    """f(y | X) − f(y | X without a window around the patch), for every patch (Zeiler & Fergus, 2014).
+
+    Args:
+        target: the model to explain.
+        grid: the patches that are hidden.
+        window: side of the hidden window, in patches; odd.
+        removal: what replaces hidden patches, see `masking.Removal`.
+        chunk_size: maximum number of masked images in memory.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        window: int = 1,
+        removal: Removal = "zero",
+        chunk_size: int = 256,
+    ) -> None:
+        super().__init__()
+        check_removal(target, removal)
+        if window < 1 or window % 2 == 0:
+            raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
+        self.target, self.grid, self.removal, self.chunk_size = target, grid, removal, chunk_size
+        self.forward_passes = grid.num_patches + 1
+        self.register_buffer("near", neighbourhoods(grid, window // 2), persistent=False)
+        self.near: Tensor
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        keep = torch.cat([torch.ones_like(self.near[:1]), ~self.near]).expand(len(images), -1, -1)  # (B, 1 + N, N)
+        normalised = self.target.normalise(images)
+        probabilities = patch_masked_scores(
+            self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
+        )
+        return (probabilities[:, :1] - probabilities[:, 1:]).unflatten(-1, (self.grid.side, -1))
+
+
+class RandomMasks:
+    """RISE's masks (Petsiuk et al., 2018, Section 3.2): random grids, up-sampled and shifted.
+
+    A grid of `cells` × `cells` is up-sampled to one cell more per side than the image has, and cropped to the image at
+    a random place. A cell has ⌈H / cells⌉ pixels.
+
+    Args:
+        count: M, number of masks.
+        cells: cells per side.
+        probability: probability that a cell is visible.
+        size: H = W, side of the image in pixels.
+        seed: seed of the cells and the shifts.
+        device: where the masks are computed.
+    """
+
+    def __init__(self, count: int, cells: int, probability: float, size: int, seed: int, device: torch.device) -> None:
+        self.size, pixels = size, -(-size // cells)
+        numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
+        draws = uniform(numbers, seed)
+        self.cells = (draws[:, 2:] < probability).double().view(count, cells, cells)
+        self.shifts = (draws[:, :2] * pixels).long()  # (M, 2): row and column, in 0 ... pixels − 1
+        # In float64, like all products of matrices here: autocast would compute them in bfloat16
+        self.weights = upsampling_matrix(cells, (cells + 1) * pixels, device)
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """Compute the masks of these numbers (t,) → (t, 1, H, W), in [0, 1]."""
+        window = self.shifts[numbers][..., None] + torch.arange(self.size, device=numbers.device)  # (t, 2, H)
+        rows, columns = self.weights[window].unbind(1)  # (t, H, cells) each
+        return (rows @ self.cells[numbers] @ columns.mT)[:, None].float()
+
+
+class RISE(nn.Module):
+    """Random masks weighted by their scores: Σ_i f(y | X ⊙ M_i) M_i / (p · M) (Petsiuk et al., 2018, Equation 6).
+
+    Petsiuk et al. take 4000 masks for a CNN at 224 × 224 pixels and 8000 for a deeper one, TVE 50, ViT-CX 5000.
+
+    Args:
+        target: the model to explain.
+        grid: the patches over which the heatmap is averaged.
+        masks: M, number of masks; all images get the same.
+        cells: cells of a mask per side.
+        probability: p, probability that a cell is visible.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the masks.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        masks: int = 4000,
+        cells: int = 7,
+        probability: float = 0.5,
+        chunk_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.target, self.grid, self.forward_passes = target, grid, masks
+        self.cells, self.probability, self.chunk_size, self.seed = cells, probability, chunk_size, seed
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        count, device = self.forward_passes, images.device
+        masks = RandomMasks(count, self.cells, self.probability, images.shape[-1], self.seed, device)
+        chunks = torch.arange(count, device=device).split(self.chunk_size)
+        visible = torch.cat([patch_means(masks(numbers)[:, 0], self.grid) for numbers in chunks])  # (M, P, P)
+        image = torch.arange(len(images), device=device).repeat_interleave(count)
+        scores = soft_masked_scores(
+            self.target,
+            self.target.normalise(images),
+            classes,
+            image,
+            lambda pairs: masks(pairs % count),
+            chunk_size=self.chunk_size,
+        )
+        weighted = torch.einsum("bm,mij->bij", scores.view(-1, count).double(), visible.double())
+        return (weighted / (self.probability * count)).float()
+
+
+class ScoreCAM(nn.Module):
+    """Feature maps weighted by the scores that the image has under them (Wang et al., 2020).
+
+    `sum` is Equation 1 of ViT-CX, how that paper applies Score-CAM to transformers: Σ_c f(y | X ⊙ M_c) M_c, where M_c
+    is the feature map A_c of a channel, up-sampled and scaled to [0, 1]. `softmax` is Score-CAM as it was made for
+    CNNs: ReLU(Σ_c α_c A_c), where α is the softmax over the channels of the same scores. The score of a blank image,
+    which Wang et al. subtract first, has no influence. A transformer's A_c have both signs, so that this ReLU can leave
+    nothing of a heatmap.
+
+    Args:
+        target: the model to explain.
+        grid: the patches over which the heatmap is averaged.
+        combine: how masks and scores are combined.
+        block: the block or stage whose feature maps are taken, as an index of the backbone's `feature_info`.
+        chunk_size: maximum number of masked images in memory.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        combine: Literal["sum", "softmax"] = "sum",
+        block: int = -1,
+        chunk_size: int = 256,
+    ) -> None:
+        super().__init__()
+        blocks = len(target.backbone.feature_info)
+        self.target, self.grid, self.combine, self.chunk_size = target, grid, combine, chunk_size
+        self.block = block % blocks if -blocks <= block < 0 else block
+        self.forward_passes = target.map_channels([self.block])[0] + 1
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        normalised, size = self.target.normalise(images), images.shape[-1]
+        chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
+        features = torch.cat(chunks).mT.float()  # (B, channels, N')
+        features = features.unflatten(-1, (isqrt(features.shape[-1]), -1))
+        masks, _ = unit_range(features.flatten(0, 1), size)
+        image = torch.arange(len(images), device=images.device).repeat_interleave(features.shape[1])
+        scores = soft_masked_scores(
+            self.target,
+            normalised,
+            classes,
+            image,
+            lambda pairs: upsample(masks[pairs], size)[:, None].clamp(0, 1),
+            chunk_size=self.chunk_size,
+        ).view(len(images), -1)
+        softmax = self.combine == "softmax"
+        weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))
+        weighted = upsample(torch.einsum("bc,bcij->bij", weights.double(), maps.double()).float(), size)
+        return patch_means(weighted.relu() if softmax else weighted, self.grid)

@@ -1,0 +1,191 @@
+"""Explainers by gradients with respect to pixels: Saliency, SmoothGrad, integrated gradients, GradientSHAP, DeepLift.
+
+What is explained is the logit of a class, or with `explain` a linear functional v · G(x) of the embedding. captum has
+these methods too, but its random numbers come from the global generators, so that the heatmap of an image would depend
+on its batch and on what ran before; only DeepLift is captum's.
+"""
+
+import warnings
+
+import captum.attr
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from explainers.masking import PatchGrid
+from explainers.posthoc.pixel_gradients import Explained, PixelExplainer, mean_gradients
+from explainers.posthoc.soft_masks import gaussian_noise, patch_means
+from explainers.sampling import uniform
+from explainers.target import TargetModel
+
+
+class SmoothGrad(PixelExplainer):
+    """|mean gradient under noise| (Smilkov et al., 2017), the maximum of the channels, the mean of a patch.
+
+    The noise is the same for every image, but for its standard deviation.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        samples: number of noisy copies of an image.
+        noise: standard deviation of the noise, as a fraction of the image's range of values.
+        chunk_size: maximum number of noisy images in memory.
+        seed: seed of the noise.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        samples: int = 50,
+        noise: float = 0.15,
+        chunk_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        self.forward_passes, self.noise, self.seed = samples, noise, seed
+
+    def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
+        """Draw the noisy images of these numbers, see `mean_gradients`."""
+        if self.noise == 0:
+            return part[:, None].expand(-1, len(numbers), -1, -1, -1), 1.0
+        flat = part.flatten(1)
+        deviation = self.noise * (flat.amax(1) - flat.amin(1))[:, None, None, None, None]
+        return part[:, None] + deviation * gaussian_noise(numbers, part.shape[1:], self.seed), 1.0
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        weights = torch.full((self.forward_passes,), 1 / self.forward_passes, device=normalised.device)
+        gradients = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
+        return patch_means(gradients.abs().amax(1), self.grid)
+
+
+class Saliency(SmoothGrad):
+    """|gradient of the logit| (Simonyan et al., 2014), the maximum of the channels, the mean of a patch.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        chunk_size: maximum number of images in memory.
+    """
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int = 64) -> None:
+        super().__init__(target, grid, samples=1, noise=0.0, chunk_size=chunk_size)
+
+
+class IntegratedGradients(PixelExplainer):
+    """(x − x') ⊙ ∫ ∇f(x' + t (x − x')) dt from the mean pixel x' = 0 (Sundararajan et al., 2017, Equation 1).
+
+    Summed over a patch. The integral is a Gauss-Legendre quadrature, as in captum.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        steps: number of points on the path.
+        multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
+        chunk_size: maximum number of points in memory.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        steps: int = 50,
+        multiply_by_inputs: bool = True,
+        chunk_size: int = 64,
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        self.forward_passes, self.multiply_by_inputs = steps, multiply_by_inputs
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        nodes, halves = (
+            torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.forward_passes)
+        )
+
+        def points(part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
+            at = (1 + nodes[numbers, None, None, None]) / 2
+            return at * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
+
+        return self.patch_sums(mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size))
+
+
+class GradientSHAP(PixelExplainer):
+    """Mean of x ⊙ ∇f(r x) over random r in [0, 1], and over noise on x, summed over a patch (Lundberg & Lee, 2017).
+
+    The reference is the mean pixel, 0. captum, and with it TVE, has 5 samples without noise; r and the noise are the
+    same for every image.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        samples: number of random points.
+        stdevs: standard deviation of the noise, in units of normalised pixels.
+        multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
+        chunk_size: maximum number of points in memory.
+        seed: seed of r and of the noise.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        samples: int = 50,
+        stdevs: float = 0.0,
+        multiply_by_inputs: bool = True,
+        chunk_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        self.forward_passes, self.stdevs, self.multiply_by_inputs, self.seed = samples, stdevs, multiply_by_inputs, seed
+
+    def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Draw the points of these numbers, see `mean_gradients`."""
+        noisy = part[:, None]
+        if self.stdevs:
+            noisy = noisy + self.stdevs * gaussian_noise(numbers, part.shape[1:], self.seed)
+        coefficients = uniform(numbers, self.seed).to(part)[:, None, None, None]
+        return coefficients * noisy, noisy if self.multiply_by_inputs else 1.0
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        weights = torch.full((self.forward_passes,), 1 / self.forward_passes, device=normalised.device)
+        return self.patch_sums(mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size))
+
+
+class RescaleRule(captum.attr.DeepLift):
+    """captum's DeepLift without its rule for softmax modules (Swin has them), which mixes the images of a batch."""
+
+    def _is_non_linear(self, module: nn.Module) -> bool:
+        return not isinstance(module, nn.Softmax) and super()._is_non_linear(module)
+
+
+class DeepLift(PixelExplainer):
+    """DeepLift's rescale rule (Shrikumar et al., 2017) by captum, from the mean pixel, 0; summed over a patch.
+
+    captum has rules for ReLU, ELU, sigmoid, tanh, softplus and max-pooling, the last inexact where windows overlap, but
+    none for GELU, LayerNorm and attention: on transformers this is the input times the gradient, or the gradient alone
+    without `multiply_by_inputs`.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        multiply_by_inputs: multiply by x; TVE's Appendix F does not.
+        chunk_size: maximum number of images in memory, where every image is accompanied by its reference.
+    """
+
+    forward_passes = 2
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, multiply_by_inputs: bool = True, chunk_size: int = 64
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        self.multiply_by_inputs = multiply_by_inputs
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        method = RescaleRule(Explained(self.target), self.multiply_by_inputs)
+        half = max(1, self.chunk_size // 2)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")
+            parts = [
+                method.attribute(images, additional_forward_args=(functionals,))
+                for images, functionals in zip(normalised.split(half), wanted.split(half), strict=True)
+            ]
+        return self.patch_sums(torch.cat(parts))

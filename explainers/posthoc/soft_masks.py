@@ -1,0 +1,115 @@
+"""Soft masks: images under them, their up-sampling from feature maps, noise, and averages over patches."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.target import TargetModel
+
+
+def soft_masked_scores(
+    target: TargetModel,
+    normalised: Tensor,
+    classes: Tensor,
+    image: Tensor,
+    masks: Callable[[Tensor], Tensor],
+    background: Callable[[Tensor], Tensor] | None = None,
+    chunk_size: int = 256,
+) -> Tensor:
+    """Compute f(y | X ⊙ M + (1 − M) ⊙ background) of T pairs of an image X and a soft mask M.
+
+    Args:
+        target: the model f.
+        normalised: images, (B, C, H, W).
+        classes: the class y of each image, (B,).
+        image: number of the image of each pair, (T,).
+        masks: numbers of pairs (t,) → their masks in [0, 1], (t, 1, H, W); called for one chunk at a time.
+        background: numbers of pairs (t,) → values of hidden pixels, (t, C, H, W); `None` for 0.
+        chunk_size: maximum number of masked images in memory.
+
+    Returns:
+        Probabilities, (T,).
+    """
+    if not len(image):
+        return normalised.new_empty(0)
+    scores = []
+    for pairs in torch.arange(len(image), device=normalised.device).split(chunk_size):
+        mask, which = masks(pairs), image[pairs]
+        masked = normalised[which] * mask
+        if background is not None:
+            masked = masked + (1 - mask) * background(pairs)
+        scores.append(target.probabilities(masked).take_along_dim(classes[which, None], 1)[:, 0])
+    return torch.cat(scores)
+
+
+def patch_means(pixels: Tensor, grid: PatchGrid) -> Tensor:
+    """Average maps (B, H, W) over the pixels of each patch → (B, P, P).
+
+    >>> patch_means(torch.arange(8.0).view(1, 2, 4)[..., :2], PatchGrid(image_size=2, patch_size=2)).tolist()
+    [[[2.5]]]
+    """
+    if pixels.shape[-2:] != (grid.image_size, grid.image_size):
+        raise InputError(f"the grid cuts {grid.image_size} × {grid.image_size} images; got {tuple(pixels.shape[-2:])}")
+    return F.avg_pool2d(pixels[:, None], grid.patch_size)[:, 0]
+
+
+def upsample(maps: Tensor, size: int) -> Tensor:
+    """Up-sample maps (T, h, w) to (T, size, size), bilinear."""
+    return F.interpolate(maps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
+
+
+def upsampling_matrix(tokens: int, size: int, device: torch.device) -> Tensor:
+    """Compute U (size, tokens), float64: the bilinear up-sampling of a map m is U m Uᵀ.
+
+    >>> upsampling_matrix(2, 4, torch.device("cpu")).tolist()
+    [[1.0, 0.0], [0.75, 0.25], [0.25, 0.75], [0.0, 1.0]]
+    """
+    unit = torch.eye(tokens, dtype=torch.double, device=device)
+    return F.interpolate(unit[None], size, mode="linear", align_corners=False)[0].mT
+
+
+def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Scale maps so that their bilinear up-sampling to `size` has the minimum 0 and the maximum 1.
+
+    The extremes of the tokens are in general not reached by the up-sampled map. Between four tokens it is bilinear, so
+    that its extremes lie in the corner pixels of that square; only these pixels are computed.
+
+    Args:
+        maps: (T, h, w), square.
+        size: H = W of the up-sampled maps.
+
+    Returns:
+        The scaled maps (T, h, w), 0 where the map is constant; and for each map whether it varies, boolean (T,).
+
+    >>> scaled, varies = unit_range(torch.tensor([[[3.0, 3.0], [5.0, 5.0]], [[7.0, 7.0], [7.0, 7.0]]]), size=4)
+    >>> scaled[:, :, 0].tolist(), varies.tolist()
+    ([[0.0, 1.0], [0.0, 0.0]], [True, False])
+    """
+    tokens = maps.shape[-1]
+    centre = (torch.arange(size, device=maps.device) + 0.5) * tokens / size - 0.5
+    square = centre.clamp(min=0).floor()
+    changes = F.pad(square.diff() != 0, (1, 1), value=True)
+    corners = upsampling_matrix(tokens, size, maps.device)[changes[1:] | changes[:-1]]
+    extreme = (corners @ maps.double() @ corners.mT).flatten(1)
+    low, high = extreme.amin(1)[:, None, None], extreme.amax(1)[:, None, None]
+    varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())  # the rest is rounding
+    scaled = torch.where(varies, (maps - low) / torch.where(varies, high - low, 1), 0)
+    return scaled.to(maps.dtype), varies.flatten()
+
+
+def gaussian_noise(numbers: Tensor, shape: Sequence[int], seed: int) -> Tensor:
+    """Draw standard normal numbers (t, *shape), float32; each row depends on its number (t,) and the seed alone.
+
+    >>> noise = gaussian_noise(torch.tensor([0, 1, 0]), (3, 4, 4), seed=0)
+    >>> torch.equal(noise[0], noise[2]), torch.equal(noise[0], noise[1])
+    (True, False)
+    """
+    rows = {}
+    for number in set(numbers.tolist()):
+        generator = torch.Generator(numbers.device).manual_seed(1_000_003 * seed + number)
+        rows[number] = torch.randn(*shape, generator=generator, device=numbers.device)
+    return torch.stack([rows[number] for number in numbers.tolist()])

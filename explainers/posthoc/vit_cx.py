@@ -1,0 +1,170 @@
+"""ViT-CX (Xie et al., IJCAI 2023): masks from clustered feature maps, and their causal impact."""
+
+from collections.abc import Callable
+
+import torch
+from sklearn.cluster import AgglomerativeClustering
+from torch import Tensor, nn
+
+from explainers.blocks import Features, attention_features, attention_module
+from explainers.masking import PatchGrid
+from explainers.posthoc.soft_masks import (
+    gaussian_noise,
+    patch_means,
+    soft_masked_scores,
+    unit_range,
+    upsample,
+    upsampling_matrix,
+)
+from explainers.target import TargetModel
+
+
+def cosine_distances(masks: Tensor, size: int) -> Tensor:
+    """Compute 1 − cos between the bilinear up-samplings of masks (K, h, w) to `size` → (K, K), float64.
+
+    With the up-sampling U m Uᵀ of a mask m, the product of two is Σ m ⊙ (G m' G), where G = Uᵀ U, so that nothing of
+    the size of the image is computed.
+    """
+    matrix = upsampling_matrix(masks.shape[-1], size, masks.device)
+    gram, masks = matrix.mT @ matrix, masks.double()
+    products = masks.flatten(1) @ (gram @ masks @ gram).flatten(1).mT
+    length = products.diagonal().clamp(min=1e-300).sqrt()
+    distances = 1 - products / (length[:, None] * length)
+    return ((distances + distances.mT) / 2).clamp(min=0).fill_diagonal_(0)
+
+
+def cluster_masks(masks: Tensor, size: int, delta: float) -> tuple[Tensor, Tensor]:
+    """Merge similar masks: agglomerative clustering with complete linkage on cosine distances (Section 3.2).
+
+    Args:
+        masks: (D, h, w), up-sampled to `size` before they are compared.
+        size: H = W of the image.
+        delta: δ, the distance from which clusters are not merged; 0 merges nothing.
+
+    Returns:
+        The mean of the masks of each cluster (K, h, w), and the number of its first mask (K,), ascending.
+    """
+    if len(masks) < 2:
+        return masks, torch.arange(len(masks), device=masks.device)
+    clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
+    labels = torch.as_tensor(clustering.fit_predict(cosine_distances(masks, size).cpu().numpy()), device=masks.device)
+    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (K, D)
+    # In the order of their first masks, because the numbers of clusters depend on the order of merging
+    first, order = members.argmax(1).sort()
+    means = torch.einsum("kd,dij->kij", members / members.sum(1, keepdim=True), masks.double())
+    return means[order].to(masks.dtype), first
+
+
+def coverage_corrected_sum(masks: Tensor, scores: Tensor, size: int) -> Tensor:
+    """Compute S^c = Σ_k s_k M_k / ρ with the coverage ρ = Σ_k M_k / K, and 0 where ρ = 0 (Equation 5).
+
+    Args:
+        masks: (K, h, w), up-sampled to `size`, which can be done after the sums.
+        scores: s, (K,).
+        size: H = W of the image.
+
+    Returns:
+        (H, W).
+
+    Both masks cover the left pixel, none the right:
+
+    >>> masks = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.0], [0.5, 0.0]]])
+    >>> coverage_corrected_sum(masks, torch.tensor([3.0, 6.0]), size=2)[0].tolist()
+    [8.0, 0.0]
+    """
+    weighted = torch.einsum("k,kij->ij", scores.double(), masks.double())
+    total, covered = upsample(torch.stack([weighted, masks.double().sum(0)]), size)
+    # Rounding of the up-sampling must not count as coverage
+    corrected = torch.where(covered > 1e-5, total / covered.clamp(min=1e-5), 0)
+    return (len(masks) * corrected).to(scores.dtype)
+
+
+class ViTCX(nn.Module):
+    """Masks from clustered feature maps, their debiased impact, and a sum without coverage bias.
+
+    The causal impact of a mask is s = f(y | X ⊙ M + ε) + f(y | X) − f(y | X + ε) with ε = (1 − M) ⊙ Z and
+    Z ~ N(0, σ²) (Equation 2). Z is drawn anew for every mask, and is the same for every image. Channels that are
+    constant are no masks; without a mask the heatmap is 0. Heatmaps have the scale of Equation 5: K times a score.
+
+    Args:
+        target: the model to explain, see `attention_features`.
+        grid: the patches over which the heatmap is averaged.
+        features: where masks come from, see `attention_features`.
+        block: index of the transformer block; of Swin, in the second-to-last stage.
+        delta: δ, distance from which masks are not merged; the paper has 0.05 for Swin.
+        sigma: σ, standard deviation of the noise, in units of normalised pixels.
+        released: scale the mean mask of each cluster to [0, 1] again, as the authors' code does and the paper does not.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the noise.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        features: Features = "attention",
+        block: int = -1,
+        delta: float = 0.1,
+        sigma: float = 0.1,
+        released: bool = False,
+        chunk_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.target, self.grid, self.features, self.block = target, grid, features, block
+        self.delta, self.sigma, self.released = delta, sigma, released
+        self.chunk_size, self.seed = chunk_size, seed
+        attention_module(target, block, features)  # an error now rather than in the first batch
+
+    @property
+    def forward_passes(self) -> int:
+        """At most as many: two for every channel. Clustering leaves about 63 masks of 768 channels (Section 3.2)."""
+        info = self.target.backbone.feature_info
+        channels = info[-1 if hasattr(self.target.backbone, "blocks") else -2]["num_chs"]
+        return (2 if self.sigma else 1) * channels + 2
+
+    def masks(self, normalised: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Compute for each image (B, C, H, W) its masks (K, h, w), and the first channel of each (K,)."""
+        size, found = normalised.shape[-1], []
+        for part in normalised.split(self.chunk_size):
+            features = attention_features(self.target, part, self.block, self.features).float()
+            for channels in features.permute(0, 3, 1, 2):
+                scaled, varies = unit_range(channels, size)
+                masks, first = cluster_masks(scaled[varies], size, self.delta)
+                found.append((unit_range(masks, size)[0] if self.released else masks, first))
+        return found
+
+    def scores(self, normalised: Tensor, classes: Tensor, masks: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Compute the causal impact of each image's masks → (K,) each (Equation 2). All images share the chunks."""
+        counts, size, device = [len(first) for _, first in masks], normalised.shape[-1], normalised.device
+        image = torch.arange(len(masks), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        maps, first = (torch.cat(parts) for parts in zip(*masks, strict=True))
+
+        def noise(pairs: Tensor) -> Tensor:
+            return self.sigma * gaussian_noise(first[pairs], normalised.shape[1:], self.seed)
+
+        def probabilities(background: Callable[[Tensor], Tensor] | None) -> Tensor:
+            return soft_masked_scores(
+                self.target,
+                normalised,
+                classes,
+                image,
+                lambda pairs: upsample(maps[pairs], size)[:, None].clamp(0, 1),
+                background,
+                self.chunk_size,
+            )
+
+        if not self.sigma:
+            return list(probabilities(None).split(counts))
+        chunks = zip(normalised.split(self.chunk_size), classes.split(self.chunk_size), strict=True)
+        clean = torch.cat([self.target.probabilities(part).take_along_dim(y[:, None], 1)[:, 0] for part, y in chunks])
+        noisy = probabilities(lambda pairs: normalised[image[pairs]] + noise(pairs))  # f(y | X + ε)
+        return list((probabilities(noise) + (clean[image] - noisy)).split(counts))
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        normalised, size = self.target.normalise(images), images.shape[-1]
+        masks = self.masks(normalised)
+        pairs = zip(masks, self.scores(normalised, classes, masks), strict=True)
+        saliency = [coverage_corrected_sum(own, scores, size) for (own, _), scores in pairs]
+        return patch_means(torch.stack(saliency), self.grid)

@@ -1,0 +1,219 @@
+"""Explanations by masks, against loops and against captum."""
+
+import captum.attr
+import pytest
+import references_masks as slow
+import torch
+from test_pixels import CLASSES, MODELS, attributes, close, only_one_patch
+from toys import state
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.posthoc.lime import LIME
+from explainers.posthoc.masks import RISE, Occlusion, RandomMasks, ScoreCAM
+from explainers.posthoc.soft_masks import soft_masked_scores, unit_range, upsample
+
+METHODS = {
+    "occlusion": (Occlusion, {}),
+    "wide occlusion": (Occlusion, {"window": 3}),
+    "rise": (RISE, {"masks": 40, "cells": 3}),
+    "score_cam": (ScoreCAM, {}),
+    "softmax score_cam": (ScoreCAM, {"combine": "softmax"}),
+    "lime": (LIME, {"samples": 60}),
+    "lasso": (LIME, {"samples": 60, "regression": "lasso", "alpha": 0.001}),
+}
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    def build(target, grid, **changes):
+        kind, settings = METHODS[request.param]
+        return kind(target, grid, **settings | changes).eval()
+
+    return build
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(method, make_target, grid, images, name):
+    model, arguments = MODELS[name]
+    target, generator = make_target(model, **arguments), torch.get_rng_state()
+    images, classes = images[:3], CLASSES[:3]
+    explainer, before, names = method(target, grid), state(target), attributes(target)
+    expected = explainer(images, classes)
+    assert expected.shape == (3, 4, 4) and expected.isfinite().all() and not expected.requires_grad
+    close(method(target, grid, chunk_size=7)(images, classes), expected)
+    close(torch.cat([explainer(images[i : i + 1], classes[i : i + 1]) for i in range(3)]), expected)
+    with torch.inference_mode():
+        assert torch.equal(explainer(images.clone(), classes.clone()), expected)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in state(target).items())
+    assert attributes(target) == names
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_occlusion_is_the_reference(target, grid, images, window):
+    heatmaps = Occlusion(target, grid, window)(images, CLASSES)
+    with torch.no_grad():
+        for i, image in enumerate(target.normalise(images)):
+            expected = slow.occlusion(target.probabilities, image, CLASSES[i], 4, window // 2)
+            torch.testing.assert_close(heatmaps[i], expected, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_occlusion_is_captums(target, grid, images):
+    normalised = target.normalise(images)
+    theirs = captum.attr.Occlusion(target.probabilities).attribute(
+        normalised, (3, 8, 8), strides=(3, 8, 8), target=CLASSES
+    )
+    torch.testing.assert_close(Occlusion(target, grid)(images, CLASSES), theirs[:, 0, ::8, ::8], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [0, 2, -1])
+def test_a_window_without_a_middle_is_refused(target, grid, window):
+    with pytest.raises(InputError, match="odd window"):
+        Occlusion(target, grid, window)
+
+
+@pytest.mark.parametrize("size, cells", [(32, 3), (32, 4), (24, 7)])
+def test_random_masks_are_the_reference(size, cells):
+    masks = RandomMasks(5, cells, 0.5, size, seed=3, device=torch.device("cpu"))
+    found = masks(torch.arange(5))
+    assert found.shape == (5, 1, size, size) and found.min() >= 0 and found.max() <= 1
+    for i in range(5):
+        expected = slow.rise_mask(masks.cells[i], *masks.shifts[i].tolist(), size)
+        torch.testing.assert_close(found[i, 0].double(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(masks(torch.tensor([3])), found[3:4])
+
+
+def test_autocast_leaves_the_masks_as_they_are():
+    numbers = torch.arange(5)
+    masks = RandomMasks(5, 7, 0.5, 32, seed=0, device=numbers.device)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = masks(numbers)
+    assert torch.equal(inside, masks(numbers))
+
+
+def test_random_masks_cover_each_pixel_and_are_shifted_in_both_directions():
+    masks = RandomMasks(4000, 7, 0.3, 32, seed=0, device=torch.device("cpu"))
+    assert set(masks.cells.unique().tolist()) == {0, 1}
+    assert (masks.cells.mean(0) - 0.3).abs().max() < 0.04  # five standard deviations
+    pairs = masks.shifts[:, 0] * 5 + masks.shifts[:, 1]
+    assert (pairs.bincount(minlength=25) / 4000 - 1 / 25).abs().max() < 0.016
+    other = RandomMasks(4000, 7, 0.3, 32, seed=1, device=torch.device("cpu"))
+    assert not torch.equal(other.cells, masks.cells) and not torch.equal(other.shifts, masks.shifts)
+
+
+@torch.no_grad()
+def test_rise_is_the_reference(target, grid, images):
+    heatmaps = RISE(target, grid, masks=12, cells=3, probability=0.4, seed=2)(images, CLASSES)
+    drawn = RandomMasks(12, 3, 0.4, 32, 2, images.device)
+    masks = [slow.rise_mask(drawn.cells[i], *drawn.shifts[i].tolist(), 32) for i in range(12)]
+    for i, image in enumerate(target.normalise(images)):
+        close(heatmaps[i], slow.rise(target.probabilities, image, CLASSES[i], masks, 0.4, 4))
+
+
+def feature_maps(target, normalised, block):
+    features = target.embed_with_maps(normalised, [block])[1][0].mT
+    return features.unflatten(-1, (int(features.shape[-1] ** 0.5), -1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_score_cam_is_the_reference(make_target, grid, images, name):
+    target = make_target(MODELS[name][0], **MODELS[name][1])
+    softmax = ScoreCAM(target, grid, "softmax")(images[:2], CLASSES[:2])
+    summed = ScoreCAM(target, grid, block=0)(images[:2], CLASSES[:2])
+    for i, image in enumerate(target.normalise(images[:2])):
+        features = feature_maps(target, image[None], 1)[0]
+        close(softmax[i], slow.score_cam(target.probabilities, image, CLASSES[i], features, 4))
+        masks = [slow.unit(slow.bilinear(each, 32)) for each in feature_maps(target, image[None], 0)[0]]
+        close(summed[i], slow.summed(target.probabilities, image, CLASSES[i], masks, 4).float())
+
+
+def test_score_cam_of_a_block_that_is_not_there_is_refused(target, grid):
+    for block in (2, -3):
+        with pytest.raises(InputError, match="has 2 blocks"):
+            ScoreCAM(target, grid, block=block)
+
+
+@pytest.mark.parametrize("tokens, size", [(4, 32), (7, 21), (5, 32), (1, 8), (14, 56), (8, 8), (9, 4)])
+def test_maps_have_the_unit_range_after_up_sampling(tokens, size):
+    maps = torch.randn(20, tokens, tokens)
+    maps[7] = 3.3
+    scaled, varies = unit_range(maps, size)
+    assert torch.equal(varies, torch.arange(20) != 7 if tokens > 1 else torch.zeros(20, dtype=torch.bool))
+    large = upsample(scaled, size)
+    assert not large[~varies].any()
+    for before, after in zip(maps[varies][:4], large[varies], strict=False):
+        torch.testing.assert_close(after.double(), slow.unit(slow.bilinear(before, size)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(large[varies].amin((1, 2)), torch.zeros(int(varies.sum())), rtol=0, atol=1e-5)
+    torch.testing.assert_close(large[varies].amax((1, 2)), torch.ones(int(varies.sum())), rtol=0, atol=1e-5)
+
+
+def test_no_more_masked_images_than_a_chunk_are_in_memory(target, images):
+    sizes = []
+
+    class Counting:
+        def probabilities(self, normalised):
+            sizes.append(len(normalised))
+            return target.probabilities(normalised)
+
+    image = torch.tensor([0, 0, 2, 1, 4, 3, 4])
+    normalised, masks = target.normalise(images), torch.rand(7, 1, 32, 32)
+    with torch.no_grad():
+        found = soft_masked_scores(Counting(), normalised, CLASSES, image, lambda t: masks[t], chunk_size=3)
+        grey = soft_masked_scores(
+            target, normalised, CLASSES, image, lambda t: masks[t], lambda t: torch.ones(len(t), 3, 1, 1), 3
+        )
+        for i, which in enumerate(image):
+            for score, hidden in ((found[i], 0), (grey[i], 1)):
+                masked = normalised[which] * masks[i] + (1 - masks[i]) * hidden
+                expected = target.probabilities(masked[None])[0, CLASSES[which]]
+                torch.testing.assert_close(score, expected, rtol=0, atol=1e-6)
+    assert sizes == [3, 3, 1]
+    assert soft_masked_scores(target, normalised, CLASSES, image[:0], lambda t: masks[t]).shape == (0,)
+
+
+def test_a_grey_image_has_a_finite_map(make_target, grid, method):
+    target = make_target()
+    target.mean.fill_(0)
+    assert method(target, grid)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.tensor([0])).isfinite().all()
+
+
+@torch.no_grad()
+def helped_class(target, images):
+    """The class of which the whole image raises the probability most, and by how much.
+
+    The weights of the head are increased, so that this is much.
+    """
+    target.head.weight.mul_(4)
+    blank = target.probabilities(torch.zeros(1, 3, 32, 32))
+    gain, classes = (target.probabilities(target.normalise(images)) - blank).max(1)
+    return classes, gain
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_patch_that_the_target_sees_is_found(target, grid, images, name):
+    kind, settings = METHODS[name]
+    budget = {"rise": {"masks": 600, "cells": 4}, "lime": {"samples": 200}, "lasso": {"samples": 200}}
+    blind = only_one_patch(target, 1 * 4 + 3)
+    classes, gain = helped_class(blind, images)
+    helped = gain > (0.3 if name == "rise" else 0.1)  # the finite number of random masks makes noise
+    assert helped.any()
+    heatmaps = kind(blind, grid, **settings | budget.get(name, {}))(images, classes)[helped]
+    if name == "wide occlusion":
+        expected = torch.zeros(4, 4, dtype=torch.bool)
+        expected[0:3, 2:4] = True
+        assert torch.equal(heatmaps > 1e-6, expected.expand_as(heatmaps))
+    elif "score_cam" not in name:  # its feature maps need not follow what the model sees
+        assert (heatmaps.flatten(1).argmax(1) == 1 * 4 + 3).all()
+
+
+def test_images_of_another_size_than_the_grids_are_refused(method, make_target, images):
+    with pytest.raises(InputError, match="the grid cuts 24"):
+        method(make_target(), PatchGrid(24, 8))(images, CLASSES)
+
+
+def test_the_number_of_forward_passes_is_told(target, grid):
+    made = [Occlusion(target, grid), RISE(target, grid, masks=9), ScoreCAM(target, grid), LIME(target, grid, samples=7)]
+    assert [explainer.forward_passes for explainer in made] == [17, 9, 25, 7]

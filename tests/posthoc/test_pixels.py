@@ -1,0 +1,222 @@
+"""Gradients on pixels, against loops and against captum."""
+
+import copy
+import math
+
+import captum.attr
+import pytest
+import references_masks as slow
+import torch
+from references import window
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from toys import state
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.posthoc.pixel_gradients import Explained, mean_gradients
+from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+from explainers.posthoc.soft_masks import gaussian_noise, patch_means
+from explainers.sampling import uniform
+
+CLASSES = torch.tensor([3, 0, 4, 1, 1])
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+MODELS = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "swin": ("swin_tiny_patch4_window7_224", SWIN),
+    "resnet": ("test_resnet", {}),
+}
+METHODS = {
+    "saliency": (Saliency, {}),
+    "smooth": (SmoothGrad, {"samples": 5}),
+    "integrated": (IntegratedGradients, {"steps": 5}),
+    "local integrated": (IntegratedGradients, {"steps": 5, "multiply_by_inputs": False}),
+    "shap": (GradientSHAP, {"samples": 5}),
+    "noisy shap": (GradientSHAP, {"samples": 5, "stdevs": 0.2, "multiply_by_inputs": False}),
+    "deep_lift": (DeepLift, {}),
+}
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    def build(target, grid, **changes):
+        kind, settings = METHODS[request.param]
+        return kind(target, grid, **settings | changes).eval()
+
+    return build
+
+
+def logit(target, label):
+    return lambda normalised: target.classify(target.embed(normalised))[:, label]
+
+
+def close(found, expected, relative=1e-5):
+    """To a part of the largest value."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=relative * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(method, make_target, grid, images, name):
+    model, arguments = MODELS[name]
+    target, images = make_target(model, **arguments), images[:3]
+    classes = CLASSES[:3]
+    expected = method(target, grid)(images, classes)
+    assert expected.shape == (3, 4, 4) and expected.isfinite().all() and not expected.requires_grad
+    close(method(target, grid, chunk_size=2)(images, classes), expected)
+    explainer = method(target, grid)
+    close(torch.cat([explainer(images[i : i + 1], classes[i : i + 1]) for i in range(3)]), expected)
+    with torch.no_grad():
+        assert torch.equal(explainer(images, classes), expected)
+    with torch.inference_mode():
+        assert torch.equal(explainer(images.clone(), classes.clone()), expected)
+        explained = explainer.explain(images.clone(), torch.ones(3, target.embed_dim))
+        assert explained.isfinite().all()
+
+
+def attributes(module):
+    return [sorted(vars(each)) for each in module.modules()]
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_the_target_is_left_as_it_was_and_the_generators_too(method, make_target, grid, images, name):
+    target = make_target(MODELS[name][0])
+    before, names, generator = state(target), attributes(target), torch.get_rng_state()
+    requires = [weight.requires_grad for weight in target.parameters()]
+    explainer = method(target, grid)
+    first = explainer(images, CLASSES)
+    assert torch.equal(torch.get_rng_state(), generator)
+    torch.rand(3)
+    assert torch.equal(explainer(images, CLASSES), first)
+    assert all(torch.equal(value, before[name]) for name, value in state(target).items())
+    assert all(weight.grad is None for weight in target.parameters())
+    assert [weight.requires_grad for weight in target.parameters()] == requires
+    assert attributes(target) == names
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    assert not any(getattr(module, each) for module in target.modules() for each in hooks)
+
+
+def test_a_functional_that_is_a_row_of_the_head_is_its_class(method, target, grid, images):
+    explainer = method(target, grid)
+    rows = target.head.weight.detach()[CLASSES]
+    close(explainer.explain(images, rows), explainer(images, CLASSES), 1e-4)
+
+
+def test_saliency_and_smooth_grad_are_the_references(target, grid, images):
+    saliency = Saliency(target, grid)(images, CLASSES)
+    smooth = SmoothGrad(target, grid, samples=4, seed=2)(images, CLASSES)
+    noises = gaussian_noise(torch.arange(4), (3, 32, 32), seed=2)
+    for i, image in enumerate(target.normalise(images)):
+        score, deviation = logit(target, CLASSES[i]), 0.15 * (image.max() - image.min())
+        close(saliency[i], slow.smooth_grad(score, image, [torch.zeros_like(image)], 4))
+        close(smooth[i], slow.smooth_grad(score, image, list(deviation * noises), 4))
+
+
+@pytest.mark.parametrize("multiply", [True, False])
+def test_path_methods_are_the_references(target, grid, images, multiply):
+    shap = GradientSHAP(target, grid, 6, stdevs=0.3, multiply_by_inputs=multiply, seed=5)(images, CLASSES)
+    integrated = IntegratedGradients(target, grid, 60, multiply_by_inputs=multiply)(images, CLASSES)
+    positions = uniform(torch.arange(6), seed=5).tolist()
+    noises = 0.3 * gaussian_noise(torch.arange(6), (3, 32, 32), seed=5)
+    middles = [(i + 0.5) / 200 for i in range(200)]
+    for i, image in enumerate(target.normalise(images[:2])):
+        score = logit(target, CLASSES[i])
+        close(shap[i], slow.path(score, image, positions, 4, multiply, noises))
+        close(integrated[i], slow.path(score, image, middles, 4, multiply), 2e-3)  # another quadrature
+
+
+def test_integrated_gradients_add_up_to_the_difference_of_the_logits(target, grid, images):
+    heatmaps = IntegratedGradients(target, grid, 200)(images, CLASSES)
+    with torch.no_grad():
+        seen = target(images).take_along_dim(CLASSES[:, None], 1)[:, 0]
+        nothing = target.classify(target.embed(torch.zeros(1, 3, 32, 32)))[0, CLASSES]
+    torch.testing.assert_close(heatmaps.sum((1, 2)), seen - nothing, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of captum, about itself
+@pytest.mark.parametrize("multiply", [True, False])
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_captum_computes_the_same(make_target, grid, images, multiply, name):
+    target = make_target(MODELS[name][0])
+    model, normalised = Explained(target), target.normalise(images)
+    given = {"additional_forward_args": (CLASSES,)}
+    sums = IntegratedGradients(target, grid).patch_sums
+    theirs = captum.attr.Saliency(model).attribute(normalised.clone(), **given)
+    close(Saliency(target, grid)(images, CLASSES), patch_means(theirs.amax(1), grid))
+    theirs = captum.attr.IntegratedGradients(model, multiply).attribute(normalised, n_steps=50, **given)
+    close(IntegratedGradients(target, grid, 50, multiply)(images, CLASSES), sums(theirs.float()), 1e-4)
+    theirs = captum.attr.DeepLift(model, multiply).attribute(normalised, **given)
+    close(DeepLift(target, grid, multiply)(images, CLASSES), sums(theirs))
+
+
+@pytest.mark.parametrize("multiply", [True, False])
+def test_gradient_shap_is_captums_on_the_numbers_that_captum_draws(target, grid, images, multiply, monkeypatch):
+    """captum multiplies by its own noisy images, as ours does."""
+    normalised = target.normalise(images[:1])
+    positions, noises = uniform(torch.arange(6), 3), gaussian_noise(torch.arange(6), (3, 32, 32), 3)
+    monkeypatch.setattr("numpy.random.uniform", lambda low, high, count: positions.numpy()[:count])
+    monkeypatch.setattr(torch, "normal", lambda mean, std: mean + std * noises)
+    theirs = captum.attr.GradientShap(Explained(target), multiply).attribute(
+        normalised, torch.zeros_like(normalised), n_samples=6, stdevs=0.2, additional_forward_args=(CLASSES[:1],)
+    )
+    monkeypatch.undo()
+    ours = GradientSHAP(target, grid, 6, 0.2, multiply, seed=3)
+    close(ours(images[:1], CLASSES[:1]), ours.patch_sums(theirs))
+
+
+def test_deep_lift_is_the_gradient_on_a_transformer_and_adds_up_on_a_relu_network(make_target, grid, images):
+    """Without max-pooling, of which captum's rule is not exact."""
+    vit, resnet = make_target(), make_target("test_resnet")
+    resnet.backbone.maxpool = nn.AvgPool2d(3, 2, 1)
+    gradients = mean_gradients(
+        vit, vit.normalise(images), CLASSES, lambda x, s: (x[:, None], x[:, None]), torch.ones(1), 64
+    )
+    lift = DeepLift(vit, grid)
+    close(lift(images, CLASSES), lift.patch_sums(gradients))
+    with torch.no_grad():
+        blank = resnet.classify(resnet.embed(torch.zeros(1, 3, 32, 32)))[0, CLASSES]
+        difference = resnet(images).take_along_dim(CLASSES[:, None], 1)[:, 0] - blank
+    torch.testing.assert_close(DeepLift(resnet, grid)(images, CLASSES).sum((1, 2)), difference, rtol=1e-3, atol=1e-3)
+
+
+def test_another_seed_is_other_noise_and_more_noise_is_another_map(target, grid, images):
+    first = SmoothGrad(target, grid, 3)(images, CLASSES)
+    for change in ({"seed": 1}, {"noise": 0.5}, {"samples": 4}):
+        assert not torch.allclose(SmoothGrad(target, grid, **{"samples": 3} | change)(images, CLASSES), first)
+    for kind in (SmoothGrad, GradientSHAP):
+        assert kind(target, grid, samples=7).forward_passes == 7
+    assert IntegratedGradients(target, grid, steps=9).forward_passes == 9
+    assert (Saliency(target, grid).forward_passes, DeepLift(target, grid).forward_passes) == (1, 2)
+
+
+def test_noise_is_standard_normal_and_independent(target):
+    noise = gaussian_noise(torch.arange(6), (3, 64, 64), seed=0).flatten(1)
+    assert noise.mean().abs() < 5 / math.sqrt(noise.numel()) and (noise.std() - 1).abs() < 0.01
+    correlation = torch.corrcoef(torch.cat([noise, gaussian_noise(torch.arange(6), (3, 64, 64), seed=1).flatten(1)]))
+    assert (correlation - torch.eye(12)).abs().max() < 0.05
+
+
+def only_one_patch(target, patch):
+    """The target, blind for all other patches, and for where there is none."""
+    blind = copy.deepcopy(target)
+
+    class OnePatch(VisionTransformer):
+        def forward_features(self, images):
+            seen = torch.zeros_like(images)
+            seen[window(patch, 4, 8)] = images[window(patch, 4, 8)]
+            return super().forward_features(seen)
+
+    blind.backbone.__class__ = OnePatch
+    return blind
+
+
+def test_only_the_patch_that_the_target_sees_is_found(method, target, grid, images):
+    heatmaps = method(only_one_patch(target, 1 * 4 + 3), grid)(images, CLASSES)
+    expected = torch.zeros(4, 4, dtype=torch.bool)
+    expected[1, 3] = True
+    assert torch.equal(heatmaps != 0, expected.expand(5, -1, -1))
+
+
+def test_images_of_another_size_than_the_grids_are_refused(method, make_target, images):
+    with pytest.raises(InputError, match="the grid cuts 24"):
+        method(make_target(), PatchGrid(24, 8))(images, CLASSES)

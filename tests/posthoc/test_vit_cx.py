@@ -1,0 +1,240 @@
+"""ViT-CX, against loops."""
+
+import itertools
+
+import pytest
+import references_masks as slow
+import torch
+from test_masks import helped_class
+from test_pixels import CLASSES, MODELS, attributes, close, only_one_patch
+from toys import state
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.posthoc.soft_masks import gaussian_noise, upsample
+from explainers.posthoc.vit_cx import (
+    ViTCX,
+    attention_features,
+    cluster_masks,
+    cosine_distances,
+    coverage_corrected_sum,
+)
+
+TRANSFORMERS = {name: MODELS[name] for name in ("vit", "distilled", "swin")} | {
+    "registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "eva": ("eva02_tiny_patch14_224", {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}),
+}
+
+
+@pytest.fixture(params=TRANSFORMERS)
+def transformer(request, make_target):
+    name, arguments = TRANSFORMERS[request.param]
+    return make_target(name, **arguments)
+
+
+def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(transformer, grid, images):
+    explainer = ViTCX(transformer, grid).eval()
+    before, names, generator = state(transformer), attributes(transformer), torch.get_rng_state()
+    expected = explainer(images, CLASSES)
+    assert expected.shape == (5, 4, 4) and expected.isfinite().all() and not expected.requires_grad
+    assert torch.equal(explainer(images, CLASSES), expected)
+    close(ViTCX(transformer, grid, chunk_size=7)(images, CLASSES), expected)
+    close(torch.cat([explainer(images[i : i + 1], CLASSES[i : i + 1]) for i in range(5)]), expected)
+    with torch.inference_mode():
+        assert torch.equal(explainer(images.clone(), CLASSES.clone()), expected)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in state(transformer).items())
+    assert attributes(transformer) == names
+    assert not any(module._forward_hooks for module in transformer.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["attention", "norm"])
+def test_features_of_a_vit_are_those_of_its_attention_module_computed_by_hand(make_target, images, kind):
+    """With four prefix tokens and the class token, which are left out."""
+    target = make_target("vit_small_patch14_reg4_dinov2")
+    model, normalised = target.backbone, target.normalise(images)
+    tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(normalised))))
+    tokens = model.blocks[1].norm1(model.blocks[0](tokens))
+    expected = (model.blocks[1].attn(tokens) if kind == "attention" else tokens)[:, 5:]
+    found = attention_features(target, normalised, -1, kind)
+    assert found.shape == (5, 4, 4, 24)
+    torch.testing.assert_close(found.flatten(1, 2), expected)
+
+
+@torch.no_grad()
+def test_features_of_a_swin_are_those_of_its_second_to_last_stage_computed_by_hand(make_target, images):
+    target = make_target(MODELS["swin"][0], **MODELS["swin"][1] | {"depths": (2, 1)})
+    normalised = target.normalise(images)
+    first, second = target.backbone.layers[0].blocks
+    embedded = target.backbone.patch_embed(normalised)
+    tokens = first(embedded)  # (B, 8, 8, 12)
+    found = {kind: attention_features(target, normalised, -1, kind) for kind in ("attention", "norm")}
+    torch.testing.assert_close(found["norm"], second.norm1(tokens))
+    torch.testing.assert_close(found["attention"], second._attn(second.norm1(tokens)))  # its windows are shifted
+    torch.testing.assert_close(attention_features(target, normalised, 0, "norm"), first.norm1(embedded))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_features_lie_where_their_patch_lies(make_target, images, name):
+    target = make_target(TRANSFORMERS[name][0], **TRANSFORMERS[name][1])
+    changed = images[:1].clone()
+    changed[..., 8:16, 24:32] = 255 - changed[..., 8:16, 24:32]
+    before, after = (attention_features(target, target.normalise(each), 0, "norm") for each in (images[:1], changed))
+    where = (after - before)[0].abs().amax(-1) > 1e-5
+    side = len(where) // 4
+    expected = torch.zeros(4 * side, 4 * side, dtype=torch.bool)
+    expected[side : 2 * side, 3 * side :] = True
+    assert torch.equal(where, expected)
+
+
+@pytest.mark.parametrize("tokens, size", [(4, 32), (7, 21), (5, 32), (14, 56)])
+def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
+    masks = torch.rand(6, tokens, tokens)
+    found = cosine_distances(masks, size)
+    large = [slow.bilinear(mask, size) for mask in masks]
+    for i, j in itertools.product(range(6), range(6)):
+        assert abs(found[i, j].item() - slow.distance(large[i], large[j])) < 1e-12 + (i == j) * 1e-6
+    coarse = torch.tensor([[slow.distance(mask, other) for other in masks] for mask in masks])
+    assert (found - coarse).abs().max() > 0.01  # those of the tokens are others
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.05, 0.15, 0.3, 2.0])
+def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_masks(delta):
+    masks = torch.rand(12, 4, 4)
+    masks[5], masks[9] = masks[2] + 0.01 * masks[5], masks[2] + 0.02 * masks[9]
+    found, first = cluster_masks(masks, 16, delta)
+    groups = slow.clusters([slow.bilinear(mask, 16) for mask in masks], delta)
+    assert first.tolist() == [group[0] for group in groups]
+    assert len(groups) == {0.0: 12, 2.0: 1}.get(delta, len(groups))
+    for mask, group in zip(found, groups, strict=True):
+        torch.testing.assert_close(mask, sum(masks[i] for i in group) / len(group))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_masks_are_their_own_clusters(count):
+    masks = torch.rand(count, 4, 4)
+    found, first = cluster_masks(masks, 16, 0.1)
+    assert torch.equal(found, masks) and first.tolist() == list(range(count))
+
+
+def test_what_no_mask_covers_is_zero():
+    masks = torch.rand(3, 4, 4)
+    masks[:, :2, :2] = 0
+    scores = torch.tensor([0.2, 1.0, -0.4])
+    found = coverage_corrected_sum(masks, scores, 32)
+    expected = slow.corrected([slow.bilinear(mask, 32) for mask in masks], scores.tolist())
+    close(found, expected.float())
+    assert not found[:12, :12].any() and found[:12, 13:].all()
+    assert not coverage_corrected_sum(masks[:0], scores[:0], 32).any()
+
+
+@torch.no_grad()
+def masks_by_hand(target, image, kind):
+    """Channels (h, w) of the features of one normalised image, up-sampled and from 0 to 1."""
+    features = attention_features(target, image[None], -1, kind)[0].permute(2, 0, 1)
+    return [slow.unit(slow.bilinear(feature, image.shape[-1])) for feature in features]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("vit", {}),
+        ("vit", {"delta": 0.2, "sigma": 0.5, "seed": 3}),
+        ("distilled", {"features": "norm", "released": True}),
+        ("swin", {"delta": 0.05}),
+    ],
+)
+def test_vit_cx_is_the_reference(make_target, grid, images, name, settings):
+    target = make_target(TRANSFORMERS[name][0], **TRANSFORMERS[name][1])
+    explainer = ViTCX(target, grid, **settings)
+    found = explainer(images[:2], CLASSES[:2])
+    for i, image in enumerate(target.normalise(images[:2])):
+        masks = masks_by_hand(target, image, settings.get("features", "attention"))
+        groups = slow.clusters(masks, explainer.delta)
+        assert 1 < len(groups) < len(masks)
+        noises = explainer.sigma * gaussian_noise(torch.arange(len(masks)), image.shape, explainer.seed)
+        arguments = masks, explainer.delta, noises, 4, explainer.released
+        close(found[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+
+
+@torch.no_grad()
+def test_without_noise_and_clusters_it_is_score_cam_with_coverage_corrected(target, grid, images):
+    found = ViTCX(target, grid, delta=0.0, sigma=0.0)(images[:2], CLASSES[:2])
+    for i, image in enumerate(target.normalise(images[:2])):
+        masks = masks_by_hand(target, image, "attention")
+        scores = [target.probabilities((image * mask.float())[None])[0, CLASSES[i]].item() for mask in masks]
+        close(found[i], slow.patch_means(slow.corrected(masks, scores), 4).float())
+
+
+def test_the_released_code_scales_the_masks_of_clusters_again(target, grid, images):
+    normalised = target.normalise(images)
+    for released in (False, True):
+        with torch.no_grad():
+            found = ViTCX(target, grid, released=released).masks(normalised)
+        highest = torch.cat([upsample(masks, 32).flatten(1).amax(1) for masks, _ in found])
+        assert (highest < 1 + 1e-5).all()
+        assert (highest > 1 - 1e-5).all() == released
+
+
+def test_channels_that_are_constant_are_no_masks(make_target, grid, images):
+    target = make_target()
+    projection = target.backbone.blocks[-1].attn.proj
+    with torch.no_grad():
+        projection.weight[:20] = 0
+        projection.bias[:20] = 0.3
+        found = ViTCX(target, grid, delta=0.0).masks(target.normalise(images))
+        assert [first.tolist() for _, first in found] == [list(range(4))] * 5
+        assert ViTCX(target, grid)(images, CLASSES).isfinite().all()
+        projection.weight.zero_()
+    assert not ViTCX(target, grid)(images, CLASSES).any()
+    with torch.no_grad():
+        projection.weight[0] = 1.0
+    assert ViTCX(target, grid)(images, CLASSES).isfinite().all()
+
+
+def test_noise_follows_the_seed_and_its_strength(target, grid, images):
+    first = ViTCX(target, grid)(images, CLASSES)
+    for change in ({"seed": 1}, {"sigma": 0.2}, {"delta": 0.3}, {"features": "norm"}, {"block": 0}, {"released": True}):
+        assert not torch.allclose(ViTCX(target, grid, **change)(images, CLASSES), first, atol=1e-5)
+
+
+def test_forward_passes_are_told_as_a_bound(target, make_target, grid, images):
+    assert ViTCX(target, grid).forward_passes == 2 * 24 + 2
+    assert ViTCX(target, grid, sigma=0.0).forward_passes == 24 + 2
+    swin = make_target(MODELS["swin"][0], **MODELS["swin"][1])
+    assert ViTCX(swin, grid).forward_passes == 2 * 12 + 2
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext"])
+def test_other_models_are_refused(make_target, grid, name):
+    with pytest.raises(InputError, match="expected a transformer"):
+        ViTCX(make_target(name), grid)
+
+
+def test_blocks_that_are_not_there_are_refused(target, grid):
+    for block in (2, -3):
+        with pytest.raises(InputError, match="from -2 to 1"):
+            ViTCX(target, grid, block=block)
+
+
+def test_a_hook_is_removed_when_the_model_fails(target, images):
+    with pytest.raises(Exception, match="."):
+        attention_features(target, images.float()[:, :1], -1, "attention")
+    assert not any(module._forward_hooks for module in target.modules())
+
+
+def test_images_of_another_size_than_the_grids_are_refused(make_target, images):
+    with pytest.raises(InputError, match="the grid cuts 24"):
+        ViTCX(make_target(), PatchGrid(24, 8))(images, CLASSES)
+
+
+def test_the_patch_that_the_target_sees_is_found(target, grid, images):
+    """With every channel as a mask, and little noise."""
+    blind = only_one_patch(target, 1 * 4 + 3)
+    classes, gain = helped_class(blind, images)
+    assert (gain > 0.1).sum() > 1
+    heatmaps = ViTCX(blind, grid, "norm", delta=0.0, sigma=0.01)(images, classes)
+    assert (heatmaps.flatten(1).argmax(1)[gain > 0.1] == 1 * 4 + 3).all()
