@@ -8,6 +8,8 @@ from math import isqrt
 from typing import Any, Literal
 
 import torch
+from timm.models.eva import EvaBlockPostNorm
+from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 from explainers.errors import InputError
@@ -25,12 +27,17 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
     backbone = target.backbone
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
-    if not blocks or not all(hasattr(block, "attn") for block in blocks):
+    if not blocks or not all(hasattr(block, "attn") and _normalises_first(block) for block in blocks):
         raise InputError(
-            f"expected a transformer with blocks of attention and MLP, got {target.name}: take a ViT, DeiT, EVA or"
-            " Swin, or a method that needs none, such as RISE, Occlusion or IntegratedGradients"
+            f"expected a transformer with blocks of attention and MLP that normalise their inputs, got {target.name}:"
+            " take a ViT, DeiT, EVA or Swin, or a method that needs none, such as RISE or IntegratedGradients"
         )
     return blocks
+
+
+def _normalises_first(block: nn.Module) -> bool:
+    """Whether the block normalises the inputs of attention and MLP, and not their outputs."""
+    return hasattr(block, "norm2") and not isinstance(block, ResPostBlock | EvaBlockPostNorm)
 
 
 def num_prefix_tokens(target: TargetModel) -> int:

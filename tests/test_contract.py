@@ -11,6 +11,7 @@ import torch
 from toys import three_models
 
 import explainers
+from explainers import posthoc
 from explainers.networks import (
     FastSHAPNetwork,
     LightNetwork,
@@ -18,7 +19,6 @@ from explainers.networks import (
     PaperNetwork,
     ViTShapleyNetwork,
 )
-from explainers.posthoc import Chance
 from explainers.shapley import KernelSHAP, Shapley, ShapleyLabels
 from explainers.tve import TVE, General, Oracle
 from explainers.vectors import ExplainabilityVector, SelfExplaining
@@ -68,6 +68,25 @@ def explainability_vector(target, grid, folder):
 # Those that need more than a target and a grid, and options that change what is computed
 BUILDERS = {
     Oracle: {"": partial(Oracle, hops=1)},
+    posthoc.PLUS: {"of DecompX": partial(posthoc.PLUS, of=posthoc.DecompX)},
+    posthoc.SkipPLUS: {
+        "of XGradCAM": partial(posthoc.SkipPLUS, of=posthoc.XGradCAM),
+        "of FullGrad": partial(posthoc.SkipPLUS, of=posthoc.FullGrad),
+    },
+    posthoc.Rollout: {
+        "of GlobEnc": partial(posthoc.Rollout, of=posthoc.GlobEnc),
+        "of ALTI": partial(posthoc.Rollout, of=posthoc.ALTI),
+    },
+    posthoc.SmoothGrad: {"": partial(posthoc.SmoothGrad, samples=4)},
+    posthoc.IntegratedGradients: {"": partial(posthoc.IntegratedGradients, steps=6)},
+    posthoc.GradientSHAP: {"": partial(posthoc.GradientSHAP, samples=4)},
+    posthoc.RISE: {"": partial(posthoc.RISE, masks=100, cells=4)},
+    posthoc.LIME: {"": partial(posthoc.LIME, samples=60)},
+    posthoc.TAM: {"": partial(posthoc.TAM, steps=4)},
+    posthoc.TokenTM: {
+        "": posthoc.TokenTM,
+        "as in LibraGrad": partial(posthoc.TokenTM, transformed="stream", scale="softmax", heads="apart"),
+    },
     KernelSHAP: {"": partial(KernelSHAP, budget=40)},
     TVE: {
         "light": partial(TVE, network=LIGHT),
@@ -157,18 +176,22 @@ def test_an_explainer_keeps_the_classes_apart(explainer, images):
 
 
 def test_the_explainers_of_the_library_are_found():
-    assert {Chance, Oracle, TVE, General, KernelSHAP, Shapley, SelfExplaining, ExplainabilityVector} == set(
-        all_explainers()
+    found = all_explainers()
+    assert {posthoc.Chance, Oracle, TVE, General, KernelSHAP, Shapley, SelfExplaining, ExplainabilityVector} < set(
+        found
     )
+    assert len([method for method in found if method.__module__.startswith("explainers.posthoc.")]) > 40
 
 
 def test_another_seed_is_another_chance(grid, images):
-    assert not torch.equal(Chance(None, grid)(images, CLASSES), Chance(None, grid, seed=1)(images, CLASSES))
+    assert not torch.equal(
+        posthoc.Chance(None, grid)(images, CLASSES), posthoc.Chance(None, grid, seed=1)(images, CLASSES)
+    )
 
 
 def test_chance_favours_no_patch(grid):
     images = torch.randint(0, 256, (2000, 3, 8, 8), dtype=torch.uint8)
-    heatmaps = Chance(None, grid)(images, torch.zeros(2000, dtype=torch.long))
+    heatmaps = posthoc.Chance(None, grid)(images, torch.zeros(2000, dtype=torch.long))
     peaks = heatmaps.flatten(1).argmax(1).bincount(minlength=16)
     assert (peaks - 125).abs().max() < 60  # five standard deviations
     assert (heatmaps.mean(0) - 0.5).abs().max() < 0.04

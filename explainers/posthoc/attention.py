@@ -37,17 +37,31 @@ class AttentionRollout(Rollout):
 class AttentionGradCAM(Transitions):
     """Grad-CAM on the attention map of the last layer: heads weighted by their mean gradient over the patches.
 
-    This is the Grad-CAM that TokenTM compares with (Section 2.2.1), as Chefer et al. (2021) adapt it: each row of a head
-    has the mean gradient of the row as its weight, and negative values of the mean over heads are cut off.
+    This is the Grad-CAM that TokenTM compares with (Section 2.2.1), as Chefer et al. (2021) adapt it. The weight of a
+    head's row is the mean gradient of that row.
+
+    Args:
+        target: the model to explain, a timm transformer with global attention.
+        grid: the patches that are explained.
+        output: score of a class that is explained.
+        layer: the layer whose map is the heatmap.
+        relu: cut negative values of the mean over heads off. The heatmap is 0 where all are negative.
     """
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = True
+    ) -> None:
+        super().__init__(target, grid, output, layer)
+        self.relu = relu
 
     def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         maps, prefix = record.attention[start:], num_prefix_tokens(self.target)
         found = gradients(maps)
-        return [
-            (weights[:, None] * gradient[..., prefix:].mean(-1, keepdim=True)).mean(2).clamp(min=0)
+        matrices = [
+            (weights[:, None] * gradient[..., prefix:].mean(-1, keepdim=True)).mean(2)
             for weights, gradient in zip(maps, found, strict=True)
         ]
+        return [matrix.clamp(min=0) for matrix in matrices] if self.relu else matrices
 
 
 class GenAtt(Transitions):
@@ -72,7 +86,7 @@ class GAE(Rollout):
 
 
 class GradSAM(PLUS):
-    """Gradient self-attention maps, Barkan et al. (2021): PLUS of GenAtt, the class token's row (SkipPLUS, Section 3.4)."""
+    """Gradient self-attention maps (Barkan et al., 2021): PLUS of GenAtt at the class token (SkipPLUS, Section 3.4)."""
 
     def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
         super().__init__(target, grid, GenAtt)

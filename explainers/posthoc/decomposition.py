@@ -62,7 +62,8 @@ class GlobEnc(Transitions):
     """Norms of what each token adds to each other, by attention and skip connection (Modarressi et al., NAACL 2022).
 
     GlobEnc includes the block's second skip connection and leaves its MLP out. In a block that normalises first, that
-    is the sum of attention and skip connection. Rows are normalised to sum to 1.
+    is the sum of attention and skip connection; SkipPLUS's code adds the second normalisation of the sum to it. Rows
+    are normalised to sum to 1.
     """
 
     ignores_classes = True

@@ -154,8 +154,12 @@ class FullGrad(InputXGradient):
         # Layers after the pooling have no tokens: their biases belong to no patch
         pairs = [[pair for pair in layer if pair[0].dim() > 2] for layer in record.biases[start:]]
         found = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))
-        maps = [self.on_grid(input_x_gradient(x, next(found))) for x in tokens]
-        return maps, [self.on_grid(sum_of([next(found) @ bias for _, bias in layer])) for layer in pairs]
+        scores = [input_x_gradient(x, next(found)) for x in tokens]
+        of_biases = [  # 0 for a layer without biases
+            sum_of([0 * of_input, *(next(found) @ bias for _, bias in layer)])
+            for of_input, layer in zip(scores, pairs, strict=True)
+        ]
+        return [self.on_grid(of_input) for of_input in scores], [self.on_grid(of_bias) for of_bias in of_biases]
 
 
 class CAT(PLUS):

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explainers.blocks import num_prefix_tokens, readout
 from explainers.masking import PatchGrid
@@ -42,16 +41,21 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
 
 
 def sum_on_grid(scores: Tensor, side: int) -> Tensor:
-    """Resample scores (..., h, w) to (..., P, P); the sum of all scores stays the same.
+    """Resample scores (..., h, w) to (..., P, P); a score is shared by area, so that the sum of all stays the same.
 
     >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), side=1).tolist()
     [[10.0]]
     """
     if scores.shape[-2:] == (side, side):
         return scores
-    area = scores.shape[-1] * scores.shape[-2] / side**2
-    resampled = F.interpolate(scores.reshape(1, -1, *scores.shape[-2:]), size=(side, side), mode="area") * area
-    return resampled.reshape(*scores.shape[:-2], side, side)
+    rows, columns = (_shares(size, side).to(scores) for size in scores.shape[-2:])
+    return rows @ scores @ columns.mT
+
+
+def _shares(size: int, side: int) -> Tensor:
+    """The part of each of `size` intervals in each of `side` intervals of the same line, (side, size)."""
+    old, new = torch.arange(size) * side, torch.arange(side)[:, None] * size
+    return (torch.minimum(old + side, new + size) - torch.maximum(old, new)).clamp(min=0) / side
 
 
 class WhiteBox(nn.Module):

@@ -1,0 +1,155 @@
+"""GlobEnc and ALTI, against versions that hold every vector T_i(x_j)."""
+
+import pytest
+import references_attention as slow
+import torch
+from references_attention import EVA, MODELS, SWIN, agree
+
+from explainers.blocks import value_paths
+from explainers.errors import InputError
+from explainers.posthoc import decomposition as methods
+from explainers.posthoc.decomposition import alti_contributions, contribution_norms
+from explainers.tracing import trace
+
+CLASSES = torch.tensor([0, 1, 2, 3, 4])
+ALL = ["GlobEnc", "ALTI", "GlobEncRollout", "ALTIRollout", "GlobEncPLUS"]
+
+
+@pytest.fixture(params=MODELS)
+def model(request, make_target):
+    name, arguments = MODELS[request.param]
+    return make_target(name, **arguments)
+
+
+def alti_matrices(seen, sum_to="attention"):
+    totals = seen.middles if sum_to == "attention" else seen.outputs
+    return [slow.alti(seen, layer, total.detach()) for layer, total in enumerate(totals)]
+
+
+def wanted_maps(target, image):
+    seen = slow.walk(target, target.double().normalise(image[None])[0])
+    norms, distances = [slow.glob_enc(seen, layer) for layer in range(len(seen.inputs))], alti_matrices(seen)
+    return {
+        "GlobEnc": slow.on_patches(seen, norms[-1]),
+        "GlobEncRollout": slow.on_patches(seen, slow.product(norms)),
+        "GlobEncPLUS": sum(slow.on_patches(seen, each) for each in norms),
+        "ALTI": slow.on_patches(seen, distances[-1]),
+        "ALTIRollout": slow.on_patches(seen, slow.product(distances)),
+    }
+
+
+@pytest.mark.parametrize("tolerance", [1e-8, 1e-4], ids=["double", "single"])
+def test_every_method_is_its_formula(model, grid, images, tolerance):
+    model = model.double()
+    with slow.in_double():
+        wanted = wanted_maps(model, images[1])
+        if tolerance == 1e-8:
+            found = {name: getattr(methods, name)(model, grid)(images[1:2], CLASSES[:1])[0] for name in ALL}
+    if tolerance == 1e-4:
+        found = {name: getattr(methods, name)(model.float(), grid)(images[1:2], CLASSES[:1])[0] for name in ALL}
+    for name in ALL:
+        agree(found[name], wanted[name], tolerance)
+
+
+def test_alti_can_compare_with_the_output_of_the_block(model, grid, images):
+    model = model.double()
+    with slow.in_double():
+        seen = slow.walk(model, model.normalise(images[:1])[0])
+        for layer, matrix in enumerate(alti_matrices(seen, "block")):
+            found = methods.ALTI(model, grid, layer=layer, sum_to="block")(images[:1], CLASSES[:1])[0]
+            agree(found, slow.on_patches(seen, matrix), 1e-8)
+
+
+def test_parts_and_biases_sum_to_the_tokens_after_attention(model, images):
+    with slow.in_double():
+        seen = slow.walk(model, model.double().normalise(images[:1])[0])
+        for layer, middle in enumerate(seen.middles):
+            agree(slow.parts(seen, layer).sum(1) + seen.biases[layer], middle.detach(), 1e-10)
+
+
+def test_the_library_knows_the_same_parts(model, images):
+    model = model.double()
+    with slow.in_double():
+        normalised = model.normalise(images[:2])
+        with trace(model, attention=True) as record:
+            model.embed(normalised)
+        for image in range(2):
+            seen = slow.walk(model, normalised[image])
+            for layer in range(len(seen.inputs)):
+                agree(record.attention[layer][image].detach(), seen.attention[layer].detach(), 1e-10)
+                agree(value_paths(model, record.values[layer], layer)[image], seen.paths[layer], 1e-10)
+                agree(record.middles[layer][image].detach(), seen.middles[layer].detach(), 1e-10)
+
+
+def test_norms_and_contributions_of_random_tensors():
+    generator = torch.Generator().manual_seed(3)
+    attention = torch.rand(2, 3, 5, 5, generator=generator).double().softmax(-1)
+    paths = torch.randn(2, 3, 5, 4, generator=generator).double()
+    tokens, output = torch.randn(2, 2, 5, 4, generator=generator).double()
+    norms, contributions = (
+        contribution_norms(attention, paths, tokens),
+        alti_contributions(attention, paths, tokens, output),
+    )
+    for b in range(2):
+        for i in range(5):
+            parts = [sum(attention[b, h, i, j] * paths[b, h, j] for h in range(3)) for j in range(5)]
+            parts[i] = parts[i] + tokens[b, i]
+            agree(norms[b, i], torch.stack([part.norm() for part in parts]), 1e-10)
+            near = [(output[b, i].abs().sum() - (output[b, i] - part).abs().sum()).clamp(min=0) for part in parts]
+            agree(contributions[b, i], torch.stack(near) / sum(near), 1e-10)
+
+
+def test_a_token_that_only_sees_itself_contributes_alone():
+    attention, tokens = torch.eye(3).expand(1, 2, 3, 3), torch.randn(1, 3, 4)
+    paths = torch.randn(1, 2, 3, 4)
+    output = tokens + paths.sum(1)
+    torch.testing.assert_close(alti_contributions(attention, paths, tokens, output), torch.eye(3)[None])
+    expected = torch.diag_embed(output.norm(dim=-1))
+    torch.testing.assert_close(contribution_norms(attention, paths, tokens), expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["GlobEnc", "ALTI"])
+def test_rows_of_all_layers_sum_to_one(model, grid, images, name):
+    method = getattr(methods, name)(model, grid)
+    with trace(model, attention=True) as record:
+        model.embed(model.normalise(images))
+    matrices = method.transitions(record, None, 0)
+    assert len(matrices) == len(record.inputs)
+    for matrix in matrices:
+        assert (matrix >= 0).all() and not matrix.requires_grad
+        torch.testing.assert_close(matrix.sum(-1), torch.ones(matrix.shape[:-1]))
+
+
+@pytest.mark.parametrize("family", ["distilled", "eva"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_batch_is_its_images_alone_and_classes_do_not_matter(make_target, grid, images, family, name):
+    model = make_target(MODELS[family][0], **MODELS[family][1])
+    method = getattr(methods, name)(model, grid)
+    found = method(images, CLASSES)
+    assert method.ignores_classes
+    assert found.shape == (5, 4, 4) and found.isfinite().all() and not found.requires_grad
+    for i in range(5):
+        agree(found[i], method(images[i : i + 1], CLASSES[:1])[0], 1e-4)
+    assert torch.equal(method(images, (CLASSES + 1) % 5), found)
+    with torch.inference_mode():
+        torch.testing.assert_close(method(images.clone(), CLASSES.clone()), found)
+    assert method.explain(images, torch.randn(5, 3, model.embed_dim)).shape == (5, 3, 4, 4)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_other_weights_give_other_heatmaps(make_target, grid, images, name):
+    found, other = (getattr(methods, name)(make_target(seed=seed), grid)(images, CLASSES) for seed in (0, 1))
+    assert all((found[i] - other[i]).abs().max() > 0.05 * found[i].abs().max() for i in range(5))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_models_that_mix_tokens_otherwise_are_refused(make_target, grid, images, name):
+    swin, arguments = SWIN
+    with pytest.raises(InputError, match="global attention"):
+        getattr(methods, name)(make_target(swin, **arguments), grid)
+    with pytest.raises(InputError, match="pooling 'map'"):
+        getattr(methods, name)(make_target(global_pool="map", class_token=False), grid)
+    normalised_heads = make_target("eva02_small_patch14_224", **EVA, scale_attn_inner=True)
+    with pytest.raises(InputError, match="normalises or gates"):
+        getattr(methods, name)(normalised_heads, grid)(images, CLASSES)

@@ -1,0 +1,57 @@
+"""Methods by their names."""
+
+import pytest
+import torch
+
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.posthoc.names import method_names
+
+CLASSES = torch.tensor([3, 0, 4, 1, 1])
+
+
+def test_every_method_of_the_room_has_a_name(target, grid):
+    names = method_names()
+    assert {"GAE", "TokenTM", "ViTCX", "DecompX", "RISE", "Chance"} <= set(names)
+    assert not {"PLUS", "SkipPLUS", "Rollout", "build", "build_all"} & set(names)
+    for name in names:
+        assert type(posthoc.build(name, target, grid)) is getattr(posthoc, name)
+
+
+def test_a_name_with_an_aggregation_is_the_composition(target, grid, images):
+    for name, composed in {
+        "DecompX-PLUS": posthoc.PLUS(target, grid, posthoc.DecompX),
+        "DecompX-SkipPLUS": posthoc.SkipPLUS(target, grid, posthoc.DecompX),
+        "ALTI-Rollout": posthoc.Rollout(target, grid, posthoc.ALTI),
+        "GenAtt-Rollout": posthoc.GAE(target, grid),
+    }.items():
+        assert torch.equal(posthoc.build(name, target, grid)(images, CLASSES), composed(images, CLASSES))
+
+
+def test_options_reach_the_method_and_its_label(target, grid, images):
+    built = posthoc.build_all(["GAE", {"TokenTM": {"scale": "softmax"}}, {"ResLRP-PLUS": {"gamma": 0.5}}], target, grid)
+    assert list(built) == ["GAE", "TokenTM(scale=softmax)", "ResLRP-PLUS(gamma=0·5)"]
+    expected = posthoc.TokenTM(target, grid, scale="softmax")(images, CLASSES)
+    assert torch.equal(built["TokenTM(scale=softmax)"](images, CLASSES), expected)
+    assert not torch.equal(
+        built["ResLRP-PLUS(gamma=0·5)"](images, CLASSES),
+        posthoc.build("ResLRP-PLUS", target, grid)(images, CLASSES),
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("TokenTN", {}, "did you mean TokenTM"),
+        ("Nonsense", {}, "expected a method .*: did you mean ALTI, .*XGradCAM"),
+        ("PLUS", {}, "expected a method"),
+        ("DecompX-Plus", {}, "expected an aggregation PLUS, SkipPLUS, Rollout"),
+        ("RISE-PLUS", {}, "PLUS needs a method that gives a map for each layer, such as DecompX; RISE gives none"),
+        ("DecompX-Rollout", {}, "Rollout needs a method that gives a matrix .* such as GenAtt; DecompX gives none"),
+        ("GAE", {"gamma": 1}, "GAE has no option gamma; it has none"),
+        ("RISE", {"mask": 1}, "RISE has no option mask; it has masks, cells"),
+    ],
+)
+def test_what_does_not_exist_is_refused(target, grid, method, options, message):
+    with pytest.raises(InputError, match=message):
+        posthoc.build(method, target, grid, options)

@@ -1,0 +1,40 @@
+"""`python eval.py methods=[...]`: post-hoc methods by their names."""
+
+import json
+
+import pytest
+from commands import QUIET, SMALL_DIGITS, composed, evaluate
+from hydra.utils import instantiate
+
+from explainers import posthoc
+
+TINY = ("target=tiny", "tasks=[digits]", "evaluation.levels=3", *QUIET, "logger=csv", "figures=[]")
+RESNET = ("target=digits", "target.model.checkpoint_path=''")
+DIGITS = tuple(f"tasks.digits.{setting}" for setting in SMALL_DIGITS)
+
+
+def test_methods_are_rows_beside_the_explainers_and_belong_to_the_settings(tmp_path, capsys):
+    methods = "methods=[GAE,DecompX-SkipPLUS,{ResLRP:{gamma:0.5}},{RISE:{masks:4}}]"
+    evaluate(*TINY, *DIGITS, methods, folder=tmp_path)
+    rows = json.loads((tmp_path / "results.json").read_text())["results"]["digits"]
+    assert list(rows) == ["chance", "GAE", "DecompX-SkipPLUS", "ResLRP(gamma=0·5)", "RISE(masks=4)"]
+    assert all(row["images"] == 7 for row in rows.values())
+    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    evaluate(*TINY, *DIGITS, methods, folder=tmp_path)
+    assert "not measured again" in capsys.readouterr().out
+    evaluate(*TINY, *DIGITS, "methods=[GAE]", folder=tmp_path)
+    assert list(json.loads((tmp_path / "results.json").read_text())["results"]["digits"]) == ["chance", "GAE"]
+
+
+def test_a_method_that_the_target_cannot_have_is_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(SystemExit, match="expected a transformer with blocks of attention and MLP"):
+        evaluate(*TINY, *DIGITS, *RESNET, "methods=[GAE]", folder=tmp_path)
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize("experiment", ["posthoc", "quickstart_posthoc"])
+def test_the_methods_of_an_experiment_exist(experiment, tmp_path):
+    cfg = composed(f"experiment={experiment}", "target=tiny", folder=tmp_path, config="eval")
+    built = posthoc.build_all(cfg.methods, instantiate(cfg.target), instantiate(cfg.grid))
+    assert len(built) == len(cfg.methods) > 10
