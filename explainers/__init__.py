@@ -49,6 +49,15 @@ class SelfExplainer(Protocol):
         ...
 
 
+@runtime_checkable
+class FunctionalExplainer(Protocol):
+    """An explainer that explains any linear functional of the embedding, of which a class of a linear head is one."""
+
+    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+        """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""
+        ...
+
+
 def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
     """Forward passes of the target that each explainer takes for one image, by name."""
     return {name: getattr(explainer, "forward_passes", 1) for name, explainer in explainers.items()}

@@ -11,6 +11,7 @@ import torch
 from toys import three_models
 
 import explainers
+from explainers import FunctionalExplainer
 from explainers import posthoc
 from explainers.networks import (
     FastSHAPNetwork,
@@ -173,6 +174,13 @@ def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, 
 def test_an_explainer_keeps_the_classes_apart(explainer, images):
     same = torch.allclose(explainer(images, CLASSES), explainer(images, (CLASSES + 1) % 5), atol=1e-4)
     assert same == getattr(explainer, "ignores_classes", False)
+
+
+def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, target, images):
+    if not isinstance(explainer, FunctionalExplainer) or getattr(explainer, "output", "logit") != "logit":
+        pytest.skip("explains classes alone, or their probability")
+    heatmaps = explainer.explain(images, target.head.weight[CLASSES].detach())
+    torch.testing.assert_close(heatmaps, explainer(images, CLASSES), rtol=1e-4, atol=1e-5)
 
 
 def test_the_explainers_of_the_library_are_found():
