@@ -11,8 +11,7 @@ import torch
 from toys import three_models
 
 import explainers
-from explainers import FunctionalExplainer
-from explainers import posthoc
+from explainers import FunctionalExplainer, posthoc
 from explainers.networks import (
     FastSHAPNetwork,
     LightNetwork,
@@ -107,6 +106,8 @@ BUILDERS = {
     ExplainabilityVector: {"": explainability_vector},
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
+OF_PROBABILITIES = {posthoc.FrozenFullGrad, posthoc.LibraGrad}
+FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] not in OF_PROBABILITIES]
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 
 
@@ -176,9 +177,8 @@ def test_an_explainer_keeps_the_classes_apart(explainer, images):
     assert same == getattr(explainer, "ignores_classes", False)
 
 
+@pytest.mark.parametrize("explainer", FUNCTIONAL_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
 def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, target, images):
-    if not isinstance(explainer, FunctionalExplainer) or getattr(explainer, "output", "logit") != "logit":
-        pytest.skip("explains classes alone, or their probability")
     heatmaps = explainer.explain(images, target.head.weight[CLASSES].detach())
     torch.testing.assert_close(heatmaps, explainer(images, CLASSES), rtol=1e-4, atol=1e-5)
 
@@ -188,6 +188,7 @@ def test_the_explainers_of_the_library_are_found():
     assert {posthoc.Chance, Oracle, TVE, General, KernelSHAP, Shapley, SelfExplaining, ExplainabilityVector} < set(
         found
     )
+    assert issubclass(posthoc.GAE, FunctionalExplainer) and len(FUNCTIONAL_CASES) > 30
     assert len([method for method in found if method.__module__.startswith("explainers.posthoc.")]) > 40
 
 
