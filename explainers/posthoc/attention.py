@@ -137,7 +137,7 @@ class TransformerAttribution(WhiteBox):
             embeddings = self.target.embed(self.target.normalise(images))
         seeds = positive_seeds(embeddings, functionals_of(embeddings))
         relevance = _relevance(lrp.attention[self.start :], partial(lrp.gradients, embeddings, seeds))
-        with trace(self.target, attention=True, start=self.start) as record:
+        with trace(self.target, self.rules, attention=True, start=self.start) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         found = record.gradients(embeddings, functionals_of(embeddings), record.attention[self.start :])
         matrices = [(each * part).clamp(min=0).mean(2) for each, part in zip(found, relevance, strict=True)]
@@ -170,7 +170,7 @@ class TAM(WhiteBox):
             functionals = functionals_of(self.target.embed(self.target.normalise(images)))
         integrated = torch.zeros(())
         for alpha in torch.linspace(0, 1, self.steps).tolist():
-            with trace(self.target, attention=True, start=len(blocks_of(self.target)) - 1) as record:
+            with trace(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
                 embeddings = self.target.embed(alpha * self.target.normalise(images))
             gradient = record.gradients(embeddings, functionals, record.attention[-1:])[0]
             integrated = integrated.to(gradient) + gradient / self.steps
@@ -199,7 +199,7 @@ class LeGrad(WhiteBox):
         self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        with trace(self.target, attention=True) as record:
+        with trace(self.target, self.rules, attention=True) as record:
             embeddings = self.target.embed(self.target.normalise(images))
             of_layers = [embed_tokens(self.target, tokens) for tokens in record.outputs]
         functionals = functionals_of(embeddings)

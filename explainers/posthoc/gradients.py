@@ -151,8 +151,9 @@ class FullGrad(InputXGradient):
     def _maps(self, record: Trace, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
         """The maps of the inputs, and the summed maps of the biases, of each layer from `start` on: (B, V, P, P)."""
         tokens = record.inputs[start:]
-        # Layers after the pooling have no tokens: their biases belong to no patch
-        pairs = [[pair for pair in layer if pair[0].dim() > 2] for layer in record.biases[start:]]
+        # Layers after the pooling, or of relative positions, have no tokens: their biases belong to no patch
+        of_tokens = tokens[0].shape[:-1]
+        pairs = [[pair for pair in layer if pair[0].shape[:-1] == of_tokens] for layer in record.biases[start:]]
         found = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))
         scores = [input_x_gradient(x, next(found)) for x in tokens]
         of_biases = [  # 0 for a layer without biases

@@ -4,16 +4,20 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.posthoc.layerwise import PLUS, Aggregation, Layerwise, Rollout, SkipPLUS, Transitions
+from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
+from explainers.posthoc.propagation import libra
+from explainers.rules import Rules
 from explainers.target import TargetModel
 
-AGGREGATIONS: dict[str, type[Aggregation]] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
+AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
+NEEDS_MAPS = Layerwise, "a map", "DecompX"
 
 
 def method_names() -> list[str]:
@@ -27,8 +31,9 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     """Build a method by its name.
 
     Args:
-        method: name of a class of this room, such as `GAE`. A layerwise method can be followed by an aggregation, as in
-            the figures of SkipPLUS: `DecompX-PLUS`, `DecompX-SkipPLUS`, `ALTI-Rollout`.
+        method: name of a class of this room, such as `GAE`. A method of plain gradients can have the prefix `Libra`,
+            see `propagation.libra`: `LibraXGradCAM`. A layerwise method can be followed by an aggregation, as in the
+            figures of SkipPLUS: `DecompX-PLUS`, `LibraXGradCAM-PLUS`, `DecompX-SkipPLUS`, `ALTI-Rollout`.
         target: the model to explain.
         grid: the patches that are explained.
         options: arguments of the method.
@@ -42,27 +47,37 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     'SkipPLUS'
     """
     name, _, aggregation = method.partition("-")
-    if name not in method_names():
-        close = difflib.get_close_matches(name, method_names(), 3) or method_names()
-        raise InputError(f"expected a method of explainers.posthoc, got {name}: did you mean {', '.join(close)}?")
-    if aggregation and aggregation not in AGGREGATIONS:
-        raise InputError(f"expected an aggregation {', '.join(AGGREGATIONS)}, got {method}")
-    found = getattr(importlib.import_module(__package__), name)
-    needed = Transitions if aggregation == "Rollout" else Layerwise
-    if aggregation and not issubclass(found, needed):
-        needs = "a matrix" if aggregation == "Rollout" else "a map"
-        raise InputError(
-            f"{aggregation} needs a method that gives {needs} for each layer, such as "
-            f"{'GenAtt' if aggregation == 'Rollout' else 'DecompX'}; {name} gives none"
-        )
+    found = _class(name)
+    _check_aggregation(found, aggregation)
     known = inspect.signature(found).parameters
     if unknown := [option for option in options or {} if option not in known]:
         raise InputError(f"{name} has no option {unknown[0]}; it has {', '.join(list(known)[2:]) or 'none'}")
+    of = partial(found, **(options or {}))
+    of = of if name == found.__name__ else libra(of)
+    return AGGREGATIONS[aggregation](target, grid, of) if aggregation else of(target=target, grid=grid)
 
-    def of(target: TargetModel, grid: PatchGrid) -> Any:
-        return found(target=target, grid=grid, **(options or {}))
 
-    return AGGREGATIONS[aggregation](target, grid, of) if aggregation else of(target, grid)
+def _class(name: str) -> Any:
+    """The class that a name, with or without the prefix `Libra`, refers to."""
+    names, plain = method_names(), name.removeprefix("Libra")
+    if name not in names and plain not in names:
+        close = difflib.get_close_matches(name, names, 3) or names
+        raise InputError(f"expected a method of explainers.posthoc, got {name}: did you mean {', '.join(close)}?")
+    found = getattr(importlib.import_module(__package__), name if name in names else plain)
+    if name not in names and getattr(found, "rules", None) != Rules():
+        raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is none")
+    return found
+
+
+def _check_aggregation(found: type, aggregation: str) -> None:
+    if aggregation and aggregation not in AGGREGATIONS:
+        raise InputError(f"expected an aggregation {', '.join(AGGREGATIONS)}, got {aggregation}")
+    needed, layer, example = (Transitions, "a matrix", "GenAtt") if aggregation == "Rollout" else NEEDS_MAPS
+    if aggregation and not issubclass(found, needed):
+        raise InputError(
+            f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {found.__name__} gives"
+            " none"
+        )
 
 
 def build_all(methods: list[Any], target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:

@@ -1,11 +1,13 @@
 """Propagation of relevance: Input × Gradient under rules that change the gradient (see `explainers.rules`)."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from explainers.masking import PatchGrid
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
-from explainers.posthoc.white_box import Output
+from explainers.posthoc.white_box import Output, WhiteBox
 from explainers.rules import Rules
 from explainers.target import TargetModel
 
@@ -87,6 +89,24 @@ class FrozenFullGrad(FullGrad):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "probability", layer: int = 0) -> None:
         super().__init__(target, grid, output, layer)
+
+
+def libra(of: Callable[..., WhiteBox]) -> Callable[..., WhiteBox]:
+    """Give a method of plain gradients the rules of LibraGrad, which are those of DecompX (Mehri et al., CVPR 2025).
+
+    Args:
+        of: builds the method from `target` and `grid`.
+
+    Returns:
+        A builder of the same method, whose backward pass has the rules `FROZEN`.
+    """
+
+    def build(target: TargetModel, grid: PatchGrid) -> WhiteBox:
+        method = of(target=target, grid=grid)
+        method.rules = FROZEN
+        return method
+
+    return build
 
 
 class LibraGrad(PLUS):

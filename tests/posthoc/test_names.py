@@ -24,6 +24,7 @@ def test_a_name_with_an_aggregation_is_the_composition(target, grid, images):
         "DecompX-SkipPLUS": posthoc.SkipPLUS(target, grid, posthoc.DecompX),
         "ALTI-Rollout": posthoc.Rollout(target, grid, posthoc.ALTI),
         "GenAtt-Rollout": posthoc.GAE(target, grid),
+        "LibraInputXGradient-PLUS": posthoc.PLUS(target, grid, posthoc.DecompX),
     }.items():
         assert torch.equal(posthoc.build(name, target, grid)(images, CLASSES), composed(images, CLASSES))
 
@@ -45,7 +46,9 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
         ("TokenTN", {}, "did you mean TokenTM"),
         ("Nonsense", {}, "expected a method .*: did you mean ALTI, .*XGradCAM"),
         ("PLUS", {}, "expected a method"),
-        ("DecompX-Plus", {}, "expected an aggregation PLUS, SkipPLUS, Rollout"),
+        ("DecompX-Plus", {}, "expected an aggregation PLUS, SkipPLUS, Rollout, got Plus"),
+        ("LibraDecompX", {}, "Libra needs a method of plain gradients of tokens, such as XGradCAM; DecompX is none"),
+        ("LibraRISE", {}, "Libra needs .*; RISE is none"),
         ("RISE-PLUS", {}, "PLUS needs a method that gives a map for each layer, such as DecompX; RISE gives none"),
         ("DecompX-Rollout", {}, "Rollout needs a method that gives a matrix .* such as GenAtt; DecompX gives none"),
         ("GAE", {"gamma": 1}, "GAE has no option gamma; it has none"),
@@ -55,3 +58,9 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
 def test_what_does_not_exist_is_refused(target, grid, method, options, message):
     with pytest.raises(InputError, match=message):
         posthoc.build(method, target, grid, options)
+
+
+def test_the_prefix_libra_changes_every_method_that_goes_back_through_the_model(target, grid, images):
+    for name in ("XGradCAM", "GAE", "TokenTM", "AttCAT", "TAM", "TransformerAttribution", "FullGrad-PLUS"):
+        libra, plain = (posthoc.build(prefix + name, target, grid)(images, CLASSES) for prefix in ("Libra", ""))
+        assert not torch.allclose(libra, plain, rtol=0.01, atol=0)
