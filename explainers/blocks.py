@@ -27,7 +27,7 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
     backbone = target.backbone
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
-    if not blocks or not all(hasattr(block, "attn") and _normalises_first(block) for block in blocks):
+    if not blocks or not all(_is_known(block) for block in blocks):
         raise InputError(
             f"expected a transformer with blocks of attention and MLP that normalise their inputs, got {target.name}:"
             " take a ViT, DeiT, EVA or Swin, or a method that needs none, such as RISE or IntegratedGradients"
@@ -35,9 +35,11 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
     return blocks
 
 
-def _normalises_first(block: nn.Module) -> bool:
-    """Whether the block normalises the inputs of attention and MLP, and not their outputs."""
-    return hasattr(block, "norm2") and not isinstance(block, ResPostBlock | EvaBlockPostNorm)
+def _is_known(block: nn.Module) -> bool:
+    """Whether a block has attention and MLP one after the other, and normalises their inputs, not their outputs."""
+    normalises_outputs = isinstance(block, ResPostBlock | EvaBlockPostNorm)
+    attention = getattr(block, "attn", None)
+    return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not normalises_outputs
 
 
 def num_prefix_tokens(target: TargetModel) -> int:

@@ -1,6 +1,6 @@
 """What happens inside a transformer: one forward pass is recorded, one backward pass gives all gradients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +14,21 @@ from explainers.blocks import blocks_of
 from explainers.errors import InputError
 from explainers.rules import Rules
 from explainers.target import TargetModel
+
+# Operations whose gradients rules change, or whose operands are recorded → the method of `Trace` that replaces them
+REPLACED: dict[Any, str] = {
+    F.scaled_dot_product_attention: "_attend",
+    F.linear: "_linear",
+    F.layer_norm: "_layer_norm",
+    F.rms_norm: "_rms_norm",
+    F.gelu: "_gelu",
+    F.silu: "_silu",
+    F.relu: "_relu",
+    torch.sigmoid: "_sigmoid",
+    torch.Tensor.sigmoid: "_sigmoid",
+    torch.Tensor.add: "_add",
+    torch.Tensor.mul: "_multiply",
+}
 
 
 class Trace(TorchFunctionMode):
@@ -38,19 +53,6 @@ class Trace(TorchFunctionMode):
         self.attention: list[Tensor] = []
         self.values: list[Tensor] = []
         self.biases: list[list[tuple[Tensor, Tensor]]] = []
-        self._replacements: dict[Any, Callable[..., Tensor]] = {
-            F.scaled_dot_product_attention: self._attend,
-            F.linear: self._linear,
-            F.layer_norm: self._layer_norm,
-            F.rms_norm: self._rms_norm,
-            F.gelu: self._activation(F.gelu),
-            F.silu: self._activation(F.silu),
-            F.relu: self._activation(F.relu),
-            torch.sigmoid: self._sigmoid,
-            torch.Tensor.sigmoid: self._sigmoid,
-            torch.Tensor.add: self._add,
-            torch.Tensor.mul: self._multiply,
-        }
 
     def gradients(self, embeddings: Tensor, functionals: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Compute the gradients of V linear functionals of the embedding, in one backward pass that all V share.
@@ -66,14 +68,27 @@ class Trace(TorchFunctionMode):
         seeds = functionals.to(embeddings.dtype).movedim(1, 0)  # (V, B, D)
         batched = len(seeds) > 1  # batching has a cost of its own
         with torch.inference_mode(False):
-            gradients = torch.autograd.grad(
-                embeddings, list(tensors), seeds if batched else seeds[0], is_grads_batched=batched, retain_graph=True
+            found = torch.autograd.grad(
+                embeddings,
+                list(tensors),
+                seeds if batched else seeds[0],
+                is_grads_batched=batched,
+                retain_graph=True,
+                allow_unused=True,  # such as queries, when attention is frozen
             )
-        return [gradient.movedim(0, 1) if batched else gradient[:, None] for gradient in gradients]
+        return [
+            torch.zeros_like(tensor)[:, None].expand(-1, len(seeds), *[-1] * (tensor.dim() - 1))
+            if gradient is None
+            else gradient.movedim(0, 1)
+            if batched
+            else gradient[:, None]
+            for tensor, gradient in zip(tensors, found, strict=True)
+        ]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        replacement = self._replacements.get(func) if self.inputs else None
-        return (replacement or func)(*args, **(kwargs or {}))
+        # Looked up by name: bound methods in a table would be a cycle, which keeps the memory of a batch alive for long
+        replacement = getattr(self, REPLACED[func]) if self.inputs and func in REPLACED else func
+        return replacement(*args, **(kwargs or {}))
 
     def enter_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Record the input of a block (a forward pre-hook); gradients end at the input of block `start`."""
@@ -126,12 +141,17 @@ class Trace(TorchFunctionMode):
             self.biases[-1].append((y, bias))
         return y
 
-    def _activation(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def activation(x: Tensor, *args: Any, **options: Any) -> Tensor:
-            y = function(x, *args, **options)
-            return rules.activation(x, y) if self.rules.activation == "ratio" else y
+    def _gelu(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return self._activation(x, F.gelu(x, *args, **options))
 
-        return activation
+    def _silu(self, x: Tensor, inplace: bool = False) -> Tensor:
+        return self._activation(x, F.silu(x))
+
+    def _relu(self, x: Tensor, inplace: bool = False) -> Tensor:
+        return self._activation(x, F.relu(x))
+
+    def _activation(self, x: Tensor, y: Tensor) -> Tensor:
+        return rules.activation(x, y) if self.rules.activation == "ratio" else y
 
     def _sigmoid(self, x: Tensor) -> Tensor:
         return x.sigmoid().detach() if self.rules.activation == "ratio" else x.sigmoid()

@@ -20,7 +20,7 @@ from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
 from explainers.posthoc.names import build, build_all
 from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
-from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, FrozenFullGrad, LibraGrad, ResLRP
+from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
 from explainers.posthoc.token_tm import TokenTM
 from explainers.posthoc.vit_cx import ViTCX
 
@@ -42,7 +42,6 @@ __all__ = [
     "ConservativeLRP",
     "DecompX",
     "DeepLift",
-    "FrozenFullGrad",
     "FullGrad",
     "GenAtt",
     "GlobEnc",
@@ -68,4 +67,5 @@ __all__ = [
     "XGradCAM",
     "build",
     "build_all",
+    "libra",
 ]

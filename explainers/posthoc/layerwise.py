@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from explainers.blocks import blocks_of
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
@@ -25,7 +26,10 @@ class Layerwise(WhiteBox):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
         super().__init__(target, grid, output)
-        self.start = range(len(blocks_of(target)))[layer]
+        layers = range(len(blocks_of(target)))
+        if layer not in range(-len(layers), len(layers)):
+            raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
+        self.start = layers[layer]
 
     def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""

@@ -52,8 +52,8 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     known = inspect.signature(found).parameters
     if unknown := [option for option in options or {} if option not in known]:
         raise InputError(f"{name} has no option {unknown[0]}; it has {', '.join(list(known)[2:]) or 'none'}")
-    of = partial(found, **(options or {}))
-    of = of if name == found.__name__ else libra(of)
+    plain = partial(found, **(options or {}))
+    of = plain if name == found.__name__ else libra(plain)
     return AGGREGATIONS[aggregation](target, grid, of) if aggregation else of(target=target, grid=grid)
 
 

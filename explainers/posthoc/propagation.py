@@ -1,6 +1,8 @@
 """Propagation of relevance: Input × Gradient under rules that change the gradient (see `explainers.rules`)."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -82,16 +84,7 @@ class ResLRP(InputXGradient):
         self.rules = Rules("halved", "frozen", "ratio", residual="signed", gamma=gamma)
 
 
-class FrozenFullGrad(FullGrad):
-    """FullGrad under the rules of DecompX and LibraGrad, of the class probability."""
-
-    rules = FROZEN
-
-    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "probability", layer: int = 0) -> None:
-        super().__init__(target, grid, output, layer)
-
-
-def libra(of: Callable[..., WhiteBox]) -> Callable[..., WhiteBox]:
+def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
     """Give a method of plain gradients the rules of LibraGrad, which are those of DecompX (Mehri et al., CVPR 2025).
 
     Args:
@@ -113,4 +106,4 @@ class LibraGrad(PLUS):
     """FullGrad+ with the frozen rules, of the class probability (Mehri et al., CVPR 2025)."""
 
     def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, FrozenFullGrad)
+        super().__init__(target, grid, libra(partial(FullGrad, output="probability")))

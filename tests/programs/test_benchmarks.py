@@ -9,7 +9,7 @@ import torch
 from commands import PAPER_NETWORK
 from torch import nn
 
-from benchmarks import explain, kernelshap
+from benchmarks import comparison, explain, forward_decomposition, kernelshap, posthoc
 from explainers.metrics.agreement import spearman
 
 
@@ -135,3 +135,53 @@ def test_kernelshaps_take_turns_after_a_short_call_that_is_not_counted():
     taken, _ = kernelshap.take_turns(calls, torch.zeros(1), torch.zeros(1), budget=9, rounds=2)
     assert order == [("a", 2), ("b", 2), ("a", 9), ("b", 9), ("a", 9), ("b", 9)]
     assert {name: len(each) for name, each in taken.items()} == {"a": 2, "b": 2}
+
+
+def test_posthoc_methods_are_measured_beside_slower_ways_to_the_same_heatmaps(tmp_path, capsys):
+    path = tmp_path / "posthoc.json"
+    small = ["--target-size", "tiny", "--masks", "8", "--images", "2", "--threads", "1", "--device", "cpu"]
+    posthoc.main([*small, "--rounds", "2", "--seconds", "0", "--output", str(path)])
+    found = json.loads(path.read_text())
+    assert tuple(found["groups"]) == posthoc.GROUPS
+    numbers = {name: each for group in found["groups"].values() for name, each in group.items()}
+    for each in numbers.values():
+        low, high = each["spread"]
+        assert 0 < low <= each["relative_time"] <= high and each["rounds"] == 2
+        assert min(*each["ms_per_image"], *each["bytes_per_image"]) > 0
+        assert each["relative_memory"] == each["bytes_per_image"][0] / each["bytes_per_image"][1]
+    same = {
+        name: each["largest_difference"] for name, each in numbers.items() if each["largest_difference"] is not None
+    }
+    assert same.keys() == numbers.keys() - {*found["groups"]["plus"], "sweep of drop"}
+    assert max(same.values()) < 1e-3
+    assert numbers["DecompX-SkipPLUS"]["relative_memory"] < 1  # already at 10 tokens
+    assert {"torch", "timm", "device", "threads", "precision", "images", "rounds"} <= found["machine"].keys()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in numbers]
+
+
+def test_parts_of_the_forward_decomposition_sum_to_the_embedding():
+    target, _ = kernelshap.build("tiny", torch.device("cpu"))
+    image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8)
+    with torch.no_grad():
+        inputs, attention = forward_decomposition.record(target, image)
+        embedding = target.embed(target.normalise(image[None]))[0]
+        for start in (0, 1):
+            parts = forward_decomposition.decompose(target, inputs, attention, start)
+            assert parts.shape == (9 + 1 + 1, 24)  # patches, class token, biases
+            torch.testing.assert_close(parts.sum(0), embedding)
+
+
+def test_memory_is_counted_by_hand():
+    """Two tensors of 1000 numbers at once, then one, and a result of one number; nothing that was there before."""
+    before = torch.ones(1000)
+
+    def call():
+        doubled = 2.0 * before
+        tripled = doubled + before
+        del doubled
+        return tripled.exp_()[:1].clone()
+
+    result, memory = comparison.peak_memory(call, torch.device("cpu"))
+    assert result.item() == pytest.approx(torch.tensor(3.0).exp().item())
+    assert 8000 <= memory < 8100

@@ -1,0 +1,137 @@
+"""Input × Gradient, class activation maps and FullGrad, against networks that are walked by hand."""
+
+import pytest
+import references_propagation as references
+import torch
+
+from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM, cam
+from explainers.posthoc.layerwise import PLUS, SkipPLUS
+from explainers.posthoc.propagation import DecompX, libra
+
+frozen_full_grad = libra(FullGrad)
+MODELS = {
+    "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "registers": ("vit_small_patch14_reg4_dinov2", {}),
+}
+METHODS = {
+    InputXGradient: references.input_x_gradient,
+    GradCAM: references.grad_cam,
+    XGradCAM: references.x_grad_cam,
+    AttIxG: references.att_ixg,
+    FullGrad: references.full_grad,
+}
+LABELS = torch.tensor([3, 0, 4])
+
+
+@pytest.fixture(params=MODELS)
+def target(request, make_target):
+    name, arguments = MODELS[request.param]
+    return references.in_double(make_target(name, **arguments))
+
+
+@pytest.fixture
+def images(images):
+    return images[:3]
+
+
+def assert_same(heatmaps, expected):
+    """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
+    for heatmap, wanted in zip(heatmaps.double(), expected, strict=True):
+        torch.testing.assert_close(heatmap, wanted, rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_map_of_a_layer_is_that_of_the_network_from_this_layer_on(target, grid, images, method, layer):
+    heatmaps = method(target, grid, layer=layer)(images, LABELS)
+    index = range(len(target.backbone.blocks))[layer]
+    assert_same(heatmaps, references.maps(target, images, LABELS, index, METHODS[method]))
+
+
+@pytest.mark.parametrize(("method", "of"), [(CAT, InputXGradient), (AttCAT, AttIxG)])
+def test_cat_and_attcat_are_plus(target, grid, images, method, of):
+    """SkipPLUS, Section 3.4."""
+    heatmaps = method(target, grid)(images, LABELS)
+    assert torch.equal(heatmaps, PLUS(target, grid, of)(images, LABELS))
+    assert_same(heatmaps, references.sums(target, images, LABELS, 0, METHODS[of]))
+
+
+def test_attention_may_weigh_the_input_of_the_next_layer(target, grid, images):
+    """As the code of SkipPLUS does: L − 1 maps."""
+    expected = []
+    for image, label in zip(images, LABELS.tolist(), strict=True):
+        blocks = references.walk(target, references.entering(target, image))[0]
+        total, v = 0, references.of_class(target, label).double()
+        for layer in range(len(blocks) - 1):
+            seen = torch.stack(blocks[layer].weights).mean((0, 1))
+            own = references.input_x_gradient(target, blocks[layer + 1].x.detach(), layer + 1, v)
+            total = total + own * references.on_grid(target, seen)
+        expected.append(total)
+    method = PLUS(target, grid, lambda **to: AttIxG(**to, next_input=True))
+    assert_same(method(images, LABELS), expected)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_fullgrad_plus_counts_each_bias_once(target, grid, images, first, frozen):
+    """SkipPLUS, Equations 5 and 6; naive PLUS counts a bias in every layer up to its own."""
+    of = frozen_full_grad if frozen else FullGrad
+    heatmaps = PLUS(target, grid, of, start=first)(images, LABELS)
+    expected, naive = [], []
+    for image, label in zip(images, LABELS.tolist(), strict=True):
+        x, v = references.entering(target, image), references.of_class(target, label).double()
+        expected.append(references.full_grad_plus(target, x, v, first, frozen))
+        naive.append(references.plus(target, x, v, lambda *at: references.full_grad(*at, frozen=frozen), first))
+    assert_same(heatmaps, expected)
+    several = first < len(target.backbone.blocks) - 1
+    assert torch.allclose(heatmaps.double(), torch.stack(naive), atol=1e-3 * heatmaps.abs().max()) != several
+
+
+def test_fullgrad_skipplus_starts_in_the_middle(target, grid, images):
+    middle = (len(target.backbone.blocks) + 1) // 2
+    heatmaps = SkipPLUS(target, grid, FullGrad)(images, LABELS)
+    for heatmap, image, label in zip(heatmaps, images, LABELS.tolist(), strict=True):
+        x, v = references.entering(target, image), references.of_class(target, label).double()
+        assert_same(heatmap[None], references.full_grad_plus(target, x, v, middle)[None])
+
+
+def test_a_network_without_biases_has_the_fullgrad_of_its_input(make_target, grid, images):
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    target = make_target("aimv2_large_patch14_224", **size)
+    for of, plain in ((FullGrad, InputXGradient), (frozen_full_grad, DecompX)):
+        method = PLUS(target, grid, of)
+        assert torch.equal(method(images, LABELS), PLUS(target, grid, plain)(images, LABELS))
+
+
+def test_biases_of_relative_positions_belong_to_no_token(make_target, grid, images):
+    """They decide where tokens look, which is a constant under frozen rules, as it is without them."""
+    target = make_target("vit_relpos_small_patch16_224")
+    heatmaps = PLUS(target, grid, frozen_full_grad)(images, LABELS)
+    assert heatmaps.shape == (3, 4, 4) and heatmaps.isfinite().all() and heatmaps.abs().max() > 0
+
+
+def test_only_relu_hides_what_speaks_against_a_class(target, grid, images):
+    both = GradCAM(target, grid)(images, LABELS)
+    assert (both < 0).any() and (both > 0).any()
+    assert torch.equal(GradCAM(target, grid, relu=True)(images, LABELS), both.clamp(min=0))
+
+
+def test_cam_of_a_map_of_features():
+    """Two channels of 1 × 2 positions: weights 2 and −1."""
+    features = torch.tensor([[[[1.0, 4.0], [3.0, 5.0]]]])
+    gradient = torch.tensor([[[[[1.0, -3.0], [3.0, 1.0]]]]])
+    assert cam(features, gradient).tolist() == [[[[-2.0, 1.0]]]]
+
+
+@pytest.mark.parametrize("method", [InputXGradient, GradCAM, XGradCAM, AttIxG, FullGrad])
+def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, method):
+    """Not so for a method that ignores what it explains (Adebayo et al., 2018)."""
+    heatmaps = method(make_target(depth=3), grid, layer=1)(images, LABELS)
+    for other in (
+        method(make_target(depth=3), grid, layer=1)(images, (LABELS + 1) % 5),
+        method(make_target(seed=1, depth=3), grid, layer=1)(images, LABELS),
+    ):
+        pairs = zip(heatmaps.flatten(1), other.flatten(1), strict=True)
+        assert all(torch.corrcoef(torch.stack(pair))[0, 1] < 0.95 for pair in pairs)

@@ -1,0 +1,166 @@
+"""PLUS, SkipPLUS and Rollout: sums and products over layers, of any method."""
+
+import pytest
+import references_propagation as references
+import references_relevance as relevance
+import torch
+from torch.nn import functional as F
+
+from explainers.posthoc.attention import GenAtt, GradSAM, RawAttention
+from explainers.posthoc.gradients import AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
+from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS, rollout
+from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
+from explainers.posthoc.white_box import class_functionals, sum_on_grid
+
+MODELS = {
+    "odd": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),  # the middle of 3 layers is 2
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+}
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
+SUMMED = {
+    InputXGradient: references.input_x_gradient,
+    GradCAM: references.grad_cam,
+    XGradCAM: references.x_grad_cam,
+    AttIxG: references.att_ixg,
+    GenAtt: references.gen_att,
+    DecompX: references.decompx,
+    AttnLRP: relevance.attn_lrp,
+    ConservativeLRP: relevance.conservative_lrp,
+    ResLRP: relevance.res_lrp,
+    LRP: relevance.lrp,
+}
+LABELS = torch.tensor([3, 0, 4, 1, 2])
+
+
+@pytest.fixture(params=MODELS)
+def double(request, make_target):
+    name, arguments = MODELS[request.param]
+    return references.in_double(make_target(name, **arguments))
+
+
+def assert_same(heatmaps, expected):
+    """Equal up to the rounding of float32, in which heatmaps are returned."""
+    for heatmap, wanted in zip(heatmaps.double(), expected.double(), strict=True):
+        torch.testing.assert_close(heatmap, wanted, rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("method", SUMMED)
+def test_plus_is_the_sum_over_networks_that_start_at_each_layer(double, grid, images, method):
+    """SkipPLUS, Equation 3, with every network run again from its own input."""
+    heatmaps = PLUS(double, grid, method)(images[:2], LABELS[:2])
+    assert_same(heatmaps, references.sums(double, images[:2], LABELS[:2], 0, SUMMED[method]))
+
+
+@pytest.mark.parametrize("method", SUMMED)
+def test_skipplus_starts_at_the_middle_layer(double, grid, images, method):
+    """SkipPLUS, Equation 4: m = ⌈L / 2⌉."""
+    middle = -(-len(double.backbone.blocks) // 2)
+    heatmaps = SkipPLUS(double, grid, method)(images[:2], LABELS[:2])
+    assert_same(heatmaps, references.sums(double, images[:2], LABELS[:2], middle, SUMMED[method]))
+
+
+def test_gradsam_is_plus_of_genatt(target, grid, images):
+    """SkipPLUS, Section 3.4."""
+    assert torch.equal(GradSAM(target, grid)(images, LABELS), PLUS(target, grid, GenAtt)(images, LABELS))
+
+
+@pytest.mark.parametrize("global_pool", ["token", "avg"])
+def test_rollout_is_the_product_over_layers(make_target, grid, images, global_pool):
+    """SkipPLUS, Equation 2, with whole matrices; then the row of the class token, or the mean row of the patches."""
+    target = references.in_double(make_target(depth=3, global_pool=global_pool))
+    heatmaps = Rollout(target, grid, RawAttention)(images, LABELS)
+    for image, heatmap in zip(images, heatmaps, strict=True):
+        result = torch.eye(17, dtype=torch.double)
+        for block in references.walk(target, references.entering(target, image))[0]:
+            result = (0.5 * torch.eye(17) + 0.5 * sum(block.weights) / len(block.weights)) @ result
+        row = result[1:].mean(0) if global_pool == "avg" else result[0]
+        assert_same(heatmap[None], references.on_grid(target, row)[None])
+
+
+def test_rollout_of_rows_for_several_functionals():
+    matrices = [torch.rand(2, 3, 4, 4) for _ in range(3)]
+    row = torch.rand(2, 3, 4)
+    product = torch.eye(4)
+    for matrix in matrices:
+        product = (0.3 * torch.eye(4) + 0.7 * matrix) @ product
+    torch.testing.assert_close(rollout(matrices, row, 0.3, 0.7), (row[:, :, None] @ product)[:, :, 0])
+
+
+@pytest.mark.parametrize("method", [*SUMMED, FullGrad])
+def test_functionals_at_once_are_those_one_by_one(target, grid, images, method):
+    functionals = torch.randn(5, 3, 24)
+    for explainer in (method(target, grid), SkipPLUS(target, grid, method)):
+        together = explainer.explain(images, functionals)
+        assert together.shape == (5, 3, 4, 4)
+        for i in range(3):
+            alone = explainer.explain(images, functionals[:, i])
+            size = alone.abs().max().item()
+            torch.testing.assert_close(together[:, i], alone, rtol=1e-4, atol=1e-5 * size)
+
+
+@pytest.mark.parametrize("method", [*SUMMED, FullGrad])
+def test_the_functional_of_a_class_is_its_row_of_the_head(double, grid, images, method):
+    explainer = PLUS(double, grid, method)
+    rows = torch.stack([references.of_class(double, label) for label in LABELS.tolist()])
+    expected = explainer(images, LABELS)
+    with torch.inference_mode():
+        assert_same(explainer.explain(images.clone(), rows.clone()), expected)
+
+
+def test_the_functional_of_a_probability_is_contrastive(target, images):
+    """p_y (v_y − Σ_k p_k v_k): as if the head had this row."""
+    with torch.no_grad():
+        embeddings = target.embed(target.normalise(images))
+        p = target.classify(embeddings).softmax(-1)
+    v = target.head.weight.detach()
+    expected = torch.stack([p[i, y] * (v[y] - p[i] @ v) for i, y in enumerate(LABELS.tolist())])
+    torch.testing.assert_close(class_functionals(target, embeddings, LABELS, "probability"), expected)
+    torch.testing.assert_close(class_functionals(target, embeddings, LABELS), v[LABELS])
+
+
+def test_a_probability_is_explained_by_its_functional(target, grid, images):
+    with torch.no_grad():
+        embeddings = target.embed(target.normalise(images))
+    v = class_functionals(target, embeddings, LABELS, "probability")
+    method = PLUS(target, grid, lambda **to: DecompX(**to, output="probability"))
+    expected = method.explain(images, v)
+    torch.testing.assert_close(method(images, LABELS), expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("method", [InputXGradient, GradCAM, XGradCAM, DecompX, AttnLRP, ResLRP])
+def test_plus_sums_feature_maps_of_a_swin_on_one_grid(make_target, grid, images, method):
+    """The layers have 8 × 8, 8 × 8 and 4 × 4 positions, and the grid 4 × 4 patches."""
+    target = references.in_double(make_target("swin_tiny_patch4_window7_224", **SWIN))
+    single = sum(method(target, grid, layer=layer)(images, LABELS) for layer in range(3))
+    assert_same(PLUS(target, grid, method)(images, LABELS), single)
+    assert single.abs().max() > 0
+
+
+def test_the_map_of_a_swin_is_where_its_features_are(make_target, grid, images):
+    """Input × Gradient of the first layer, by hand; four positions make one patch."""
+    target = references.in_double(make_target("swin_tiny_patch4_window7_224", **SWIN))
+    seen = []
+    target.backbone.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    logits = target.head.weight[LABELS].double() * target.embed(target.normalise(images))
+    (gradient,) = torch.autograd.grad(logits.sum(), seen)
+    scores = (seen[0] * gradient).sum(-1).detach()
+    expected = torch.zeros(5, 4, 4, dtype=torch.double)
+    for row in range(8):
+        for column in range(8):
+            expected[:, row // 2, column // 2] += scores[:, row, column]
+    assert_same(InputXGradient(target, grid, layer=0)(images, LABELS), expected)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 4), (2, 2), (1, 1), (3, 3), (5, 5), (7, 7), (6, 3)])
+def test_scores_on_another_grid_keep_their_sum_and_place(shape):
+    """A ViT with 16 × 16 tokens can be explained on 14 × 14 patches."""
+    scores = torch.randn(2, 3, *shape)
+    resampled = sum_on_grid(scores, 4)
+    assert resampled.shape == (2, 3, 4, 4)
+    torch.testing.assert_close(resampled.sum((-2, -1)), scores.sum((-2, -1)))
+    corner = torch.zeros(*shape)
+    corner[0, -1] = 1
+    assert sum_on_grid(corner, 4).max() == sum_on_grid(corner, 4)[0, -1] > 0
+    if shape == (8, 8):
+        torch.testing.assert_close(resampled, 4 * F.avg_pool2d(scores, 2))

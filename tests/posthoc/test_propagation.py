@@ -1,0 +1,232 @@
+"""DecompX and relevance, against decompositions and relevance that are propagated as tensors."""
+
+from functools import partial
+
+import pytest
+import references_propagation as references
+import references_relevance as relevance
+import torch
+from torch import nn
+
+from explainers import rules
+from explainers.posthoc.attention import PartialLRP
+from explainers.posthoc.gradients import FullGrad
+from explainers.posthoc.layerwise import PLUS, SkipPLUS
+from explainers.posthoc.propagation import (
+    LRP,
+    AttnLRP,
+    ConservativeLRP,
+    DecompX,
+    LibraGrad,
+    ResLRP,
+    libra,
+    positive_seeds,
+)
+
+frozen_full_grad = libra(FullGrad)
+MODELS = {
+    "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "registers": ("vit_small_patch14_reg4_dinov2", {}),
+}
+METHODS = {
+    DecompX: references.decompx,
+    AttnLRP: relevance.attn_lrp,
+    ConservativeLRP: relevance.conservative_lrp,
+    ResLRP: relevance.res_lrp,
+    partial(ResLRP, gamma=0.25): relevance.relevance_map(residual=0.25),
+    LRP: relevance.lrp,
+}
+LABELS = torch.tensor([3, 0])
+
+
+@pytest.fixture(params=MODELS)
+def double(request, make_target):
+    name, arguments = MODELS[request.param]
+    return references.in_double(make_target(name, **arguments))
+
+
+@pytest.fixture
+def images(images):
+    return images[:2]
+
+
+def assert_same(heatmaps, expected):
+    """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
+    for heatmap, wanted in zip(heatmaps.double(), expected.double(), strict=True):
+        torch.testing.assert_close(heatmap, wanted, rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: getattr(method, "__name__", "ResLRP of 0.25"))
+def test_changed_gradients_propagate_relevance(double, grid, images, method, layer):
+    index = range(len(double.backbone.blocks))[layer]
+    heatmaps = method(double, grid, layer=layer)(images, LABELS)
+    assert_same(heatmaps, references.maps(double, images, LABELS, index, METHODS[method]))
+
+
+def test_the_decomposition_is_complete(double, images):
+    """The parts of a token sum to the token after every block, and the parts of the embedding to the embedding."""
+    x = references.entering(double, images[0])
+    blocks, end = references.walk(double, x)
+    for layer, block in enumerate(blocks):
+        states, parts = references.decompose(double, block.x.detach(), layer)
+        following = [*(later.x for later in blocks[layer + 1 :]), end.x]
+        for state, tokens in zip(states, following, strict=True):
+            torch.testing.assert_close(state.sum(1), tokens.detach(), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(parts.sum(0), end.embedding.detach(), rtol=1e-10, atol=1e-10)
+        assert parts[-1].abs().max() > 0.01  # the biases have a part
+    embedding = double.embed(double.normalise(images[:1]))[0]
+    torch.testing.assert_close(end.embedding, embedding, rtol=1e-10, atol=1e-10)
+    logit = double.head(embedding.float())[3].double()
+    of_head = double.head(torch.zeros_like(embedding).float())[3].double()
+    torch.testing.assert_close(parts.sum(0) @ references.of_class(double, 3).double() + of_head, logit)
+
+
+def test_libragrad_loses_nothing(double, images, grid):
+    """Input × Gradient of all tokens of block 0, all biases, and the bias of the head make the logit."""
+    for image, label in zip(images, LABELS.tolist(), strict=True):
+        x, v = references.entering(double, image), references.of_class(double, label).double()
+        of_tokens = (x * references.gradient_at(double, x, 0, v, frozen=True)).sum()
+        of_biases = references.bias_scores(double, x, 0, v, frozen=True)[1]
+        embedding = references.walk(double, x)[1].embedding
+        torch.testing.assert_close(of_tokens + of_biases, embedding @ v, rtol=1e-10, atol=1e-10)
+        of_head = double.head(torch.zeros_like(embedding).float())[label]
+        torch.testing.assert_close((embedding @ v).float() + of_head, double(image[None])[0, label].float())
+
+
+def test_libragrad_is_frozen_fullgrad_plus_of_the_probability(double, grid, images):
+    with torch.no_grad():
+        embeddings = double.embed(double.normalise(images))
+        p = double.classify(embeddings).softmax(-1).double()
+    rows = torch.stack([references.of_class(double, label).double() for label in range(5)])
+    expected = []
+    for i, (image, label) in enumerate(zip(images, LABELS.tolist(), strict=True)):
+        v = p[i, label] * (rows[label] - p[i] @ rows)
+        expected.append(references.full_grad_plus(double, references.entering(double, image), v, frozen=True))
+    heatmaps = LibraGrad(double, grid)(images, LABELS).double()
+    for heatmap, wanted in zip(heatmaps, expected, strict=True):  # probabilities are single precision
+        torch.testing.assert_close(heatmap, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_relevance_of_attention_is_its_half_of_the_product(double, grid, images):
+    """PartialLRP reads it in the last layer."""
+    expected = []
+    for image, label in zip(images, LABELS.tolist(), strict=True):
+        x, v = references.entering(double, image), references.of_class(double, label).double()
+        *_, last = relevance.relevance(double, x, 0, v, positive=True, residual="conserved")[1]
+        matrix = sum(head.clamp(min=0) for head in last) / len(last)
+        rows = matrix[: 1 + double.distilled]
+        rows = matrix[double.backbone.num_prefix_tokens :] if double.backbone.global_pool == "avg" else rows
+        expected.append(references.on_grid(double, rows.mean(0)))
+    assert_same(PartialLRP(double, grid)(images, LABELS), torch.stack(expected))
+
+
+@pytest.mark.parametrize("of", [DecompX, ConservativeLRP, AttnLRP, ResLRP, FullGrad, frozen_full_grad])
+def test_explanations_are_linear_in_the_functional(target, grid, images, of):
+    """Rules depend on the forward pass alone; but the α = 1 rule, and what is not negative, do not superpose."""
+    method = SkipPLUS(target, grid, of)
+    v, w = torch.randn(2, 24), torch.randn(2, 24)
+    mixed = method.explain(images, 2 * v - 0.5 * w)
+    expected = 2 * method.explain(images, v) - 0.5 * method.explain(images, w)
+    torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_reslrp_of_0_is_attnlrp(double, grid, images):
+    expected = PLUS(double, grid, AttnLRP)(images, LABELS)
+    assert_same(PLUS(double, grid, partial(ResLRP, gamma=0))(images, LABELS), expected)
+    assert not torch.allclose(PLUS(double, grid, ResLRP)(images, LABELS), expected, rtol=0.1)
+
+
+def relevance_of(y, of_y, *summands):
+    """x times the gradient of each summand, for the relevance R of y."""
+    gradients = torch.autograd.grad(y, summands, of_y / y.detach())
+    return [x.detach() * gradient for x, gradient in zip(summands, gradients, strict=True)]
+
+
+def test_rules_conserve_relevance():
+    x, update, of_y = (torch.randn(2, 7, 6, dtype=torch.double) for _ in range(3))
+    x.requires_grad_()
+    update.requires_grad_()
+    for gamma in (0, 0.25, 1, 10):
+        of_x, of_update = relevance_of(rules.signed_residual(x, update, gamma), of_y, x, update)
+        torch.testing.assert_close(of_x + of_update, of_y)
+        if gamma:  # the paper's bound, which the gradient does not have
+            assert ((of_x.abs() + of_update.abs()) <= (1 + 2 / gamma) * of_y.abs() * (1 + 1e-9)).all()
+    parts = relevance_of(rules.conserved_residual(x, update), of_y, x, update)
+    torch.testing.assert_close(sum(part.sum((1, 2)) for part in parts), of_y.sum((1, 2)))
+    sums = torch.stack([part.sum((1, 2)) for part in parts])
+    assert (sums * of_y.sum((1, 2)) >= 0).all()  # none has more than there is
+    weight = torch.randn(5, 6, dtype=torch.double)
+    y = x.detach() @ weight.T
+    (of_x,) = relevance_of(rules.linear(x, weight, y), torch.ones_like(y), x)
+    shared = (x[..., None, :] * weight > 0).any(-1)  # an output without positive summands keeps its relevance
+    torch.testing.assert_close(of_x.sum(-1), shared.sum(-1).double())
+    assert (of_x >= 0).all()
+
+
+def test_a_sum_without_positive_summands_has_nobody_to_give_relevance_to():
+    x = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    weight = torch.tensor([[-1.0, -1.0], [1.0, -1.0]])
+    y = rules.linear(x, weight, x.detach() @ weight.T)
+    assert y.tolist() == [[-3.0, -1.0]]
+    assert relevance_of(y, torch.tensor([[1.0, 1.0]]), x)[0].tolist() == [[1.0, 0.0]]
+
+
+def test_the_seeds_of_lrp_are_shares_of_one():
+    seeds = positive_seeds(torch.tensor([[2.0, -1.0, 3.0]]), torch.tensor([[[1.0, -2.0, -1.0], [-1.0, 1.0, -1.0]]]))
+    torch.testing.assert_close(seeds, torch.tensor([[[0.25, -0.5, 0.0], [0.0, 0.0, 0.0]]]))
+
+
+ROW, COLUMN = 1, 3
+
+
+@pytest.fixture
+def bright(make_target):
+    """A ViT whose attention is uniform and copies; class 0 means bright, and class 1 means dark.
+
+    Channels 0 and 1 of a patch are its brightness and the opposite; 2 and 3 are constants, so that dim stays dim.
+    """
+    target = make_target(num_classes=2)
+    backbone = target.backbone
+    with torch.no_grad():
+        for name, weight in backbone.named_parameters():
+            weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        backbone.patch_embed.proj.weight[0], backbone.patch_embed.proj.weight[1] = 1 / 192, -1 / 192
+        backbone.patch_embed.proj.bias[2:4] = torch.tensor([1.0, -1.0])
+        for block in backbone.blocks:
+            block.attn.qkv.weight[48:].copy_(torch.eye(24))
+            block.attn.proj.weight.copy_(torch.eye(24))
+            block.mlp.fc1.weight[:24].copy_(torch.eye(24))
+            block.mlp.fc2.weight[:, :24].copy_(0.1 * torch.eye(24))
+        nn.init.zeros_(target.head.weight)
+        nn.init.zeros_(target.head.bias)
+        target.head.weight[0, :2], target.head.weight[1, :2] = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    return target
+
+
+@pytest.mark.parametrize("output", ["logit", "probability"])
+@pytest.mark.parametrize("of", [DecompX, AttnLRP, ConservativeLRP, ResLRP, frozen_full_grad])
+@pytest.mark.parametrize("aggregation", [PLUS, SkipPLUS])
+def test_a_bright_patch_is_found(bright, grid, aggregation, of, output):
+    images = torch.randint(120, 136, (6, 3, 32, 32), dtype=torch.uint8)
+    images[..., ROW * 8 : (ROW + 1) * 8, COLUMN * 8 : (COLUMN + 1) * 8] = 255
+    assert (bright(images).argmax(1) == 0).all()
+    method = aggregation(bright, grid, partial(of, output=output))
+    heatmaps = method(images, torch.zeros(6, dtype=torch.long))
+    assert (heatmaps.flatten(1).argmax(1) == ROW * 4 + COLUMN).all()
+    against = method(images, torch.ones(6, dtype=torch.long))
+    assert (against.flatten(1).argmin(1) == ROW * 4 + COLUMN).all()
+    torch.testing.assert_close(against, -heatmaps, rtol=1e-3, atol=1e-4 * heatmaps.abs().max().item())
+
+
+@pytest.mark.parametrize("of", [*METHODS, FullGrad, frozen_full_grad])
+def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, of):
+    heatmaps = SkipPLUS(make_target(), grid, of)(images, LABELS)
+    for other in (
+        SkipPLUS(make_target(), grid, of)(images, LABELS + 1),
+        SkipPLUS(make_target(seed=1), grid, of)(images, LABELS),
+    ):
+        pairs = zip(heatmaps.flatten(1), other.flatten(1), strict=True)
+        assert all(torch.corrcoef(torch.stack(pair))[0, 1] < 0.95 for pair in pairs)
