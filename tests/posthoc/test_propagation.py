@@ -213,7 +213,8 @@ def test_a_bright_patch_is_found(bright, grid, aggregation, of, output):
     images = torch.randint(120, 136, (6, 3, 32, 32), dtype=torch.uint8)
     images[..., ROW * 8 : (ROW + 1) * 8, COLUMN * 8 : (COLUMN + 1) * 8] = 255
     assert (bright(images).argmax(1) == 0).all()
-    method = aggregation(bright, grid, partial(of, output=output))
+    explained = libra(partial(FullGrad, output=output)) if of is frozen_full_grad else partial(of, output=output)
+    method = aggregation(bright, grid, explained)
     heatmaps = method(images, torch.zeros(6, dtype=torch.long))
     assert (heatmaps.flatten(1).argmax(1) == ROW * 4 + COLUMN).all()
     against = method(images, torch.ones(6, dtype=torch.long))

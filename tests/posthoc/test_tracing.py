@@ -213,7 +213,7 @@ def test_the_memory_of_a_trace_is_free_without_the_garbage_collector(target, ima
     try:
         with trace(target, attention=True, biases=True) as record:
             embeddings = target.embed(target.normalise(images))
-        record.gradients(embeddings, torch.ones(len(images), 1, 24), record.inputs)
+        record.gradients(embeddings, torch.ones(len(images), 1, target.embed_dim), record.inputs)
         tokens = weakref.ref(record.inputs[0])
         del record, embeddings
         assert tokens() is None
