@@ -1,0 +1,209 @@
+"""Time and memory of post-hoc methods, relative to slower ways to the same heatmaps, measured in one run.
+
+    python benchmarks/posthoc.py --threads 1                                  # ViT-Ti/16
+    python benchmarks/posthoc.py --threads 1 --precision bf16 --rounds 5 --output posthoc.json
+    python benchmarks/posthoc.py --skip masks --skip sweep --images 16
+
+The target has random weights, which do not change the speed of any of these methods but ViT-CX: its number of masks
+depends on the image. What is compared, `--skip` leaves it out:
+
+- `decompx`: one forward and one backward pass for all start layers, beside DecompX as it is defined, with a tensor of
+  T × (T + 1) × D that goes forward from every start layer (`forward_decomposition.py`), for the first image alone
+- `plus`: the sum over all layers beside the same method of one layer; all run from layer 0 on
+- `masks`: masked images in chunks beside one at a time, for the first image alone
+- `batch`: all images beside one at a time
+- `sweep`: the perturbation sweep of 11 levels, with tokens that leave the sequence beside pixels set to 0
+- `globenc`: the norms of one layer from inner products, beside vectors of T × T × D
+
+In every round both run once; a relative time is the median of the rounds' ratios. Before the rounds each runs once for
+its memory, which is not counted as time. Memory is the largest sum of bytes that PyTorch's allocator had given out and
+not got back at any time of the call. So weights and images, which are there before the call, do not count, and neither
+does what oneDNN and MKL allocate for themselves. Everything is per image; relative times and memory are those of this
+project divided by those of the other way. Compare numbers of the same run only.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
+
+from benchmarks import forward_decomposition
+from benchmarks.comparison import Comparison, compare
+from benchmarks.explain import device_name
+from benchmarks.kernelshap import SIZES, build
+from explainers import posthoc
+from explainers.blocks import value_paths
+from explainers.masking import PatchGrid, Removal
+from explainers.metrics.perturbation import perturbation_sweep
+from explainers.posthoc.decomposition import contribution_norms
+from explainers.removal import masked_outputs
+from explainers.runs import versions
+from explainers.shapley.kernel_shap import KernelSHAP
+from explainers.target import TargetModel
+from explainers.tracing import trace
+
+GROUPS = ("decompx", "plus", "masks", "batch", "sweep", "globenc")
+
+
+def comparisons(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Comparison]]:
+    """Pairs of a group and one of its comparisons."""
+    target, grid = build(options.target_size, device)
+    target.head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
+    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
+    images = torch.nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
+    classes = target(images).argmax(-1)
+    groups: dict[str, Callable[[], Iterator[Comparison]]] = {
+        "decompx": partial(of_decompx, target, grid, images, classes),
+        "plus": partial(of_plus, target, grid, images, classes),
+        "masks": partial(of_masks, target, grid, images[:1], classes[:1], options.masks, options.chunk_size),
+        "batch": partial(of_batch, target, grid, images, classes),
+        "sweep": partial(of_sweep, target, grid, images, classes, options.chunk_size),
+        "globenc": partial(of_globenc, target, images),
+    }
+    for group in GROUPS:
+        if group not in options.skip:
+            yield from ((group, comparison) for comparison in groups[group]())
+
+
+def of_decompx(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
+    ours = partial(posthoc.build("DecompX-SkipPLUS", target, grid), images, classes)
+    other = partial(forward_decomposition.decompx_skip_plus, target, grid, images[:1], classes[:1])
+    yield Comparison(
+        "DecompX-SkipPLUS", "forward decomposition", (ours, len(images)), (other, 1), True, 1 / 50, 1 / 100
+    )
+
+
+def of_plus(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
+    for name in ("InputXGradient", "DecompX", "GradCAM", "FullGrad"):
+        layer_0, plus = (
+            partial(method, images, classes)
+            for method in (posthoc.build(name, target, grid, {"layer": 0}), posthoc.build(f"{name}-PLUS", target, grid))
+        )
+        yield Comparison(f"{name}-PLUS", "layer 0", (plus, len(images)), (layer_0, len(images)), False, 1.3)
+
+
+def of_masks(
+    target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor, masks: int, chunk_size: int
+) -> Iterator[Comparison]:
+    methods: dict[str, Callable[..., Any]] = {
+        "ViT-CX": posthoc.ViTCX,
+        "RISE": partial(posthoc.RISE, masks=masks),
+        "KernelSHAP": partial(KernelSHAP, budget=masks),
+        "Occlusion": posthoc.Occlusion,
+    }
+    for name, method in methods.items():
+        chunked, alone = (partial(method(target, grid, chunk_size=size), images, classes) for size in (chunk_size, 1))
+        yield Comparison(name, "one masked image at a time", (chunked, len(images)), (alone, len(images)), time_aim=1)
+
+
+def of_batch(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
+    def one_by_one(method: Callable[..., Tensor]) -> Tensor:
+        return torch.cat([method(images[i : i + 1], classes[i : i + 1]) for i in range(len(images))])
+
+    for name in ("AttentionRollout", "GAE"):
+        method = posthoc.build(name, target, grid)
+        batch, alone = partial(method, images, classes), partial(one_by_one, method)
+        yield Comparison(name, "one image at a time", (batch, len(images)), (alone, len(images)), time_aim=1)
+
+
+def of_sweep(
+    target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor, chunk_size: int
+) -> Iterator[Comparison]:
+    normalised, scores = target.normalise(images), torch.rand(len(images), grid.num_patches, device=images.device)
+
+    def sweep(removal: Removal) -> Tensor:
+        def predict(keep: Tensor) -> Tensor:
+            return masked_outputs(target, target.classify, normalised, keep, grid, removal, chunk_size).softmax(-1)
+
+        return torch.cat(perturbation_sweep(predict, scores, classes, levels=11), 1)
+
+    drop, zero = partial(sweep, "drop"), partial(sweep, "zero")
+    yield Comparison("sweep of drop", "sweep of zero", (drop, len(images)), (zero, len(images)), False, 1)
+
+
+def of_globenc(target: TargetModel, images: Tensor) -> Iterator[Comparison]:
+    with trace(target, attention=True) as record:
+        target.embed(target.normalise(images))
+    numbers = record.attention[-1], value_paths(target, record.values[-1], -1), record.inputs[-1]
+    ours, other = (partial(norms, *numbers) for norms in (contribution_norms, forward_decomposition.contribution_norms))
+    yield Comparison("GlobEnc's norms", "T × T × D vectors", (ours, len(images)), (other, len(images)), True, 1, 1)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All measured numbers, with the settings and the machine, as `--output` writes them."""
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
+    device = torch.device("cuda" if cuda else "cpu")
+    keys = ("threads", "precision", "target_size", "images", "masks", "chunk_size", "rounds", "seconds")
+    machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
+    results: dict[str, Any] = {"machine": machine, "groups": {}}
+    gc.freeze()  # so that collecting the garbage of each call is quick
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+        for group, comparison in comparisons(options, device):
+            found = compare(comparison, options.rounds, options.seconds, device)
+            results["groups"].setdefault(group, {})[comparison.name] = found
+    gc.unfreeze()
+    return results
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """A table with one line per comparison."""
+
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3g}"
+
+    lines = [
+        "| This project | Beside | ms/image | Beside | Relative time (smallest, largest) | Aim | MB/image | Beside"
+        " | Relative memory | Aim | Largest difference |",
+        "| --- " * 11 + "|",
+    ]
+    for name, found in ((name, found) for group in results["groups"].values() for name, found in group.items()):
+        times, memory = found["ms_per_image"], [count / 1e6 for count in found["bytes_per_image"]]
+        spread = f"({number(found['spread'][0])}, {number(found['spread'][1])})"
+        cells = [
+            *(name, found["beside"], *map(number, times), f"{number(found['relative_time'])} {spread}"),
+            *(number(found["time_aim"]), *map(number, memory), number(found["relative_memory"])),
+            *(number(found["memory_aim"]), number(found["largest_difference"])),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time and memory of post-hoc methods, relative to slower ways.")
+    parser.add_argument(
+        "--target-size",
+        choices=list(SIZES),
+        default="small",
+        help="a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)",
+    )
+    parser.add_argument("--skip", action="append", default=[], choices=GROUPS, help="what not to measure, repeatable")
+    parser.add_argument("--images", type=int, default=4, help="images per batch (4)")
+    parser.add_argument("--masks", type=int, default=16, help="masks of RISE and coalitions of KernelSHAP (16)")
+    parser.add_argument("--chunk-size", type=int, default=64, help="maximum masked images in memory (64)")
+    parser.add_argument("--rounds", type=int, default=3, help="least number of counted rounds (3)")
+    parser.add_argument("--seconds", type=float, default=3, help="short calls: more rounds, for this time (3)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
+    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
+    options = parser.parse_args(arguments)
+    results = measure(options)
+    settings = f"{options.threads} threads, {options.precision}, {options.images} images"
+    print(f"{results['machine']['device']}, {settings}\n\n{markdown(results)}")
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
