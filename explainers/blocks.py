@@ -54,7 +54,7 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
         InputError: if attention is not global, or the embedding is neither a class token nor an average.
     """
     backbone, prefix = target.backbone, num_prefix_tokens(target)
-    if not hasattr(backbone, "blocks"):
+    if blocks_of(target) and not hasattr(backbone, "blocks"):
         raise InputError(
             f"expected a model with global attention, got {target.name}, in which tokens attend to windows alone: take"
             " a ViT, or a method that follows tokens only, such as InputXGradient-PLUS, GradCAM or ViTCX"

@@ -36,10 +36,10 @@ class Trace(TorchFunctionMode):
 
     Attributes:
         inputs: the input x_l of each block, (B, T, D); of Swin (B, h, w, D).
-        middles: the tokens between attention and MLP, with the skip connection.
         outputs: the output of each block.
         attention: attention weights (B, A, T, T) for A heads; rows attend to columns. Empty if not asked for.
-        values: value vectors of each head, (B, A, T, d).
+        values: value vectors of each head, (B, A, T, d). Recorded with the attention.
+        middles: the tokens between attention and MLP, with the skip connection. Recorded with the attention.
         biases: pairs of the output of a linear or normalisation layer and its bias. Layers after a block, such as the
             final normalisation, count as a part of it.
     """
@@ -99,7 +99,8 @@ class Trace(TorchFunctionMode):
 
     def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Record the input of a block's second normalisation (a forward pre-hook)."""
-        self.middles.append(args[0])
+        if self.records_attention:
+            self.middles.append(args[0])
 
     def leave_block(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """Record the output of a block (a forward hook)."""
@@ -204,6 +205,9 @@ def trace(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        for weight in [weight for weight in target.parameters() if weight.requires_grad]:
+            stack.callback(weight.requires_grad_)
+            weight.requires_grad_(False)  # or autograd would keep the input of every layer for the weight's gradient
         for block in blocks:
             stack.callback(block.register_forward_pre_hook(record.enter_block).remove)
             stack.callback(block.norm2.register_forward_pre_hook(record.leave_attention).remove)

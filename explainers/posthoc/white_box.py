@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.blocks import num_prefix_tokens, readout
+from explainers.blocks import blocks_of, num_prefix_tokens, readout
 from explainers.masking import PatchGrid
 from explainers.rules import Rules
 from explainers.target import TargetModel
@@ -107,7 +107,9 @@ class WhiteBox(nn.Module):
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Heatmaps (B, V, P, P) of the functionals (B, V, D) that belong to embeddings (B, D)."""
-        with trace(self.target, self.rules, self.attention, self.biases, self.start) as record:
+        # Without gradients, the graph would be memory for nothing
+        start = len(blocks_of(self.target)) if self.ignores_classes else self.start
+        with trace(self.target, self.rules, self.attention, self.biases, start) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         functionals = self.seeds(embeddings, functionals_of(embeddings))  # outside, where no rule changes the head
         heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))

@@ -61,8 +61,8 @@ def test_a_recorded_pass_computes_what_the_model_computes(target, images, rules,
     record, embeddings = recorded(target, images[:2], rules, attention=attention, biases=True, start=1)
     torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
     count = len(record.inputs)
-    assert len(record.outputs) == len(record.middles) == len(record.biases) == count
-    assert len(record.attention) == len(record.values) == count * attention
+    assert len(record.outputs) == len(record.biases) == count
+    assert len(record.attention) == len(record.values) == len(record.middles) == count * attention
 
 
 def test_every_setting_of_the_rules_is_in_one_of_those_tested():

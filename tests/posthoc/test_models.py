@@ -1,0 +1,61 @@
+"""Every method on every kind of model: it explains, or says what the model lacks."""
+
+import pytest
+import torch
+
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.posthoc.names import method_names
+
+SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
+MODELS = {
+    "ViT-Tiny": ("vit_tiny_patch16_224", {}),
+    "DeiT-Tiny distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "Swin-Tiny": ("swin_tiny_patch4_window7_224", SWIN),
+    "ResNet": ("test_resnet", {}),
+}
+BUDGETS = {
+    "SmoothGrad": {"samples": 2},
+    "IntegratedGradients": {"steps": 2},
+    "GradientSHAP": {"samples": 2},
+    "RISE": {"masks": 50, "cells": 4},
+    "LIME": {"samples": 40},
+    "TAM": {"steps": 2},
+    "ScoreCAM": {"block": 1},  # the last one of the ResNet has one position for such small images
+}
+AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"]
+METHODS = [*method_names(), *AGGREGATED]
+NEEDS_GLOBAL_ATTENTION = {
+    *("ALTI", "AttCAT", "AttIxG", "AttentionGradCAM", "AttentionRollout", "FullGrad", "GAE", "GenAtt", "GlobEnc"),
+    *("GradSAM", "LeGrad", "LibraGrad", "PartialLRP", "RawAttention", "TAM", "TokenTM", "TransformerAttribution"),
+    *("GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"),
+}
+NEEDS_NO_TRANSFORMER = {
+    *("Chance", "DeepLift", "GradientSHAP", "IntegratedGradients", "LIME", "Occlusion", "RISE", "Saliency", "ScoreCAM"),
+    "SmoothGrad",
+}
+
+
+def reason(model, method):
+    """What a model lacks for a method, or None."""
+    if model == "ResNet" and method not in NEEDS_NO_TRANSFORMER:
+        return "expected a transformer"
+    return (
+        "expected a model with global attention" if model == "Swin-Tiny" and method in NEEDS_GLOBAL_ATTENTION else None
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, images, model, method):
+    architecture, size = MODELS[model]
+    target = make_target(architecture, **size)
+    missing = reason(model, method)
+    if missing:
+        with pytest.raises(InputError, match=f"{missing}.*{architecture}.*: take"):
+            posthoc.build(method, target, grid, BUDGETS.get(method))
+        return
+    heatmaps = posthoc.build(method, target, grid, BUDGETS.get(method))(images[:2], torch.tensor([3, 0]))
+    assert heatmaps.shape == (2, 4, 4)
+    assert heatmaps.isfinite().all()
+    assert (heatmaps.flatten(1).std(1) > 0).all()
