@@ -149,3 +149,9 @@ def game(target, image, predict=None):
     """v of all coalitions of 3 × 3 patches of an image, and its exact Shapley values (N, K)."""
     values = references.coalition_values(predict or target.probabilities, target.normalise(image[None])[0], side=3)
     return values, references.exact_shapley(values, 9)
+
+
+def assert_same(heatmaps, expected):
+    """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
+    for heatmap, wanted in zip(heatmaps.double(), expected, strict=True):
+        torch.testing.assert_close(heatmap, wanted.double(), rtol=1e-6, atol=1e-6 * wanted.abs().max().item())

@@ -3,18 +3,13 @@
 import pytest
 import references_propagation as references
 import torch
+from toys import assert_same
 
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM, cam
 from explainers.posthoc.layerwise import PLUS, SkipPLUS
 from explainers.posthoc.propagation import DecompX, libra
 
 frozen_full_grad = libra(FullGrad)
-MODELS = {
-    "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),
-    "distilled": ("deit_tiny_distilled_patch16_224", {}),
-    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-    "registers": ("vit_small_patch14_reg4_dinov2", {}),
-}
 METHODS = {
     InputXGradient: references.input_x_gradient,
     GradCAM: references.grad_cam,
@@ -25,21 +20,14 @@ METHODS = {
 LABELS = torch.tensor([3, 0, 4])
 
 
-@pytest.fixture(params=MODELS)
-def target(request, make_target):
-    name, arguments = MODELS[request.param]
-    return references.in_double(make_target(name, **arguments))
+@pytest.fixture
+def target(double):
+    return double
 
 
 @pytest.fixture
 def images(images):
     return images[:3]
-
-
-def assert_same(heatmaps, expected):
-    """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
-    for heatmap, wanted in zip(heatmaps.double(), expected, strict=True):
-        torch.testing.assert_close(heatmap, wanted, rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("layer", [0, -1])

@@ -5,6 +5,7 @@ import references_propagation as references
 import references_relevance as relevance
 import torch
 from torch.nn import functional as F
+from toys import assert_same
 
 from explainers.posthoc.attention import GenAtt, GradSAM, RawAttention
 from explainers.posthoc.gradients import AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
@@ -12,11 +13,6 @@ from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS, rollout
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
 from explainers.posthoc.white_box import class_functionals, sum_on_grid
 
-MODELS = {
-    "odd": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),  # the middle of 3 layers is 2
-    "distilled": ("deit_tiny_distilled_patch16_224", {}),
-    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-}
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
 SUMMED = {
     InputXGradient: references.input_x_gradient,
@@ -31,18 +27,6 @@ SUMMED = {
     LRP: relevance.lrp,
 }
 LABELS = torch.tensor([3, 0, 4, 1, 2])
-
-
-@pytest.fixture(params=MODELS)
-def double(request, make_target):
-    name, arguments = MODELS[request.param]
-    return references.in_double(make_target(name, **arguments))
-
-
-def assert_same(heatmaps, expected):
-    """Equal up to the rounding of float32, in which heatmaps are returned."""
-    for heatmap, wanted in zip(heatmaps.double(), expected.double(), strict=True):
-        torch.testing.assert_close(heatmap, wanted, rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("method", SUMMED)

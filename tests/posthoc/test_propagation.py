@@ -7,6 +7,7 @@ import references_propagation as references
 import references_relevance as relevance
 import torch
 from torch import nn
+from toys import assert_same
 
 from explainers import rules
 from explainers.posthoc.attention import PartialLRP
@@ -24,12 +25,6 @@ from explainers.posthoc.propagation import (
 )
 
 frozen_full_grad = libra(FullGrad)
-MODELS = {
-    "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),
-    "distilled": ("deit_tiny_distilled_patch16_224", {}),
-    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-    "registers": ("vit_small_patch14_reg4_dinov2", {}),
-}
 METHODS = {
     DecompX: references.decompx,
     AttnLRP: relevance.attn_lrp,
@@ -41,21 +36,9 @@ METHODS = {
 LABELS = torch.tensor([3, 0])
 
 
-@pytest.fixture(params=MODELS)
-def double(request, make_target):
-    name, arguments = MODELS[request.param]
-    return references.in_double(make_target(name, **arguments))
-
-
 @pytest.fixture
 def images(images):
     return images[:2]
-
-
-def assert_same(heatmaps, expected):
-    """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
-    for heatmap, wanted in zip(heatmaps.double(), expected.double(), strict=True):
-        torch.testing.assert_close(heatmap, wanted, rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("layer", [0, -1])
