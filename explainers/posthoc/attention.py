@@ -166,18 +166,18 @@ class TAM(WhiteBox):
         self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        with torch.no_grad():
-            functionals = functionals_of(self.target.embed(self.target.normalise(images)))
-        integrated = torch.zeros(())
-        for alpha in torch.linspace(0, 1, self.steps).tolist():
+        functionals, attention, gradients = None, [], []
+        for alpha in torch.linspace(1, 0, self.steps).tolist():
             with trace(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
                 embeddings = self.target.embed(alpha * self.target.normalise(images))
-            gradient = record.gradients(embeddings, functionals, record.attention[-1:])[0]
-            integrated = integrated.to(gradient) + gradient / self.steps
+            if functionals is None:  # of the image itself
+                functionals, attention = functionals_of(embeddings), [weights.detach() for weights in record.attention]
+            gradients.append(record.gradients(embeddings, functionals, record.attention[-1:])[0])
+        integrated = sum_of(gradients) / self.steps
         readout = self.readout(integrated.shape[-1])
-        *earlier, last = (weights.mean(1)[:, None] for weights in record.attention)  # of the image itself, α = 1
+        *earlier, last = (weights.mean(1)[:, None] for weights in attention)
         states = rollout(earlier, readout @ last, 1, 1)
-        return self.on_grid(states * (readout @ integrated.clamp(min=0).mean(2))).detach().float()
+        return self.on_grid(states * (readout @ integrated.clamp(min=0).mean(2))).float()
 
 
 class LeGrad(WhiteBox):

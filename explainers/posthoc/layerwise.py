@@ -119,7 +119,7 @@ class Aggregation(WhiteBox):
         super().__init__(target, grid, method.output)
         self.method, self.start = method, start
         self.rules, self.attention, self.biases = method.rules, method.attention, method.biases
-        self.ignores_classes = method.ignores_classes  # type: ignore[misc]
+        self.ignores_classes = method.ignores_classes
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
         return self.method.seeds(embeddings, functionals)

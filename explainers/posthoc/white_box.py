@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class WhiteBox(nn.Module):
     attention: bool = False
     biases: bool = False
     start: int = 0
-    ignores_classes: ClassVar[bool] = False
+    ignores_classes: bool = False
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
@@ -126,5 +126,5 @@ class WhiteBox(nn.Module):
         return sum_on_grid(scores, self.grid.side)
 
     def readout(self, num_tokens: int) -> Tensor:
-        """The weight of each output token in the embedding, (T,); see `tracing.readout`."""
+        """The weight of each output token in the embedding, (T,); see `blocks.readout`."""
         return readout(self.target, num_tokens)

@@ -7,7 +7,6 @@ VITS = {
     "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),  # the middle of 3 layers is 2
     "distilled": ("deit_tiny_distilled_patch16_224", {}),
     "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
-    "registers": ("vit_small_patch14_reg4_dinov2", {}),
 }
 
 
