@@ -110,6 +110,7 @@ BUILDERS = {
     ExplainabilityVector: {"": explainability_vector},
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
+POSTHOC_CASES = [case for case in CASES if "posthoc" in case[0].__module__ and case[0] is not posthoc.Chance]
 FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] is not posthoc.LibraGrad]
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 
@@ -178,6 +179,15 @@ def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, 
 def test_an_explainer_keeps_the_classes_apart(explainer, images):
     same = torch.allclose(explainer(images, CLASSES), explainer(images, (CLASSES + 1) % 5), atol=1e-4)
     assert same == getattr(explainer, "ignores_classes", False)
+
+
+@pytest.mark.parametrize("explainer", POSTHOC_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
+def test_a_method_depends_on_the_weights_of_the_model(explainer, images):
+    before = explainer(images, CLASSES)
+    with torch.no_grad():
+        for weight in explainer.parameters():
+            weight.copy_(weight[torch.randperm(len(weight))])  # the same values at other places
+    assert not torch.allclose(explainer(images, CLASSES), before, rtol=0.01, atol=1e-4)
 
 
 @pytest.mark.parametrize("explainer", FUNCTIONAL_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")

@@ -83,6 +83,34 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
     return figure
 
 
+def fidelity_ranking(results: Results) -> Figure:
+    """Fidelity⁻ and Fidelity⁺ of many explainers, two points each: one column per task, the largest distance on top.
+
+    Their distance, Fidelity⁺ − Fidelity⁻, is near 0 for random heatmaps.
+    """
+    _require(results, *SIDES)
+    rows = max(map(len, results.values()))
+    figure = Figure(figsize=(1.6 + 4.2 * len(results), 1.2 + 0.19 * rows), layout="constrained")
+    axes = figure.subplots(1, len(results), squeeze=False)[0]
+    colours = colours_of(SIDES)
+    for axis, (task, explainers) in zip(axes, results.items(), strict=True):
+        names = sorted(
+            explainers, key=lambda name: explainers[name]["fidelity_plus"] - explainers[name]["fidelity_minus"]
+        )
+        ends = {side: [explainers[name][side] for name in names] for side in SIDES}
+        axis.hlines(range(len(names)), *ends.values(), color="lightgrey", linewidth=3, zorder=0)
+        for side, label in SIDES.items():
+            errors = [explainers[name].get(f"{side}_error", 0.0) for name in names]
+            style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "color": colours[side], "label": label}
+            axis.errorbar(ends[side], range(len(names)), xerr=errors, **style)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_ylim(-0.7, len(names) - 0.3)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_title(task)
+    legend_below(figure, axes)
+    return figure
+
+
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
     """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages.
 

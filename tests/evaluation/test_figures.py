@@ -16,6 +16,7 @@ from explainers.evaluation.figures import (
     colours_of,
     fidelity_bars,
     fidelity_curves,
+    fidelity_ranking,
     quality_against_passes,
 )
 from explainers.evaluation.run_figures import (
@@ -57,6 +58,7 @@ STUDY = {
 DRAWN = {
     "curves": lambda: fidelity_curves(RESULTS),
     "bars": lambda: fidelity_bars(RESULTS),
+    "ranking": lambda: fidelity_ranking(RESULTS),
     "ablation": lambda: ablation_bars(RESULTS, ["chance", "tve"]),
     "one task": lambda: fidelity_bars({"odd": RESULTS["odd"]}),
     "study": lambda: approximation_scatter({"digits": {"two_point": STUDY}, "others": RESULTS["odd"]}),
@@ -109,6 +111,14 @@ def test_bars_are_the_areas_with_their_errors_and_a_missing_explainer_leaves_a_g
             assert colour == to_hex(colours_of(["chance", "tve", "oracle"])[name])
 
 
+def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
+    odd, loop = fidelity_ranking(RESULTS).axes
+    assert [label.get_text() for label in odd.get_yticklabels()] == ["chance", "tve"]
+    assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "tve", "oracle"]
+    plus, minus = (container.lines[0].get_xdata() for container in loop.containers)
+    np.testing.assert_allclose([*plus, *minus], [0.3, 0.4, 0.6, 0.3, -0.1, 0.0])
+
+
 def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
     axis = ablation_bars(RESULTS, ["tve", "chance"]).axes[0]
     drawn = bars(axis, [label.get_text() for label in axis.get_xticklabels()])
@@ -139,7 +149,9 @@ def test_the_scatter_has_a_panel_for_each_number_of_subsets():
     assert figure.axes[1].collections[0].get_offsets().tolist() == [[0.0, 0.3], [1.0, 0.2], [2.0, 0.1]]
 
 
-@pytest.mark.parametrize("draw", [fidelity_curves, fidelity_bars, ablation_bars, approximation_scatter])
+@pytest.mark.parametrize(
+    "draw", [fidelity_curves, fidelity_bars, fidelity_ranking, ablation_bars, approximation_scatter]
+)
 def test_of_no_results_the_way_to_give_some_is_told(draw):
     with pytest.raises(ValueError, match="nothing to draw: .*results.files"):
         draw({})
