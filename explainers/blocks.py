@@ -1,15 +1,19 @@
 """Blocks of timm's transformers: where they are, what their tokens are, and how the embedding reads them.
 
-This file and `tracing` alone know how timm builds transformers. They read ViT, DeiT, ViTs with registers or average
-pooling, EVA and DINOv3, and of Swin what does not need global attention.
+Only this file and `tracing` know what is inside a block. They read ViT, DeiT, BEiT, ViTs with registers, average
+pooling or relative positions, EVA and DINOv3, and of Swin what does not need global attention.
 """
 
 from math import isqrt
 from typing import Any, Literal
 
 import torch
-from timm.models.eva import EvaBlockPostNorm
-from timm.models.vision_transformer import ResPostBlock
+from timm.layers import DiffAttention
+from timm.models.beit import Beit
+from timm.models.eva import Eva, EvaBlockPostNorm
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from explainers.errors import InputError
@@ -27,7 +31,8 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
     backbone = target.backbone
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
-    if not blocks or not all(_is_known(block) for block in blocks):
+    known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | Eva | Beit | SwinTransformer)
+    if not known or not blocks or not all(_is_known(block) for block in blocks):
         raise InputError(
             f"expected a transformer with blocks of attention and MLP that normalise their inputs, got {target.name}:"
             " take a ViT, DeiT, EVA or Swin, or a method that needs none, such as RISE or IntegratedGradients"
@@ -37,9 +42,9 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
 
 def _is_known(block: nn.Module) -> bool:
     """Whether a block has attention and MLP one after the other, and normalises their inputs, not their outputs."""
-    normalises_outputs = isinstance(block, ResPostBlock | EvaBlockPostNorm)
     attention = getattr(block, "attn", None)
-    return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not normalises_outputs
+    unusual = isinstance(block, ResPostBlock | EvaBlockPostNorm) or isinstance(attention, DiffAttention)
+    return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 
 def num_prefix_tokens(target: TargetModel) -> int:
@@ -113,6 +118,11 @@ def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Modu
     if not -len(blocks) <= block < len(blocks):
         raise InputError(f"expected a block from {-len(blocks)} to {len(blocks) - 1} of {target.name}, got {block}")
     return getattr(blocks[block], names[kind])
+
+
+def attention_channels(target: TargetModel) -> int:
+    """Return the number of channels of what `attention_features` returns."""
+    return target.backbone.feature_info[-1 if hasattr(target.backbone, "blocks") else -2]["num_chs"]
 
 
 def attention_features(target: TargetModel, normalised: Tensor, block: int, kind: Features) -> Tensor:

@@ -40,6 +40,12 @@ class PatchGrid:
         """N, the number of patches."""
         return self.side**2
 
+    def check(self, images: Tensor) -> None:
+        """Raise an InputError unless images (..., H, W) have the size that this grid cuts."""
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            size = f"{self.image_size} × {self.image_size}"
+            raise InputError(f"the grid cuts {size} images; got {tuple(images.shape[-2:])}")
+
 
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
     """Compute N(z) of every patch z: the patches at most `hops` steps away, diagonals included (TVE, Section 2).
@@ -110,8 +116,7 @@ def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | fl
     >>> mask_pixels(images, keep, PatchGrid(image_size=2, patch_size=1)).tolist()
     [[[[1.0, 0.0], [0.0, 4.0]]]]
     """
-    if images.shape[-1] != grid.image_size or images.shape[-2] != grid.image_size:
-        raise InputError(f"the grid cuts {grid.image_size} × {grid.image_size} images; got {tuple(images.shape[-2:])}")
+    grid.check(images)
     visible = keep.unflatten(-1, (1, grid.side, grid.side))
     visible = visible.repeat_interleave(grid.patch_size, -1).repeat_interleave(grid.patch_size, -2)  # (B, 1, H, W)
     return torch.where(visible, images, fill)

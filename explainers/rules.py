@@ -87,7 +87,7 @@ def linear(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
         y: (..., C').
     """
     positive = F.linear(x.clamp(min=0), weight.clamp(min=0)) + F.linear(x.clamp(max=0), weight.clamp(max=0))
-    empty = positive.detach() < 1e-9  # no positive summand: nobody to give the relevance to
+    empty = positive.detach() < 1e-9  # without a positive summand, the relevance is lost
     share = (y / positive.masked_fill(empty, 1)).masked_fill(empty, 0).detach()
     return y.detach() + share * (positive - positive.detach())
 

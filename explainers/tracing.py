@@ -106,14 +106,23 @@ class Trace(TorchFunctionMode):
         """Record the output of a block (a forward hook)."""
         self.outputs.append(output)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
         if self.rules.attention == "halved":
             q, k, v = rules.scale_gradient(q, 0.25), rules.scale_gradient(k, 0.25), rules.scale_gradient(v, 0.5)
         elif self.rules.attention == "frozen":
             q, k = q.detach(), k.detach()
         if not self.records_attention:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-        scores = (q * q.shape[-1] ** -0.5) @ k.mT
+            return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+        scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
         if attn_mask is not None:
             scores = scores + attn_mask
         weights = scores.softmax(-1).to(v.dtype)
@@ -166,7 +175,7 @@ class Trace(TorchFunctionMode):
     def _add(self, x: Tensor, other: Any, **options: Any) -> Tensor:
         stream = self.inputs[-1]  # only sums of its size are skip connections; rotary embeddings add parts of heads
         is_residual = isinstance(other, Tensor) and other.shape == x.shape
-        is_residual &= (x.numel(), x.shape[-1]) == (stream.numel(), stream.shape[-1])
+        is_residual &= x.dim() > 1 and (x.numel(), x.shape[-1]) == (stream.numel(), stream.shape[-1])
         if self.rules.residual == "sum" or not is_residual:
             return torch.add(x, other, **options)
         if self.rules.residual == "signed":
@@ -208,6 +217,9 @@ def trace(
         for weight in [weight for weight in target.parameters() if weight.requires_grad]:
             stack.callback(weight.requires_grad_)
             weight.requires_grad_(False)  # or autograd would keep the input of every layer for the weight's gradient
+        if getattr(target.backbone, "grad_checkpointing", False):
+            stack.callback(setattr, target.backbone, "grad_checkpointing", True)
+            target.backbone.grad_checkpointing = False  # it would run the blocks twice
         for block in blocks:
             stack.callback(block.register_forward_pre_hook(record.enter_block).remove)
             stack.callback(block.norm2.register_forward_pre_hook(record.leave_attention).remove)

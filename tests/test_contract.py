@@ -190,6 +190,15 @@ def test_a_method_depends_on_the_weights_of_the_model(explainer, images):
     assert not torch.allclose(explainer(images, CLASSES), before, rtol=0.01, atol=1e-4)
 
 
+@pytest.mark.parametrize("explainer", POSTHOC_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
+def test_a_method_is_nearly_the_same_in_bfloat16(explainer, images):
+    exact = explainer(images, CLASSES).flatten(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = explainer(images, CLASSES).flatten(1)
+    correlations = [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(exact, rounded, strict=True)]
+    assert min(correlations) > 0.9
+
+
 @pytest.mark.parametrize("explainer", FUNCTIONAL_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
 def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, target, images):
     heatmaps = explainer.explain(images, target.head.weight[CLASSES].detach())

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from explainers.blocks import blocks_of, embed_tokens, num_prefix_tokens
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid
-from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
+from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, layer_index, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
@@ -43,9 +44,9 @@ class AttentionGradCAM(Transitions):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         layer: the layer whose map is the heatmap.
-        relu: cut negative values of the mean over heads off. The heatmap is 0 where all are negative.
+        relu: set negative values of the mean over heads to 0. The heatmap is 0 where all are negative.
     """
 
     def __init__(
@@ -81,15 +82,15 @@ class GenAtt(Transitions):
 class GAE(Rollout):
     """Generic attention explainability, CGW2 in ViT-CX: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6)."""
 
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, GenAtt)
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, partial(GenAtt, output=output))
 
 
 class GradSAM(PLUS):
     """Gradient self-attention maps (Barkan et al., 2021): PLUS of GenAtt at the class token (SkipPLUS, Section 3.4)."""
 
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, GenAtt)
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, partial(GenAtt, output=output))
 
 
 class PartialLRP(Transitions):
@@ -120,7 +121,7 @@ class TransformerAttribution(WhiteBox):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         start: the first layer that counts. The released evaluation starts at 1.
     """
 
@@ -129,7 +130,7 @@ class TransformerAttribution(WhiteBox):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int = 0) -> None:
         super().__init__(target, grid, output)
-        self.start = start
+        self.start = layer_index(target, start)
         self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -154,7 +155,7 @@ class TAM(WhiteBox):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         steps: number of images on the way, the two ends included.
     """
 
@@ -162,7 +163,8 @@ class TAM(WhiteBox):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", steps: int = 20) -> None:
         super().__init__(target, grid, output)
-        self.steps, self.forward_passes = steps, steps
+        check_positive(steps=steps)
+        self.steps = self.forward_passes = steps
         self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -189,7 +191,7 @@ class LeGrad(WhiteBox):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
     """
 
     attention = True

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from explainers.blocks import value_paths
 from explainers.masking import PatchGrid
-from explainers.posthoc.layerwise import PLUS, Rollout, Transitions
+from explainers.posthoc.layerwise import Transitions
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
 from explainers.tracing import Trace
@@ -84,7 +84,7 @@ class ALTI(Transitions):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: not used; every method has this argument.
+        output: not used.
         layer: the layer whose map is the heatmap.
         sum_to: the vectors that the parts are compared with. `attention`: the tokens after attention, which the parts
             and biases sum to. `block`: the output of the whole block, as SkipPLUS's code does, where most maps are 0.
@@ -116,24 +116,3 @@ class ALTI(Transitions):
             )[:, None]
             for layer in range(start, len(record.inputs))
         ]
-
-
-class GlobEncRollout(Rollout):
-    """GlobEnc with Rollout, as its paper aggregates layers."""
-
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, GlobEnc)
-
-
-class ALTIRollout(Rollout):
-    """ALTI with Rollout, as its paper aggregates layers."""
-
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, ALTI)
-
-
-class GlobEncPLUS(PLUS):
-    """GlobEnc with PLUS (SkipPLUS, Figure 3)."""
-
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, GlobEnc)

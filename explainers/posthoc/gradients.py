@@ -1,9 +1,12 @@
 """Input × Gradient, class activation maps and FullGrad, on the tokens that enter each layer of a transformer."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
+from explainers.blocks import blocks_of
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
 from explainers.posthoc.white_box import Gradients, Output
@@ -67,7 +70,7 @@ class AttIxG(Layerwise):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         layer: the layer whose map is the heatmap.
         next_input: weigh the input of the next layer with the attention of a layer, as SkipPLUS's code does; the last
             layer then has no map. Otherwise its own input, as AttCAT does.
@@ -84,6 +87,8 @@ class AttIxG(Layerwise):
         next_input: bool = False,
     ) -> None:
         super().__init__(target, grid, output, layer)
+        if next_input and self.start == len(blocks_of(target)) - 1:
+            raise InputError(f"expected a layer before the last one of {target.name}, whose next layer has an input")
         self.next_input = next_input
         self.readout(1)  # refuses models without global attention before they are run
 
@@ -97,12 +102,12 @@ class AttIxG(Layerwise):
 
 
 class GradCAM(Layerwise):
-    """Grad-CAM on the tokens that enter a layer, by default the last one; for Swin, on its feature map.
+    """Grad-CAM without its ReLU (see `relu`), on the tokens that enter a layer, by default the last one.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         layer: the layer whose map is the heatmap.
         relu: cut negative values off, as Grad-CAM does for single classes; SkipPLUS sums maps with both signs.
     """
@@ -166,12 +171,12 @@ class FullGrad(InputXGradient):
 class CAT(PLUS):
     """Class Activation Tokens: Input × Gradient of all layers (SkipPLUS, Section 3.4)."""
 
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, InputXGradient)
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, partial(InputXGradient, output=output))
 
 
 class AttCAT(PLUS):
     """Attentive Class Activation Tokens: AttIxG of all layers (SkipPLUS, Section 3.4; Qiang et al., 2022)."""
 
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, AttIxG)
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, partial(AttIxG, output=output))

@@ -12,6 +12,14 @@ from explainers.target import TargetModel
 from explainers.tracing import Trace
 
 
+def layer_index(target: TargetModel, layer: int) -> int:
+    """Return the index of a layer; negative ones count from the last. Raises an InputError outside the model."""
+    layers = range(len(blocks_of(target)))
+    if layer not in range(-len(layers), len(layers)):
+        raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
+    return layers[layer]
+
+
 class Layerwise(WhiteBox):
     """A method A that gives a map A(f_l)(x_l) for each layer l, where f_l is the model from layer l on.
 
@@ -20,16 +28,13 @@ class Layerwise(WhiteBox):
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         layer: the layer whose map is the heatmap; −1 is the last one.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
         super().__init__(target, grid, output)
-        layers = range(len(blocks_of(target)))
-        if layer not in range(-len(layers), len(layers)):
-            raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
-        self.start = layers[layer]
+        self.start = layer_index(target, layer)
 
     def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""
@@ -54,7 +59,8 @@ def sum_of(maps: Sequence[Tensor]) -> Tensor:
 def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weight: float = 0.5) -> Tensor:
     """Compute row · Π_l (identity · I + weight · T_l), the last layer first (SkipPLUS, Equation 2).
 
-    A row times a matrix costs a fraction of a product of matrices.
+    Rows of T_l are not normalised here; methods normalise them where their papers do. A row times a matrix costs a
+    fraction of a product of matrices.
 
     Args:
         matrices: T_l from the first layer to the last, (B, V, T, T) each.
@@ -110,14 +116,18 @@ class Aggregation(WhiteBox):
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        of: builds the method from `target` and `grid`.
+        of: the method's class, or a function of `target` and `grid` that returns one, such as
+            `partial(DecompX, output="probability")`.
         start: the first layer that counts.
     """
+
+    method: Layerwise
 
     def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int = 0) -> None:
         method = of(target=target, grid=grid)
         super().__init__(target, grid, method.output)
-        self.method, self.start = method, start
+        object.__setattr__(self, "method", method)  # no submodule: the target must not be in the state twice
+        self.start = layer_index(target, start)
         self.rules, self.attention, self.biases = method.rules, method.attention, method.biases
         self.ignores_classes = method.ignores_classes
 
@@ -138,15 +148,17 @@ class SkipPLUS(PLUS):
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        of: builds the method from `target` and `grid`.
+        of: the method's class, or a function of `target` and `grid` that returns one, such as
+            `partial(DecompX, output="probability")`.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise]) -> None:
-        super().__init__(target, grid, of, start=-(-len(blocks_of(target)) // 2))
+        layers = len(blocks_of(target))
+        super().__init__(target, grid, of, start=min(-(-layers // 2), layers - 1))  # a single layer is not skipped
 
 
 class Rollout(Aggregation):
-    """Multiplies the From-To matrices of all layers (SkipPLUS, Equation 2; Abnar & Zuidema, 2020).
+    """Multiplies the From-To matrices of all layers, see `rollout` (SkipPLUS, Equation 2; Abnar & Zuidema, 2020).
 
     Args:
         target: the model to explain, a timm transformer with global attention.

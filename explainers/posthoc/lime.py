@@ -6,6 +6,7 @@ import torch
 from sklearn.linear_model import Lasso
 from torch import Tensor, nn
 
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.masks import patch_masked_scores
 from explainers.posthoc.soft_masks import patch_means
@@ -49,7 +50,7 @@ class LIME(nn.Module):
     A sample has the weight exp(−d² / 2 w²), where d is the cosine distance to the image and w the kernel width (Ribeiro
     et al., 2016). Defaults are the ridge regression of the authors' library and enough samples to determine it. captum,
     and with it TVE, has 25 samples, fewer than patches, and a Lasso with α = 0.01, which sets every coefficient to 0
-    that changes the probability by less than about 0.04.
+    that changes the probability by less than about α / (variance of a fair coin) = 0.01 / 0.25.
 
     Args:
         target: the model to explain.
@@ -77,15 +78,17 @@ class LIME(nn.Module):
     ) -> None:
         super().__init__()
         check_removal(target, removal)
-        self.target, self.grid, self.forward_passes, self.removal = target, grid, samples, removal
+        check_positive(samples=samples, kernel_width=kernel_width)
+        self.target, self.grid, self.removal = target.eval(), grid, removal
+        self.samples = self.forward_passes = samples
         self.lasso, self.kernel_width = regression == "lasso", kernel_width
         self.chunk_size, self.seed = chunk_size, seed
         self.alpha = alpha if alpha is not None else 0.01 if self.lasso else 1.0
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        numbers = torch.arange(self.forward_passes * self.grid.num_patches, device=images.device)
-        keep = uniform(numbers, self.seed).view(self.forward_passes, -1) < 0.5  # (M, N)
+        numbers = torch.arange(self.samples * self.grid.num_patches, device=images.device)
+        keep = uniform(numbers, self.seed).view(self.samples, -1) < 0.5  # (M, N)
         normalised = self.target.normalise(images)
         every = keep.expand(len(images), -1, -1)
         scores = patch_masked_scores(self.target, normalised, classes, every, self.grid, self.removal, self.chunk_size)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid, Removal, neighbourhoods
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, unit_range, upsample, upsampling_matrix
 from explainers.removal import check_removal, masked_outputs
@@ -58,14 +58,15 @@ class Occlusion(nn.Module):
         check_removal(target, removal)
         if window < 1 or window % 2 == 0:
             raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
-        self.target, self.grid, self.removal, self.chunk_size = target, grid, removal, chunk_size
+        self.target, self.grid, self.removal, self.chunk_size = target.eval(), grid, removal, chunk_size
         self.forward_passes = grid.num_patches + 1
         self.register_buffer("near", neighbourhoods(grid, window // 2), persistent=False)
         self.near: Tensor
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        keep = torch.cat([torch.ones_like(self.near[:1]), ~self.near]).expand(len(images), -1, -1)  # (B, 1 + N, N)
+        near = self.near.to(images.device)
+        keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(images), -1, -1)  # (B, 1 + N, N)
         normalised = self.target.normalise(images)
         probabilities = patch_masked_scores(
             self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
@@ -130,12 +131,13 @@ class RISE(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.target, self.grid, self.forward_passes = target, grid, masks
+        check_positive(masks=masks, cells=cells, probability=probability)
+        self.target, self.grid, self.masks, self.forward_passes = target.eval(), grid, masks, masks
         self.cells, self.probability, self.chunk_size, self.seed = cells, probability, chunk_size, seed
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        count, device = self.forward_passes, images.device
+        count, device = self.masks, images.device
         masks = RandomMasks(count, self.cells, self.probability, images.shape[-1], self.seed, device)
         chunks = torch.arange(count, device=device).split(self.chunk_size)
         visible = torch.cat([patch_means(masks(numbers)[:, 0], self.grid) for numbers in chunks])  # (M, P, P)
@@ -165,7 +167,7 @@ class ScoreCAM(nn.Module):
         target: the model to explain.
         grid: the patches over which the heatmap is averaged.
         combine: how masks and scores are combined.
-        block: the block or stage whose feature maps are taken, as an index of the backbone's `feature_info`.
+        block: index of the transformer block, or of the stage of Swin and ResNet; −1 is the last.
         chunk_size: maximum number of masked images in memory.
     """
 
@@ -179,12 +181,13 @@ class ScoreCAM(nn.Module):
     ) -> None:
         super().__init__()
         blocks = len(target.backbone.feature_info)
-        self.target, self.grid, self.combine, self.chunk_size = target, grid, combine, chunk_size
+        self.target, self.grid, self.combine, self.chunk_size = target.eval(), grid, combine, chunk_size
         self.block = block % blocks if -blocks <= block < 0 else block
         self.forward_passes = target.map_channels([self.block])[0] + 1
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
         normalised, size = self.target.normalise(images), images.shape[-1]
         chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
         features = torch.cat(chunks).mT.float()  # (B, channels, N')

@@ -5,7 +5,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
 from explainers.posthoc.propagation import libra
-from explainers.rules import Rules
+from explainers.posthoc.white_box import WhiteBox
 from explainers.target import TargetModel
 
 AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
@@ -49,9 +49,7 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     name, _, aggregation = method.partition("-")
     found = _class(name)
     _check_aggregation(found, aggregation)
-    known = inspect.signature(found).parameters
-    if unknown := [option for option in options or {} if option not in known]:
-        raise InputError(f"{name} has no option {unknown[0]}; it has {', '.join(list(known)[2:]) or 'none'}")
+    _check_options(found, options or {}, aggregation)
     plain = partial(found, **(options or {}))
     of = plain if name == found.__name__ else libra(plain)
     return AGGREGATIONS[aggregation](target, grid, of) if aggregation else of(target=target, grid=grid)
@@ -64,7 +62,7 @@ def _class(name: str) -> Any:
         close = difflib.get_close_matches(name, names, 3) or names
         raise InputError(f"expected a method of explainers.posthoc, got {name}: did you mean {', '.join(close)}?")
     found = getattr(importlib.import_module(__package__), name if name in names else plain)
-    if name not in names and getattr(found, "rules", None) != Rules():
+    if name not in names and not issubclass(found, WhiteBox):
         raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is none")
     return found
 
@@ -78,6 +76,18 @@ def _check_aggregation(found: type, aggregation: str) -> None:
             f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {found.__name__} gives"
             " none"
         )
+
+
+def _check_options(found: type, options: Mapping[str, Any], aggregation: str) -> None:
+    known = list(inspect.signature(found).parameters)[2:]
+    if aggregation:
+        known = [option for option in known if option != "layer"]  # all layers, or those of the aggregation
+    kinds = get_type_hints(found.__init__)  # type: ignore[misc]
+    for option, value in options.items():
+        if option not in known:
+            raise InputError(f"{found.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
+        if get_origin(kinds[option]) is Literal and value not in get_args(kinds[option]):
+            raise InputError(f"{found.__name__}: expected {option} {' or '.join(get_args(kinds[option]))}, got {value}")
 
 
 def build_all(methods: list[Any], target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:

@@ -63,7 +63,7 @@ def mean_gradients(
 
 
 class PixelExplainer(nn.Module):
-    """What all methods here share: a heatmap from gradients, in whatever mode of autograd it is called.
+    """What all methods here share: a heatmap from gradients, also under `no_grad` and `inference_mode`.
 
     Args:
         target: the model to explain.
@@ -73,7 +73,7 @@ class PixelExplainer(nn.Module):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:
         super().__init__()
-        self.target, self.grid, self.chunk_size = target, grid, chunk_size
+        self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""

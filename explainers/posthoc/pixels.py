@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.pixel_gradients import Explained, PixelExplainer, mean_gradients
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
@@ -43,7 +44,8 @@ class SmoothGrad(PixelExplainer):
         seed: int = 0,
     ) -> None:
         super().__init__(target, grid, chunk_size)
-        self.forward_passes, self.noise, self.seed = samples, noise, seed
+        check_positive(samples=samples)
+        self.samples, self.noise, self.seed, self.forward_passes = samples, noise, seed, samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
         """Draw the noisy images of these numbers, see `mean_gradients`."""
@@ -54,7 +56,7 @@ class SmoothGrad(PixelExplainer):
         return part[:, None] + deviation * gaussian_noise(numbers, part.shape[1:], self.seed), 1.0
 
     def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        weights = torch.full((self.forward_passes,), 1 / self.forward_passes, device=normalised.device)
+        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
         gradients = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
         return patch_means(gradients.abs().amax(1), self.grid)
 
@@ -94,12 +96,11 @@ class IntegratedGradients(PixelExplainer):
         chunk_size: int = 64,
     ) -> None:
         super().__init__(target, grid, chunk_size)
-        self.forward_passes, self.multiply_by_inputs = steps, multiply_by_inputs
+        check_positive(steps=steps)
+        self.steps, self.multiply_by_inputs, self.forward_passes = steps, multiply_by_inputs, steps
 
     def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        nodes, halves = (
-            torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.forward_passes)
-        )
+        nodes, halves = (torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.steps))
 
         def points(part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
             at = (1 + nodes[numbers, None, None, None]) / 2
@@ -135,7 +136,9 @@ class GradientSHAP(PixelExplainer):
         seed: int = 0,
     ) -> None:
         super().__init__(target, grid, chunk_size)
-        self.forward_passes, self.stdevs, self.multiply_by_inputs, self.seed = samples, stdevs, multiply_by_inputs, seed
+        check_positive(samples=samples)
+        self.samples, self.stdevs, self.multiply_by_inputs, self.seed = samples, stdevs, multiply_by_inputs, seed
+        self.forward_passes = samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
         """Draw the points of these numbers, see `mean_gradients`."""
@@ -146,7 +149,7 @@ class GradientSHAP(PixelExplainer):
         return coefficients * noisy, noisy if self.multiply_by_inputs else 1.0
 
     def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        weights = torch.full((self.forward_passes,), 1 / self.forward_passes, device=normalised.device)
+        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
         return self.patch_sums(mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size))
 
 

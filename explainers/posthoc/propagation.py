@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
@@ -72,7 +73,7 @@ class ResLRP(InputXGradient):
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         layer: the layer whose map is the heatmap.
         gamma: γ of the rule; 0 is AttnLRP.
     """
@@ -91,11 +92,15 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
         of: builds the method from `target` and `grid`.
 
     Returns:
-        A builder of the same method, whose backward pass has the rules `FROZEN`.
+        A builder of the same method, whose backward pass has the rules `FROZEN`. It raises an InputError for methods
+        that have rules of their own, or no backward pass.
     """
 
     def build(target: TargetModel, grid: PatchGrid) -> WhiteBox:
         method = of(target=target, grid=grid)
+        if method.rules != Rules() or method.ignores_classes:
+            name = type(method).__name__
+            raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {name} is none")
         method.rules = FROZEN
         return method
 
@@ -105,5 +110,5 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
 class LibraGrad(PLUS):
     """FullGrad+ with the frozen rules, of the class probability (Mehri et al., CVPR 2025)."""
 
-    def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
-        super().__init__(target, grid, libra(partial(FullGrad, output="probability")))
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "probability") -> None:
+        super().__init__(target, grid, libra(partial(FullGrad, output=output)))

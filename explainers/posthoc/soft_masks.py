@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
@@ -52,8 +51,7 @@ def patch_means(pixels: Tensor, grid: PatchGrid) -> Tensor:
     >>> patch_means(torch.arange(8.0).view(1, 2, 4)[..., :2], PatchGrid(image_size=2, patch_size=2)).tolist()
     [[[2.5]]]
     """
-    if pixels.shape[-2:] != (grid.image_size, grid.image_size):
-        raise InputError(f"the grid cuts {grid.image_size} × {grid.image_size} images; got {tuple(pixels.shape[-2:])}")
+    grid.check(pixels)
     return F.avg_pool2d(pixels[:, None], grid.patch_size)[:, 0]
 
 

@@ -46,7 +46,7 @@ class TokenTM(WhiteBox):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
         transformed: Ẽ of attention. `values`: the projected values of the tokens, before attention mixes them.
             `stream`: the tokens after attention with its skip connection, as LibraGrad's implementation does; Ẽ of the
             MLP is then also the sum with the skip connection, otherwise the output of the MLP alone.

@@ -6,7 +6,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
-from explainers.blocks import Features, attention_features, attention_module
+from explainers.blocks import Features, attention_channels, attention_features, attention_module
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import (
     gaussian_noise,
@@ -111,7 +111,7 @@ class ViTCX(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.target, self.grid, self.features, self.block = target, grid, features, block
+        self.target, self.grid, self.features, self.block = target.eval(), grid, features, block
         self.delta, self.sigma, self.released = delta, sigma, released
         self.chunk_size, self.seed = chunk_size, seed
         attention_module(target, block, features)  # an error now rather than in the first batch
@@ -119,10 +119,9 @@ class ViTCX(nn.Module):
     @property
     def forward_passes(self) -> int:
         """At most as many: two for every channel. Clustering leaves about 63 masks of 768 channels (Section 3.2)."""
-        info = self.target.backbone.feature_info
-        channels = info[-1 if hasattr(self.target.backbone, "blocks") else -2]["num_chs"]
-        return (2 if self.sigma else 1) * channels + 2
+        return (2 if self.sigma else 1) * (attention_channels(self.target) + 1)
 
+    @torch.no_grad()
     def masks(self, normalised: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Compute for each image (B, C, H, W) its masks (K, h, w), and the first channel of each (K,)."""
         size, found = normalised.shape[-1], []
@@ -134,10 +133,11 @@ class ViTCX(nn.Module):
                 found.append((unit_range(masks, size)[0] if self.released else masks, first))
         return found
 
+    @torch.no_grad()
     def scores(self, normalised: Tensor, classes: Tensor, masks: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Compute the causal impact of each image's masks → (K,) each (Equation 2). All images share the chunks."""
-        counts, size, device = [len(first) for _, first in masks], normalised.shape[-1], normalised.device
-        image = torch.arange(len(masks), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        counts, size = [len(first) for _, first in masks], normalised.shape[-1]
+        image = torch.arange(len(masks)).repeat_interleave(torch.tensor(counts)).to(normalised.device)
         maps, first = (torch.cat(parts) for parts in zip(*masks, strict=True))
 
         def noise(pairs: Tensor) -> Tensor:
@@ -163,6 +163,7 @@ class ViTCX(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
         normalised, size = self.target.normalise(images), images.shape[-1]
         masks = self.masks(normalised)
         pairs = zip(masks, self.scores(normalised, classes, masks), strict=True)

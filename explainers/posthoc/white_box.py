@@ -59,14 +59,14 @@ def _shares(size: int, side: int) -> Tensor:
 
 
 class WhiteBox(nn.Module):
-    """Explains with what one forward pass and one backward pass of a transformer show.
+    """Base class of methods that record one forward pass and take gradients of it.
 
     Subclasses say how the backward pass runs and what is recorded, and compute heatmaps in `heatmaps`.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: score of a class that is explained.
+        output: what is explained, the `logit` or the `probability` of the class.
     """
 
     rules: Rules = Rules()
@@ -81,6 +81,7 @@ class WhiteBox(nn.Module):
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        self.grid.check(images)
         return self._explain(images, lambda embeddings: self._of_classes(embeddings, classes))[:, 0]
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
@@ -93,6 +94,7 @@ class WhiteBox(nn.Module):
         Returns:
             (B, P, P) or (B, V, P, P).
         """
+        self.grid.check(images)
         if functionals.dim() == 2:
             return self._explain(images, lambda _: functionals[:, None])[:, 0]
         return self._explain(images, lambda _: functionals)

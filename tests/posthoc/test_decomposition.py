@@ -5,6 +5,7 @@ import references_attention as slow
 import torch
 from references_attention import EVA, MODELS, SWIN, agree
 
+from explainers import posthoc
 from explainers.blocks import value_paths
 from explainers.errors import InputError
 from explainers.posthoc import decomposition as methods
@@ -12,7 +13,7 @@ from explainers.posthoc.decomposition import alti_contributions, contribution_no
 from explainers.tracing import trace
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
-ALL = ["GlobEnc", "ALTI", "GlobEncRollout", "ALTIRollout", "GlobEncPLUS"]
+ALL = ["GlobEnc", "ALTI", "GlobEnc-Rollout", "ALTI-Rollout", "GlobEnc-PLUS"]
 
 
 @pytest.fixture(params=MODELS)
@@ -31,10 +32,10 @@ def wanted_maps(target, image):
     norms, distances = [slow.glob_enc(seen, layer) for layer in range(len(seen.inputs))], alti_matrices(seen)
     return {
         "GlobEnc": slow.on_patches(seen, norms[-1]),
-        "GlobEncRollout": slow.on_patches(seen, slow.product(norms)),
-        "GlobEncPLUS": sum(slow.on_patches(seen, each) for each in norms),
+        "GlobEnc-Rollout": slow.on_patches(seen, slow.product(norms)),
+        "GlobEnc-PLUS": sum(slow.on_patches(seen, each) for each in norms),
         "ALTI": slow.on_patches(seen, distances[-1]),
-        "ALTIRollout": slow.on_patches(seen, slow.product(distances)),
+        "ALTI-Rollout": slow.on_patches(seen, slow.product(distances)),
     }
 
 
@@ -44,9 +45,9 @@ def test_every_method_is_its_formula(model, grid, images, tolerance):
     with slow.in_double():
         wanted = wanted_maps(model, images[1])
         if tolerance == 1e-8:
-            found = {name: getattr(methods, name)(model, grid)(images[1:2], CLASSES[:1])[0] for name in ALL}
+            found = {name: posthoc.build(name, model, grid)(images[1:2], CLASSES[:1])[0] for name in ALL}
     if tolerance == 1e-4:
-        found = {name: getattr(methods, name)(model.float(), grid)(images[1:2], CLASSES[:1])[0] for name in ALL}
+        found = {name: posthoc.build(name, model.float(), grid)(images[1:2], CLASSES[:1])[0] for name in ALL}
     for name in ALL:
         agree(found[name], wanted[name], tolerance)
 
@@ -110,7 +111,7 @@ def test_a_token_that_only_sees_itself_contributes_alone():
 
 @pytest.mark.parametrize("name", ["GlobEnc", "ALTI"])
 def test_rows_of_all_layers_sum_to_one(model, grid, images, name):
-    method = getattr(methods, name)(model, grid)
+    method = posthoc.build(name, model, grid)
     with trace(model, attention=True) as record:
         model.embed(model.normalise(images))
     matrices = method.transitions(record, None, 0)
@@ -124,7 +125,7 @@ def test_rows_of_all_layers_sum_to_one(model, grid, images, name):
 @pytest.mark.parametrize("name", ALL)
 def test_a_batch_is_its_images_alone_and_classes_do_not_matter(make_target, grid, images, family, name):
     model = make_target(MODELS[family][0], **MODELS[family][1])
-    method = getattr(methods, name)(model, grid)
+    method = posthoc.build(name, model, grid)
     found = method(images, CLASSES)
     assert method.ignores_classes
     assert found.shape == (5, 4, 4) and found.isfinite().all() and not found.requires_grad
@@ -139,7 +140,7 @@ def test_a_batch_is_its_images_alone_and_classes_do_not_matter(make_target, grid
 
 @pytest.mark.parametrize("name", ALL)
 def test_other_weights_give_other_heatmaps(make_target, grid, images, name):
-    found, other = (getattr(methods, name)(make_target(seed=seed), grid)(images, CLASSES) for seed in (0, 1))
+    found, other = (posthoc.build(name, make_target(seed=seed), grid)(images, CLASSES) for seed in (0, 1))
     assert all((found[i] - other[i]).abs().max() > 0.05 * found[i].abs().max() for i in range(5))
 
 
@@ -147,9 +148,9 @@ def test_other_weights_give_other_heatmaps(make_target, grid, images, name):
 def test_models_that_mix_tokens_otherwise_are_refused(make_target, grid, images, name):
     swin, arguments = SWIN
     with pytest.raises(InputError, match="global attention"):
-        getattr(methods, name)(make_target(swin, **arguments), grid)
+        posthoc.build(name, make_target(swin, **arguments), grid)
     with pytest.raises(InputError, match="pooling 'map'"):
-        getattr(methods, name)(make_target(global_pool="map", class_token=False), grid)
+        posthoc.build(name, make_target(global_pool="map", class_token=False), grid)
     normalised_heads = make_target("eva02_small_patch14_224", **EVA, scale_attn_inner=True)
     with pytest.raises(InputError, match="normalises or gates"):
-        getattr(methods, name)(normalised_heads, grid)(images, CLASSES)
+        posthoc.build(name, normalised_heads, grid)(images, CLASSES)

@@ -49,7 +49,8 @@ def reason(model, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, images, model, method):
     architecture, size = MODELS[model]
-    target = make_target(architecture, **size)
+    target = make_target(architecture, **size).train()  # as timm.create_model returns it
+    statistics = {name: value.clone() for name, value in target.named_buffers()}
     missing = reason(model, method)
     if missing:
         with pytest.raises(InputError, match=f"{missing}.*{architecture}.*: take"):
@@ -59,3 +60,4 @@ def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, imag
     assert heatmaps.shape == (2, 4, 4)
     assert heatmaps.isfinite().all()
     assert (heatmaps.flatten(1).std(1) > 0).all()
+    assert all(torch.equal(value, statistics[name]) for name, value in target.named_buffers())

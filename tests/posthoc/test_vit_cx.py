@@ -203,7 +203,7 @@ def test_noise_follows_the_seed_and_its_strength(target, grid, images):
 
 def test_forward_passes_are_told_as_a_bound(target, make_target, grid, images):
     assert ViTCX(target, grid).forward_passes == 2 * 24 + 2
-    assert ViTCX(target, grid, sigma=0.0).forward_passes == 24 + 2
+    assert ViTCX(target, grid, sigma=0.0).forward_passes == 24 + 1
     swin = make_target(MODELS["swin"][0], **MODELS["swin"][1])
     assert ViTCX(swin, grid).forward_passes == 2 * 12 + 2
 
