@@ -8,6 +8,7 @@ import torch
 from commands import SMALL_DIGITS, composed, run, train
 from hydra.utils import instantiate
 
+from explainers import posthoc
 from explainers.runs import fastest_precision
 
 pytestmark = [
@@ -38,6 +39,19 @@ def test_a_heatmap_is_the_same_as_on_the_cpu(name, tmp_path):
     with torch.no_grad():
         on_cpu = explainer(images, classes)
         on_gpu = explainer.cuda()(images.cuda(), classes.cuda())
+    assert on_gpu.is_cuda
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-2, atol=1e-3 * on_cpu.abs().max().item())
+
+
+@pytest.mark.parametrize("method", ["DecompX-PLUS", "GAE", "ALTI-Rollout", "IntegratedGradients", "Occlusion", "RISE"])
+def test_a_method_without_training_is_the_same_as_on_the_cpu(method, tmp_path):
+    cfg = composed("target=tiny", folder=tmp_path, config="eval")
+    torch.manual_seed(0)
+    options = {"masks": 50} if method == "RISE" else {}
+    explainer = posthoc.build(method, instantiate(cfg.target), instantiate(cfg.grid), options)
+    images, classes = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8), torch.tensor([0, 3, 9])
+    on_cpu = explainer(images, classes)
+    on_gpu = explainer.cuda()(images.cuda(), classes.cuda())
     assert on_gpu.is_cuda
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-2, atol=1e-3 * on_cpu.abs().max().item())
 
