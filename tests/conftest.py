@@ -10,6 +10,11 @@ from explainers.target import TargetModel
 
 torch.set_num_threads(1)  # on a busy machine, several threads wait for one another far longer than they compute
 
+VITS = {
+    "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),  # the middle of 3 layers is 2
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+}
 TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 
 
@@ -70,3 +75,12 @@ def grid():
 @pytest.fixture
 def images():
     return torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=VITS)
+def double(request, make_target):
+    """Small ViTs of all kinds in double precision; their heads always compute in single precision."""
+    name, arguments = VITS[request.param]
+    target = make_target(name, **arguments).double()
+    target.head.float()
+    return target

@@ -27,7 +27,11 @@ from explainers.vectors.heads import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
-EVALUATIONS = [name for name in EXPERIMENTS if "eval" in name.split("_")]
+EVALUATIONS = [
+    name
+    for name in EXPERIMENTS
+    if "# Command: python eval.py" in (ROOT / f"configs/experiment/{name}.yaml").read_text()
+]
 TRAININGS = [name for name in EXPERIMENTS if name not in EVALUATIONS]
 IMAGE_FOLDERS = (
     "train",
