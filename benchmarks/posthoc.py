@@ -45,7 +45,7 @@ from explainers.blocks import value_paths
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.perturbation import perturbation_sweep
 from explainers.posthoc.decomposition import contribution_norms
-from explainers.removal import masked_outputs
+from explainers.removal import masked_probabilities
 from explainers.runs import versions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
@@ -122,7 +122,7 @@ def of_sweep(
 
     def sweep(removal: Removal) -> Tensor:
         def predict(keep: Tensor) -> Tensor:
-            return masked_outputs(target, target.classify, normalised, keep, grid, removal, chunk_size).softmax(-1)
+            return masked_probabilities(target, normalised, keep, grid, removal, chunk_size)
 
         return torch.cat(perturbation_sweep(predict, scores, classes, levels=11), 1)
 

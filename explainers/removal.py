@@ -72,6 +72,20 @@ def masked_outputs(
     )
 
 
+def masked_probabilities(
+    target: TargetModel,
+    normalised: Tensor,
+    keep: Tensor,
+    grid: PatchGrid,
+    removal: Removal = "zero",
+    chunk_size: int = 256,
+) -> Tensor:
+    """Compute the class probabilities of every image under each of its M masks, (B, M, K); see `masked_outputs`."""
+    return masked_outputs(
+        target, lambda embeddings: target.classify(embeddings).softmax(-1), normalised, keep, grid, removal, chunk_size
+    )
+
+
 def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tensor:
     """Compute the embeddings of images from the tokens of their visible patches, at their own positions.
 

@@ -4,6 +4,7 @@ from functools import cache
 import pytest
 import timm
 import torch
+from references_propagation import in_double
 
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
@@ -79,8 +80,6 @@ def images():
 
 @pytest.fixture(params=VITS)
 def double(request, make_target):
-    """Small ViTs of all kinds in double precision; their heads always compute in single precision."""
+    """Small ViTs of all kinds in double precision."""
     name, arguments = VITS[request.param]
-    target = make_target(name, **arguments).double()
-    target.head.float()
-    return target
+    return in_double(make_target(name, **arguments))

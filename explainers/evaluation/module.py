@@ -15,7 +15,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import Agreement, agreement_metrics
 from explainers.metrics.localization import PointingGame
 from explainers.metrics.perturbation import Fidelity, perturbation_sweep
-from explainers.removal import check_removal, masked_outputs
+from explainers.removal import check_removal, masked_probabilities
 from explainers.target import TargetModel
 
 
@@ -127,15 +127,7 @@ class Evaluation(LightningModule):
         """`perturbation_sweep` of the target, with this evaluation's settings."""
 
         def predict(keep: Tensor) -> Tensor:
-            return masked_outputs(
-                self.target,
-                lambda embeddings: self.target.classify(embeddings).softmax(-1),
-                normalised,
-                keep,
-                self.grid,
-                self.removal,
-                self.chunk_size,
-            )
+            return masked_probabilities(self.target, normalised, keep, self.grid, self.removal, self.chunk_size)
 
         return perturbation_sweep(predict, heatmaps.flatten(1), classes, self.levels)
 

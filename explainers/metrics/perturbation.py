@@ -21,7 +21,7 @@ def perturbation_sweep(
     All faithfulness metrics are computed from these two curves: the first is deletion, the second insertion.
 
     Args:
-        predict: the visible patches, boolean (B, M, N) → class probabilities (B, M, K), see `masked_outputs`.
+        predict: the visible patches, boolean (B, M, N) → class probabilities (B, M, K), see `masked_probabilities`.
         scores: (B, N), higher is more important.
         classes: the class of each image, (B,).
         levels: number of sparsities from 0 to 1, at least 2.

@@ -16,6 +16,19 @@ from explainers.target import TargetModel
 from explainers.tracing import Trace, trace
 
 
+def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:
+    """Compute E_h[(∂y/∂A ⊙ A)⁺], the mean over heads (Chefer et al., ICCV 2021, Equation 5).
+
+    Args:
+        attention: A, (B, A, T, T).
+        gradient: ∂y/∂A, (B, V, A, T, T).
+
+    Returns:
+        (B, V, T, T).
+    """
+    return (attention[:, None] * gradient).clamp(min=0).mean(2)
+
+
 class RawAttention(Transitions):
     """Attention that the class token pays to the patches in the last layer, mean over heads.
 
@@ -75,8 +88,7 @@ class GenAtt(Transitions):
 
     def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         maps = record.attention[start:]
-        found = gradients(maps)
-        return [(weights[:, None] * each).clamp(min=0).mean(2) for weights, each in zip(maps, found, strict=True)]
+        return [positive_attention(*pair) for pair in zip(maps, gradients(maps), strict=True)]
 
 
 class GAE(Rollout):
@@ -131,7 +143,6 @@ class TransformerAttribution(WhiteBox):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int = 0) -> None:
         super().__init__(target, grid, output)
         self.start = layer_index(target, start)
-        self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         with trace(self.target, LRP_RULES, attention=True, start=self.start) as lrp:
@@ -165,7 +176,6 @@ class TAM(WhiteBox):
         super().__init__(target, grid, output)
         check_positive(steps=steps)
         self.steps = self.forward_passes = steps
-        self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         functionals, attention, gradients = None, [], []
@@ -195,10 +205,6 @@ class LeGrad(WhiteBox):
     """
 
     attention = True
-
-    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
-        super().__init__(target, grid, output)
-        self.readout(1)  # refuses models without global attention before they are run
 
     def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         with trace(self.target, self.rules, attention=True) as record:

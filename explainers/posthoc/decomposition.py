@@ -87,7 +87,7 @@ class ALTI(Transitions):
         output: not used.
         layer: the layer whose map is the heatmap.
         sum_to: the vectors that the parts are compared with. `attention`: the tokens after attention, which the parts
-            and biases sum to. `block`: the output of the whole block, as SkipPLUS's code does, where most maps are 0.
+            and biases sum to. `block`: the output of the whole block, as SkipPLUS's code does.
     """
 
     ignores_classes = True

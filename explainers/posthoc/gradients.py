@@ -90,7 +90,6 @@ class AttIxG(Layerwise):
         if next_input and self.start == len(blocks_of(target)) - 1:
             raise InputError(f"expected a layer before the last one of {target.name}, whose next layer has an input")
         self.next_input = next_input
-        self.readout(1)  # refuses models without global attention before they are run
 
     def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start + self.next_input :]
@@ -109,7 +108,7 @@ class GradCAM(Layerwise):
         grid: the patches that are explained.
         output: what is explained, the `logit` or the `probability` of the class.
         layer: the layer whose map is the heatmap.
-        relu: cut negative values off, as Grad-CAM does for single classes; SkipPLUS sums maps with both signs.
+        relu: set negative values to 0, as Grad-CAM does for single classes; SkipPLUS sums maps with both signs.
     """
 
     weighted: Callable[[Tensor, Tensor], Tensor] = staticmethod(cam)
@@ -140,10 +139,6 @@ class FullGrad(InputXGradient):
     """
 
     biases = True
-
-    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
-        super().__init__(target, grid, output, layer)
-        self.readout(1)  # windows of tokens (Swin) are in another order than the tokens
 
     def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         maps, bias_maps = self._maps(record, gradients, start)

@@ -94,7 +94,6 @@ class Transitions(Layerwise):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1) -> None:
         super().__init__(target, grid, output, layer)
-        self.readout(1)  # refuses models without global attention before they are run
 
     def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the matrices T_l (B, V, T, T) of the layers from `start` on."""

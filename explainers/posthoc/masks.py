@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid, Removal, neighbourhoods
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, unit_range, upsample, upsampling_matrix
-from explainers.removal import check_removal, masked_outputs
+from explainers.removal import check_removal, masked_probabilities
 from explainers.sampling import uniform
 from explainers.target import TargetModel
 
@@ -27,11 +27,7 @@ def patch_masked_scores(
     chunk_size: int,
 ) -> Tensor:
     """Compute the probability of one class (B,) of normalised images (B, C, H, W) under masks (B, M, N) → (B, M)."""
-
-    def probabilities_of(embeddings: Tensor) -> Tensor:
-        return target.classify(embeddings).softmax(-1)
-
-    probabilities = masked_outputs(target, probabilities_of, normalised, keep, grid, removal, chunk_size)
+    probabilities = masked_probabilities(target, normalised, keep, grid, removal, chunk_size)
     return probabilities.take_along_dim(classes[:, None, None], -1)[..., 0]
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from explainers.blocks import value_paths
 from explainers.masking import PatchGrid
+from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
 from explainers.tracing import Trace
@@ -70,7 +71,6 @@ class TokenTM(WhiteBox):
     ) -> None:
         super().__init__(target, grid, output)
         self.transformed, self.scale, self.heads, self.mlp = transformed, scale, heads, mlp
-        self.readout(1)  # refuses models without global attention before they are run
 
     def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
         row = self.readout(record.inputs[0].shape[1]).expand(1, 1, -1)
@@ -85,7 +85,7 @@ class TokenTM(WhiteBox):
     def _mixed(self, attention: Tensor, gradient: Tensor) -> Tensor:
         """Attention with its gradient, (B, V, T, T)."""
         if self.heads == "together":
-            return (attention[:, None] * gradient).clamp(min=0).mean(2)
+            return positive_attention(attention, gradient)
         return attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
 
     def _weights(self, record: Trace, layer: int) -> tuple[Tensor, Tensor]:

@@ -78,6 +78,8 @@ class WhiteBox(nn.Module):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
         self.target, self.grid, self.output = target.eval(), grid, output
+        if self.attention or self.biases:  # Swin records both for each window: refused before the model is run
+            self.readout(1)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
