@@ -12,7 +12,7 @@ from explainers import posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation import report
 from explainers.evaluation.results import ResultsFile, read_columns
-from explainers.records import write_atomically
+from explainers.files import write_atomically
 
 
 def evaluate(cfg: DictConfig) -> None:

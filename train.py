@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from explainers import runs
 from explainers.errors import InputError
-from explainers.records import write_atomically
+from explainers.files import write_atomically
 
 
 def train(cfg: DictConfig) -> float | None:

@@ -1,11 +1,9 @@
-"""What is recorded with every result: software versions, devices, changes of the config, and atomic writes."""
+"""What is recorded with every result: software versions, devices, and changes of the config."""
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 PACKAGES = (
     "torch",
@@ -58,12 +56,3 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
                 return difference
         return None
     return None if old == new else f"{key}: {old} → {new}"
-
-
-@rank_zero_only
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a concurrent reader sees the old text or the new text, never part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)

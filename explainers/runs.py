@@ -26,7 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from explainers.errors import InputError
-from explainers.records import devices, first_difference, versions, write_atomically
+from explainers.files import write_atomically
+from explainers.records import devices, first_difference, versions
 
 
 def folder_name(text: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
-from explainers.records import devices, first_difference, versions, write_atomically
+from explainers.files import write_atomically
+from explainers.records import devices, first_difference, versions
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Task → explainer → numbers that `Evaluation` measured."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from explainers.errors import InputError
+from explainers.files import write_atomically
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement, agreement_metrics
-from explainers.records import write_atomically
 from explainers.sources import Pixels, complete
 from explainers.target import TargetModel, weights_hash
 from explainers.training.state_dicts import State, part

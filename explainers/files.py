@@ -1,0 +1,104 @@
+"""Files that are never half-written, and hashes of the contents of files, remembered between runs."""
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from tqdm import tqdm
+
+SETTLED = 2.0
+"""Seconds after which a file's times tell two contents apart. A younger file is hashed again the next time."""
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path`; the file written there replaces `path` if the block succeeds.
+
+    A reader of `path` sees the old file or the whole new one, whenever the process is killed. If the block fails, the
+    temporary file is deleted.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix stays, because libraries infer the format from it
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@rank_zero_only
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a concurrent reader sees the old text or the new text, never part of it."""
+    with atomic(path) as unfinished:
+        unfinished.write_text(text)
+
+
+def file_hashes(paths: Sequence[str | Path]) -> list[str]:
+    """Compute the SHA-256 of the contents of files, in parallel.
+
+    A hash is remembered in the user's cache folder (`XDG_CACHE_HOME`) with the path, size and times of its file. It is
+    computed again only after one of these has changed. A progress bar is shown if it takes longer than 2 seconds.
+
+    >>> file_hashes([__file__]) == [hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
+    True
+    """
+    stamps = [_stamp(Path(path)) for path in paths]
+    known = _remembered(stamps)
+    new = [stamp for stamp in dict.fromkeys(stamps) if stamp not in known]
+    with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter lock
+        hashes = tqdm(threads.map(_hash, [path for path, *_ in new]), "hashing files", len(new), False, delay=2)
+        found = dict(zip(new, hashes, strict=True))
+    _remember(found)
+    return [(known | found)[stamp] for stamp in stamps]
+
+
+Stamp = tuple[str, int, int, int]
+"""Path, size in bytes, and the times of the last change of contents and of attributes, in nanoseconds, of a file."""
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _memory() -> sqlite3.Connection:
+    """The database of remembered hashes."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "transferable-explainers"
+    cache.mkdir(parents=True, exist_ok=True)
+    memory = sqlite3.connect(cache / "hashes.sqlite", timeout=10)
+    memory.execute("CREATE TABLE IF NOT EXISTS hashes (path PRIMARY KEY, size, mtime, ctime, hash) WITHOUT ROWID")
+    return memory
+
+
+def _remembered(stamps: Sequence[Stamp]) -> dict[Stamp, str]:
+    """The hashes of those files that are remembered; none where there is no writable cache folder."""
+    try:
+        with closing(_memory()) as memory:
+            rows = [memory.execute("SELECT * FROM hashes WHERE path = ?", stamp[:1]).fetchone() for stamp in stamps]
+    except (OSError, sqlite3.Error):
+        return {}
+    return {stamp: row[4] for stamp, row in zip(stamps, rows, strict=True) if row and row[:4] == stamp}
+
+
+def _remember(hashes: dict[Stamp, str]) -> None:
+    """Remember hashes, except of files that changed just now: the next change may leave their size and times."""
+    latest = time.time_ns() - int(SETTLED * 1e9)
+    rows = [(*stamp, value) for stamp, value in hashes.items() if max(stamp[2:]) < latest]
+    try:
+        with closing(_memory()) as memory, memory:
+            memory.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", rows)
+    except (OSError, sqlite3.Error):
+        return
