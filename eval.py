@@ -13,6 +13,7 @@ from explainers.errors import InputError
 from explainers.evaluation import report
 from explainers.evaluation.results import ResultsFile, read_columns
 from explainers.files import write_atomically
+from explainers.processes import locked
 
 
 def evaluate(cfg: DictConfig) -> None:
@@ -21,11 +22,12 @@ def evaluate(cfg: DictConfig) -> None:
     if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    file = ResultsFile(folder / "results.json", resolved, cfg.fresh)
-    tasks = {task: settings for task, settings in cfg.tasks.items() if task not in file.kept}
-    data = {task: instantiate(settings.data) for task, settings in tasks.items()}
+    data = {task: instantiate(settings.data) for task, settings in cfg.tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task show before the first one is measured
+    fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
+    file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh)
+    tasks = {task: settings for task, settings in cfg.tasks.items() if task not in file.kept}
     if runs.launch(runs.number_of_processes(cfg.trainer)):
         return
     runs.start_record(cfg, folder, go_on=True)
@@ -33,6 +35,7 @@ def evaluate(cfg: DictConfig) -> None:
     for task, settings in tasks.items():
         seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
         evaluation = build(cfg, settings)
+        evaluation.target.check_classes(data[task].class_names("test"))
         announce(task, data[task].size("test"), evaluation.forward_passes)
         callbacks = [instantiate(node, name=task) for node in (cfg.heatmaps, cfg.progress)]
         trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
@@ -75,7 +78,7 @@ def publish(cfg: DictConfig) -> None:
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     runs.quiet_libraries()
-    with runs.errors_in_one_line():
+    with runs.errors_in_one_line(), locked(runs.run_dir()):
         evaluate(cfg)
 
 

@@ -6,18 +6,22 @@ from pathlib import Path
 
 import hydra
 from hydra.utils import instantiate
-from lightning import seed_everything
+from lightning import Trainer, seed_everything
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
 from explainers import runs
-from explainers.errors import InputError
 from explainers.files import write_atomically
+from explainers.loggers import forget_later_rows
+from explainers.processes import locked
+from explainers.resuming import WholeCheckpoints, checkpoint_to_resume, read_json, steps_before
 
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
     folder, start = runs.run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
+    steps, metrics = steps_before(checkpoint), read_json(folder / "metrics.json")
     seed_everything(cfg.seed, workers=True, verbose=False)
     data = instantiate(cfg.data)
     if cfg.get("cache") is not None:
@@ -25,47 +29,52 @@ def train(cfg: DictConfig) -> float | None:
     data.setup("fit")  # missing images show before weights are fetched and other processes started
     runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
     if runs.launch(runs.number_of_processes(cfg.trainer)):
-        return json.loads((folder / "metrics.json").read_text()).get(cfg.objective)
+        return read_json(folder / "metrics.json").get(cfg.objective)
     module = instantiate(cfg.get("module") or cfg.explainer)
-    callbacks, loggers = runs.build_all(cfg.get("callbacks")), runs.build_all(cfg.logger)
-    trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers)
-    for logger in trainer.loggers:
-        logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+    if cfg.fit or checkpoint is None:
+        forget_later_rows(folder, steps)
+        trainer = build_trainer(cfg, runs.build_all(cfg.logger))
+    else:  # the history of a run that is only measured stays as it is
+        trainer = build_trainer(cfg, [])
     if cfg.fit:
         trainer.fit(module, data, ckpt_path=checkpoint)
     else:
-        trainer.validate(module, data, verbose=False)
+        trainer.validate(module, data, ckpt_path=checkpoint, verbose=False)
     # A run that was complete measures nothing new
-    metrics = json.loads((folder / "metrics.json").read_text()) if (folder / "metrics.json").exists() else {}
     metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
     if cfg.test:
         trainer.test(module, data, verbose=False)
         metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
     write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
-    if trainer.is_global_zero and not trainer.fast_dev_run:
+    untrained = not cfg.fit and is_overridden("training_step", module)
+    if trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained):
         module.export(folder)
-    runs.summarise(cfg, metrics, time.monotonic() - start)
+    runs.summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
     return metrics.get(cfg.objective)
 
 
-def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
-    """The checkpoint to go on from: the run's last one by default, or the one that was asked for.
+def build_trainer(cfg: DictConfig, loggers: list) -> Trainer:
+    """Build the trainer, and log the config."""
+    callbacks = runs.build_all(cfg.get("callbacks"))
+    trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
+    for logger in trainer.loggers:
+        logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+    return trainer
 
-    Raises:
-        InputError: if the one that was asked for is not there.
-    """
-    if asked is None:
-        return last if last.exists() else None
-    path = last if asked == "last" else Path(asked)
-    if not path.is_file():
-        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
-    return path
+
+def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
+    """What a run of a trainable module without training has measured."""
+    if checkpoint is not None:
+        return f"measured {runs.relative(checkpoint)}"
+    weights = (cfg.get("module") or cfg.explainer).get("weights")
+    what = weights or "an untrained network (fit=false without ckpt_path)"
+    return f"measured {what}, nothing exported"
 
 
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")
 def main(cfg: DictConfig) -> float | None:
     runs.quiet_libraries()
-    with runs.errors_in_one_line():
+    with runs.errors_in_one_line(), locked(runs.run_dir()):
         return train(cfg)
 
 

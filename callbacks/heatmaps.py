@@ -57,6 +57,13 @@ def _overlay(axis: Any, heatmap: Tensor, size: int) -> None:
     axis.imshow(pixels.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6)
 
 
+def class_title(trainer: Any, pl_module: Any, index: int) -> str:
+    """Name of a class of the explained model: as its head says, or as the data set does if it has the same number."""
+    target, data = getattr(pl_module, "target", None), trainer.datamodule
+    names = getattr(target, "classes", ()) or (data.class_names("test") if hasattr(data, "class_names") else ())
+    return names[index] if len(names) == getattr(target, "num_classes", None) else f"class {index}"
+
+
 class Heatmaps(Callback):
     """Draws heatmaps of the first images of the validation set at every validation, and of the test set at a test.
 
@@ -99,8 +106,7 @@ class Heatmaps(Callback):
     ) -> None:
         if batch_idx == 0 and trainer.is_global_zero and (outputs or {}).get("heatmaps"):
             chosen = {name: heatmaps[: self.images] for name, heatmaps in outputs["heatmaps"].items()}
-            names = getattr(getattr(trainer.test_dataloaders, "dataset", None), "classes", ())
-            titles = [names[index] if index < len(names) else f"class {index}" for index in outputs["classes"].tolist()]
+            titles = [class_title(trainer, pl_module, index) for index in outputs["classes"].tolist()]
             self._save(trainer, batch["image"][: self.images], chosen, batch.get("truth"), titles)
 
     def _save(

@@ -1,54 +1,24 @@
 """Stores the inputs of a loss that come from the frozen target: computed in the first run, read in later runs."""
 
-from collections.abc import Sequence
+import uuid
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datamodules.datasets import Sample
-from datamodules.images import Images, collate, rank_and_world_size
+from datamodules.images import Images
+from datamodules.loaders import rank_and_world_size
+from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
 from datamodules.store import Rows, Store
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
 
 LONG = 50_000
 """Forward passes that are announced before they start: minutes, on a CPU."""
-
-
-class StoredRows(Dataset[Rows]):
-    """Samples that combine one row of every store. Corrupt images have no rows and are not among the samples.
-
-    Args:
-        stores: one store per source, all of the same data set and completely filled.
-        labels: class of every image of the data set, int64 (N,); `None` if there are no labels.
-    """
-
-    def __init__(self, stores: Sequence[Store], labels: Tensor | None) -> None:
-        self.stores, self.rows, self.labels = stores, stores[0].present(), labels
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Rows:
-        row = self.rows[index]
-        sample = {"index": torch.tensor(row)} | ({} if self.labels is None else {"label": self.labels[row]})
-        for store in self.stores:
-            sample |= store.read(row)
-        return sample
-
-
-def collate_readable(samples: list[Sample | None]) -> dict[str, Tensor] | None:
-    """Stack the readable samples; None if all are corrupt.
-
-    Rows of corrupt images stay missing from a store, so a later run may meet batches of corrupt images only.
-
-    >>> collate_readable([None, None]) is None
-    True
-    """
-    return collate(samples) if any(sample is not None for sample in samples) else None
 
 
 class Cached(LightningDataModule):
@@ -60,7 +30,7 @@ class Cached(LightningDataModule):
 
     Args:
         images: loads the images.
-        folder: folder of all stores.
+        folder: folder of all stores, on a file system that all processes share.
         batch_size: images per batch while the rows are computed.
 
     Raises:
@@ -74,6 +44,7 @@ class Cached(LightningDataModule):
                 f"expected loaders of image files to cache rows of, got {type(images).__name__}: take other data, such"
                 " as data=imagenet_folder, or cache=none"
             )
+        check_positive(batch_size=batch_size)
         self.images, self.folder, self.batch_size = images, folder, batch_size
 
     @property
@@ -89,6 +60,14 @@ class Cached(LightningDataModule):
     def dataset(self, split: str) -> Any:
         """The images of a split."""
         return self.images.dataset(split)
+
+    def fingerprint(self, split: str) -> dict[str, str]:
+        """See `Images`."""
+        return self.images.fingerprint(split)
+
+    def class_names(self, split: str) -> list[str]:
+        """See `Images`."""
+        return self.images.class_names(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Find the images, so that a wrong path is reported before anything is computed."""
@@ -107,29 +86,77 @@ class Cached(LightningDataModule):
     def _rows(self, split: str) -> Dataset:
         """The rows of all readable images of a split; computes the missing ones first."""
         trainer: Any = self.trainer
+        dataset = self.dataset(split)
         if trainer.fast_dev_run:
-            return self.dataset(split)  # the module computes the rows of these few images itself
-        stores = [self._filled(source, split) for source in trainer.lightning_module.sources]
-        return StoredRows(stores, getattr(self.dataset(split), "labels", None))
+            return dataset  # the module computes the rows of these few images itself
+        self._check_folder()
+        fingerprint = self._common_fingerprint(split)
+        stores = [self._filled(source, split, fingerprint) for source in trainer.lightning_module.sources]
+        rows = StoredRows(stores, getattr(dataset, "labels", None))
+        if rows.corrupt and trainer.is_global_zero:
+            first = rows.corrupt[0]
+            name = dataset.path(first) if hasattr(dataset, "path") else f"image {first}"
+            warnings.warn(f"left out: {len(rows.corrupt)} of {len(dataset)} images, such as {name}", stacklevel=2)
+        return rows
 
-    def _filled(self, source: Any, split: str) -> Store:
+    def _check_folder(self) -> None:
+        """Raise if a process does not see what process 0 writes, before hours of computing."""
+        trainer: Any = self.trainer
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        token = Path(self.folder) / trainer.strategy.broadcast(f".{uuid.uuid4().hex}")
+        if trainer.is_global_zero:
+            token.touch()
+        trainer.strategy.barrier("token written")
+        seen = token.exists()
+        trainer.strategy.barrier("token looked for")
+        if trainer.is_global_zero:
+            token.unlink()
+        self._require(seen, self._not_shared())
+
+    def _not_shared(self) -> str:
+        return (
+            f"expected a folder that all processes share, got {self.folder}, where one does not see the files of"
+            " another; set cache_dir to a folder on a shared file system"
+        )
+
+    def _require(self, holds: bool, problem: str) -> None:
+        """Raise an InputError in all processes if a condition does not hold in one of them."""
+        trainer: Any = self.trainer
+        if not trainer.strategy.reduce_boolean_decision(holds):
+            raise InputError(problem)
+
+    def _common_fingerprint(self, split: str) -> dict[str, str]:
+        """The fingerprint of a split; process 0 hashes the files, and the others find the remembered hashes."""
+        trainer: Any = self.trainer
+        first = trainer.strategy.broadcast(self.fingerprint(split) if trainer.is_global_zero else None)
+        own = first if trainer.is_global_zero else self.fingerprint(split)
+        self._require(own == first, f"expected the same images ({split}) in all processes, got others in some of them")
+        return first
+
+    def _filled(self, source: Any, split: str, fingerprint: dict[str, str]) -> Store:
         """The completely filled store of a source; every process computes its share of the missing rows."""
         trainer: Any = self.trainer
         dataset, (rank, world_size) = self.dataset(split), rank_and_world_size(self)
-        key = source.key() | {"images": dataset.fingerprint(), "precision": str(trainer.precision)}
-        store = Store(self.folder, key, len(dataset))
-        share = [index for index in store.missing() if index % world_size == rank]
+        data = {entry: fingerprint[entry] for entry in source.entries}
+        store = Store(self.folder, source.key() | {"data": data, "precision": str(trainer.precision)}, len(dataset))
+        missing = store.missing()
+        if not getattr(dataset, "skip_corrupt", True):
+            missing = sorted(missing + store.corrupt())  # that an earlier run left out: they are an error now
+        share = [index for index in missing if index % world_size == rank]
         loader = DataLoader(
-            Subset(dataset, share), self.batch_size, num_workers=self.num_workers, collate_fn=collate_readable
+            Numbered(dataset, share), self.batch_size, num_workers=self.num_workers, collate_fn=readable_and_corrupt
         )
         description = f"{source.key()['source']} of {len(share) * world_size} images ({split})"
         if rank == 0 and len(share) * world_size * source.forward_passes > LONG:
             print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
         hidden = None if share and rank == 0 else True  # None: hidden where the output is no terminal
-        for batch in tqdm(loader, description, disable=hidden, unit="batch", leave=False):
+        for batch, corrupt in tqdm(loader, description, disable=hidden, unit="batch", leave=False):
+            store.mark_corrupt(corrupt)
             if batch is not None:
                 store.write(batch["index"], self._compute(source, batch))
         trainer.strategy.barrier(description)
+        store.refresh(source.provides)
+        self._require(not store.missing(), self._not_shared())
         return store
 
     def _compute(self, source: Any, batch: dict[str, Tensor]) -> Rows:

@@ -1,6 +1,5 @@
 """torchvision's CIFAR-10 and CIFAR-100 as samples."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +8,10 @@ from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.transforms.functional import pil_to_tensor
 
-from datamodules.datasets import Sample, resize_short_side, spread
-from explainers.errors import InputError
+from datamodules.datasets import Sample, spread
+from datamodules.decoding import resize_short_side
+from datamodules.fingerprints import digest
+from explainers.errors import InputError, check_positive
 
 
 class Upsampled(Dataset[Sample]):
@@ -23,14 +24,14 @@ class Upsampled(Dataset[Sample]):
     """
 
     def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
+        check_positive(image_size=image_size)
         self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
         self.labels = torch.tensor([stored.targets[i] for i in chosen])  # int64, (N,)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of the stored pixels, the chosen positions and the image size: equal for equal images."""
-        digest = hashlib.sha256(self.stored.data.tobytes())
-        digest.update(repr((list(self.chosen), self.image_size)).encode())
-        return digest.hexdigest()
+    def fingerprint(self) -> dict[str, str]:
+        """A hash for each entry of the samples: equal for equal contents in the same order."""
+        pixels = (self.stored.data[i].tobytes() for i in self.chosen)
+        return {"image": digest(self.image_size, *pixels), "label": digest(self.labels.tolist())}
 
     def __len__(self) -> int:
         return len(self.chosen)

@@ -1,9 +1,7 @@
 """Torch data sets of image files, with or without labels and object boxes."""
 
-import hashlib
 import json
 import os
-import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,61 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
-from explainers.errors import InputError
+from datamodules.decoding import CorruptImage, read_image, resize_short_side
+from datamodules.fingerprints import digest
+from explainers.errors import InputError, check_positive
+from explainers.files import file_hashes
 
 Sample = dict[str, Tensor | int]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
-
-
-class CorruptImage(InputError):
-    """An image file that cannot be decoded."""
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    """Convert to 3 channels of 8 bits: grey is repeated, transparency is dropped, 16 bits keep their high byte.
-
-    >>> as_rgb(Image.fromarray(np.array([[0x0102]], dtype=np.uint16))).getpixel((0, 0))
-    (1, 1, 1)
-    """
-    if image.mode.startswith(("I", "F")):  # more than 8 bits: Pillow would clip them at 255
-        pixels = np.asarray(image)
-        if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
-            raise InputError(
-                f"expected 8 or 16 bits a channel, got mode {image.mode}, {pixels.min()} to {pixels.max()}"
-            )
-        image = Image.fromarray((pixels >> 8).astype(np.uint8))
-    return image.convert("RGB")
-
-
-def read_image(path: Path) -> Image.Image:
-    """Decode a file to RGB at its stored size, see `as_rgb`."""
-    try:
-        with Image.open(path) as image:
-            return as_rgb(image)
-    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the disk, the permissions or the open files says nothing about the image
-        raise CorruptImage(
-            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error});"
-            " repair or delete the file, or set skip_corrupt=true"
-        ) from error
-
-
-def resize_short_side(image: Image.Image, size: int) -> Image.Image:
-    """Scale the short side to `size` pixels and keep the aspect ratio; bicubic, antialiased.
-
-    >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
-    (200, 100)
-    """
-    width, height = (side * size // min(image.size) for side in image.size)
-    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: tuple[int, int]) -> Tensor:
@@ -102,8 +58,18 @@ def spread(length: int, limit: int | None) -> list[int]:
     return [i * length // limit for i in range(limit)]
 
 
+def check_crop(image_size: int, crop_fraction: float) -> None:
+    """Raise an InputError that names a crop which does not exist."""
+    check_positive(image_size=image_size)
+    if not 0 < crop_fraction <= 1:
+        raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
+
+
 class ImageFiles(Dataset[Sample | None]):
     """Image files, with the short side scaled to image_size / crop_fraction and the centre cropped.
+
+    Images are turned upright as their EXIF orientation says, as viewers show them. Images with boxes keep their stored
+    rows and columns, because boxes are in pixels of the stored image.
 
     Args:
         paths: file of every sample.
@@ -127,8 +93,7 @@ class ImageFiles(Dataset[Sample | None]):
         limit: int | None = None,
         skip_corrupt: bool = False,
     ) -> None:
-        if not 0 < crop_fraction <= 1:
-            raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
+        check_crop(image_size, crop_fraction)
         chosen = spread(len(paths), limit)
         # An array: reading a string of a list updates its reference count, so every loader process would copy the list
         self._paths = np.array([os.fsencode(paths[i]) for i in chosen], dtype=np.bytes_)
@@ -137,11 +102,14 @@ class ImageFiles(Dataset[Sample | None]):
         self.classes, self.skip_corrupt = list(classes), skip_corrupt
         self.image_size, self.short_side = image_size, round(image_size / crop_fraction)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of file names, file sizes, image size and short side: equal for equal images."""
-        paths = [self.path(index) for index in range(len(self))]
-        names_and_sizes = [("/".join(path.parts[-3:]), path.stat().st_size) for path in paths]
-        return hashlib.sha256(repr((names_and_sizes, self.image_size, self.short_side)).encode()).hexdigest()
+    def fingerprint(self) -> dict[str, str]:
+        """A hash for each entry of the samples: equal for equal contents in the same order, whatever the file names."""
+        upright = self.boxes is None
+        hashes = file_hashes([self.path(index) for index in range(len(self))])
+        image = digest(hashes, self.image_size, self.short_side, upright)
+        entries = {"image": image, "label": digest(self.labels.tolist())}
+        # The masks of boxes depend on the sizes of the stored images too
+        return entries if upright else entries | {"truth": digest(image, self.boxes)}
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -151,7 +119,7 @@ class ImageFiles(Dataset[Sample | None]):
 
     def __getitem__(self, index: int) -> Sample | None:
         try:
-            stored = read_image(self.path(index))
+            stored = read_image(self.path(index), upright=self.boxes is None)
         except CorruptImage as error:
             if not self.skip_corrupt:
                 raise
@@ -169,9 +137,18 @@ class ImageFiles(Dataset[Sample | None]):
 
 
 def list_images(root: Path) -> list[Path]:
-    """All images below a folder, sorted by folder, then by name; no hidden files (macOS writes ._image1.png)."""
+    """All images below a folder, sorted by folder, then by name; no hidden files (macOS writes ._image1.png).
+
+    Links are followed, but each real folder is visited once, and no folder that contains `root`.
+    """
     images: list[Path] = []
+    visited = {str(parent) for parent in Path(root).resolve().parents}
     for folder, subfolders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            subfolders.clear()
+            continue
+        visited.add(real)
         subfolders.sort()
         names = sorted(name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
         images += [Path(folder, name) for name in names]

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from datamodules.fingerprints import digest
 from datamodules.images import Images
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
 
 TASKS: dict[str, tuple[list[str], list[int]]] = {
     "digit": ([str(digit) for digit in range(10)], list(range(10))),
@@ -57,7 +58,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         seed: selects the digits, colours and places.
 
     Raises:
-        InputError: if the task, the split or the domain is unknown.
+        InputError: if the task, the split or the domain is unknown, or the size of the canvas does not fit it.
 
     >>> sample = Digits(size=1, image_size=64)[0]
     >>> sample["image"].shape, int(sample["truth"].sum()) == 24 * 24
@@ -80,6 +81,9 @@ class Digits(Dataset[dict[str, Tensor]]):
             raise InputError(f"the digits' splits are {', '.join(SPLITS)}; got {split!r}")
         if domain not in DOMAINS:
             raise InputError(f"the digits' domains are {', '.join(DOMAINS)}; got {domain!r}")
+        check_positive(image_size=image_size)
+        if domain == "spots" and image_size % 8:
+            raise InputError(f"expected image_size as a multiple of 8 for spots, got {image_size}")
         self.classes, label_of = TASKS[task]
         self.task, self.image_size, self.scraps, self.domain = task, image_size, scraps, domain
         self.seed = seed * len(SPLITS) + list(SPLITS).index(split)
@@ -93,10 +97,12 @@ class Digits(Dataset[dict[str, Tensor]]):
         self.canvases = [self._draw(index) for index in range(size)]
         self.labels = torch.tensor([int(canvas["label"]) for canvas in self.canvases])  # int64, (size,)
 
-    def fingerprint(self) -> str:
-        """A text that is equal for equal samples."""
-        settings = self.seed, self.task, len(self), self.image_size, self.scraps
-        return f"digits: seed, task, size, pixels, scraps {settings}" + f" {self.domain}" * (self.domain != "spots")
+    def fingerprint(self) -> dict[str, str]:
+        """A hash for each entry of the samples: equal for equal contents in the same order."""
+        return {
+            name: digest(*(canvas[name].numpy().tobytes() for canvas in self.canvases))
+            for name in ("image", "label", "truth")
+        }
 
     def __len__(self) -> int:
         return len(self.canvases)
@@ -186,6 +192,7 @@ class DigitImages(Images):
         seed: int = 0,
     ) -> None:
         sizes = {"train": 6000, "val": 300, "test": 200} | dict(size or {})
+        check_positive(**{f"size.{split}": number for split, number in sizes.items()})
         train, val, test = (
             partial(Digits, split, task, sizes[split], image_size, scraps, domain) for split in ("train", "val", "test")
         )

@@ -5,6 +5,7 @@ augmentations cannot be seeded, and because its loader hangs when images are nor
 change from compiled stages to Python stages only once).
 """
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,13 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from datamodules.images import SPLITS, Shard, rank_and_world_size, shuffle
-from datamodules.write_beton import check_beton, keep_torch_threads, require_ffcv
+from datamodules.beton import check_beton, class_names, description_file, keep_torch_threads, require_ffcv
+from datamodules.datasets import check_crop
+from datamodules.fingerprints import digest
+from datamodules.images import SPLITS, check_same_classes
+from datamodules.loaders import Shard, check_loading, rank_and_world_size, shuffle
 from explainers.errors import InputError
+from explainers.files import file_hashes
 
 if TYPE_CHECKING:
     from ffcv.loader import Loader
@@ -157,9 +162,11 @@ class FFCV(LightningDataModule):
         os_cache: bool = True,
     ) -> None:
         super().__init__()
+        check_loading(batch_size, eval_batch_size, num_workers)
+        check_crop(image_size, crop_fraction)
         self.paths = {"train": train, "val": val, "test": test}
         self.image_size = image_size
-        self.crop_fraction = crop_fraction
+        self.short_side = round(image_size / crop_fraction)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = num_workers
@@ -167,12 +174,17 @@ class FFCV(LightningDataModule):
         self.os_cache = os_cache
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the files of a stage, so that a wrong path is reported before anything is computed."""
-        require_ffcv()
-        for split in SPLITS.get(stage or "", tuple(self.paths)):
-            path = self.paths[split]
-            if path is not None:
-                check_beton(Path(path))
+        """Check the files of a stage and their classes, so that a wrong one is reported before anything is computed."""
+        splits = [split for split in SPLITS.get(stage or "", tuple(self.paths)) if self.paths[split] is not None]
+        names = {split: self.class_names(split) for split in splits}
+        unknown = sorted({str(self.paths[split]) for split in splits if not names[split]})
+        if unknown:
+            warnings.warn(
+                f"the classes of {', '.join(unknown)} are unknown, because there is no"
+                f" {description_file(Path(unknown[0]))}; make sure that all splits have the same classes",
+                stacklevel=2,
+            )
+        check_same_classes(names.get("train", ()), names.get("val", ()), "write the file that lacks classes again")
 
     def train_dataloader(self) -> BetonLoader:
         path, samples, (rank, world_size) = *self._file("train"), rank_and_world_size(self)
@@ -192,6 +204,22 @@ class FFCV(LightningDataModule):
         """Number of images of a split."""
         return self._file(split)[1]
 
+    def fingerprint(self, split: str) -> dict[str, str]:
+        """See `Images`; the hashes depend on the bytes of the file, and that of `image` on the crop too."""
+        path, samples = self._file(split)
+        (content,) = file_hashes([path])
+        image = digest(content, self.image_size, self.short_side)
+        return {"image": image, "label": content, "images": str(samples)}
+
+    def class_names(self, split: str) -> list[str]:
+        """Class names of a split in the order of their labels; empty if no description names them."""
+        return class_names(Path(self._file(split)[0]))
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names of the training images, see `class_names`."""
+        return self.class_names("train")
+
     def _file(self, split: str) -> tuple[str, int]:
         """Path and number of samples of a split."""
         path = self.paths[split]
@@ -206,7 +234,7 @@ class FFCV(LightningDataModule):
                 path,
                 np.fromiter(sampler, dtype=np.uint64),
                 self.image_size,
-                round(self.image_size / self.crop_fraction),
+                self.short_side,
                 batch_size,
                 self.num_workers,
                 self.os_cache,

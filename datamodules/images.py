@@ -1,87 +1,31 @@
-"""Torch loaders of image data sets, with the same batches for one process and for many."""
+"""Datamodules of image data sets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from lightning import LightningDataModule
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, Dataset
 
-from datamodules.datasets import Sample
+from datamodules.loaders import Readable, Shard, check_loading, epoch_loader, rank_and_world_size, shuffle
 from explainers.errors import InputError
 
 SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
+"""Stage of Lightning → the splits that it needs."""
 
 
-class Shard(DistributedSampler[int]):
-    """The indices rank, rank + world size, ...; without padding, so that no image is counted twice.
-
-    It is a `DistributedSampler`, because Lightning by default replaces any other sampler by one that pads.
-
-    >>> list(Shard(range(5), num_replicas=2, rank=1))
-    [1, 3]
-    """
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return len(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
-
-
-class EpochLoader(DataLoader[Sample]):
-    """Starts to load when the first batch is requested, not when the iterator is created.
-
-    Lightning creates the iterator of a resumed epoch before it calls `set_epoch`, and loader processes draw the order
-    as soon as they start. Without this class every resumed run would silently repeat the order of epoch 0.
-    """
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
-        yield from super().__iter__()
-
-
-def shuffle(size: int, batch_size: int, rank: int, world_size: int, seed: int) -> DistributedSampler:
-    """A sampler of shuffled samples. Batch k of all processes together is batch k of a single process.
-
-    The order depends on the seed and the epoch only. An incomplete last batch is left out unless it is the only batch.
-
-    Args:
-        size: number of samples of the data set.
-        batch_size: samples per batch and process.
-        rank: number of this process.
-        world_size: number of processes.
-        seed: determines the order, together with the epoch.
-
-    >>> single = list(shuffle(8, batch_size=4, rank=0, world_size=1, seed=0))
-    >>> first, second = (list(shuffle(8, batch_size=2, rank=rank, world_size=2, seed=0)) for rank in (0, 1))
-    >>> set(single[:4]) == set(first[:2] + second[:2])
-    True
-    """
-    drop_last = size >= batch_size * world_size
-    return DistributedSampler(range(size), world_size, rank, shuffle=True, seed=seed, drop_last=drop_last)  # type: ignore[arg-type]
-
-
-def collate(samples: list[Sample | None]) -> dict[str, Tensor]:
-    """Stack the samples to a batch. Corrupt samples are None and are left out.
-
-    >>> collate([{"label": 3, "index": 0}, None, {"label": 5, "index": 2}])
-    {'label': tensor([3, 5]), 'index': tensor([0, 2])}
-    """
-    readable = [sample for sample in samples if sample is not None]
-    if not readable:
-        raise InputError(f"expected at least 1 readable image in a batch, got {len(samples)} corrupt ones; repair them")
-    return default_collate(readable)
-
-
-def rank_and_world_size(datamodule: LightningDataModule) -> tuple[int, int]:
-    """Number of this process, and number of processes; (0, 1) without a trainer."""
-    trainer = datamodule.trainer
-    return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+def check_same_classes(train: Sequence[str], val: Sequence[str], remedy: str) -> None:
+    """Raise an InputError that names the classes of one split only; an empty list says that they are unknown."""
+    if train and val and list(train) != list(val):
+        raise InputError(
+            f"expected training and validation images of the same classes, got {len(train)} and {len(val)} that"
+            f" differ in {sorted(set(train) ^ set(val))[:5]}: labels go by sorted names; {remedy}"
+        )
 
 
 class Images(LightningDataModule):
-    """Batches from any data sets of samples, see `datamodules.datasets`.
+    """Batches from any data sets of samples, see `datamodules`.
+
+    In training, the next readable image replaces a corrupt one. In evaluation, corrupt images are left out.
 
     Args:
         train: builds the training data set, when it is needed.
@@ -104,6 +48,7 @@ class Images(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_loading(batch_size, eval_batch_size, num_workers)
         self.builders = {"train": train, "val": val, "test": test}
         self.datasets: dict[str, Any] = {}
         self.batch_size = batch_size
@@ -116,12 +61,8 @@ class Images(LightningDataModule):
         for split in SPLITS.get(stage or "", tuple(self.builders)):
             if self.builders[split] is not None:
                 self.dataset(split)
-        train, val = (getattr(self.datasets.get(split), "classes", ()) for split in ("train", "val"))
-        if train and val and list(train) != list(val):
-            raise InputError(
-                f"expected training and validation images of the same classes, got {len(train)} and {len(val)} that"
-                f" differ in {sorted(set(train) ^ set(val))[:5]}: labels go by sorted names; add the missing folders"
-            )
+        if self.datasets.keys() >= {"train", "val"}:
+            check_same_classes(self.class_names("train"), self.class_names("val"), "add the missing folders")
 
     def dataset(self, split: str) -> Any:
         """The data set of a split, built once."""
@@ -136,10 +77,18 @@ class Images(LightningDataModule):
         """Number of images of a split."""
         return len(self.dataset(split))
 
+    def fingerprint(self, split: str) -> dict[str, str]:
+        """What the samples of a split hold: a hash for each of their entries, and `images`, their number as a text."""
+        return self.dataset(split).fingerprint() | {"images": str(self.size(split))}
+
+    def class_names(self, split: str) -> list[str]:
+        """Class names of a split in the order of their labels; empty if they are unknown."""
+        return list(getattr(self.dataset(split), "classes", ()))
+
     @property
     def classes(self) -> list[str]:
-        """Class names of the training images, in the order of their labels; empty if they have none."""
-        return list(getattr(self.dataset("train"), "classes", ()))
+        """Class names of the training images, see `class_names`."""
+        return self.class_names("train")
 
     def train_dataloader(self) -> DataLoader:
         return self.training_loader(self.dataset("train"))
@@ -153,22 +102,11 @@ class Images(LightningDataModule):
     def training_loader(self, samples: Any) -> DataLoader:
         """Shuffled training batches of this process's share of the samples."""
         sampler = shuffle(len(samples), self.batch_size, *rank_and_world_size(self), self.seed)
-        return self._loader(samples, sampler, self.batch_size, drop_last=sampler.drop_last)
+        drop_last = sampler.drop_last
+        return epoch_loader(Readable(samples), sampler, self.batch_size, self.num_workers, drop_last, self.seed)
 
     def evaluation_loader(self, samples: Any) -> DataLoader:
         """Evaluation batches of this process's share of the samples, in their order."""
         rank, world_size = rank_and_world_size(self)
-        return self._loader(samples, Shard(samples, world_size, rank), self.eval_batch_size, drop_last=False)
-
-    def _loader(self, dataset: Dataset, sampler: DistributedSampler, batch_size: int, drop_last: bool) -> DataLoader:
-        return EpochLoader(
-            dataset,
-            batch_size,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
-            drop_last=drop_last,
-            persistent_workers=self.num_workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # otherwise each epoch draws from the model's
-        )
+        shard = Shard(samples, world_size, rank)
+        return epoch_loader(samples, shard, self.eval_batch_size, self.num_workers, False, self.seed)

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Literal
 
 from datamodules.datasets import ImageFiles, existing_folder, list_images
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 
 CLASSES = ("negative", "positive")
 LAYOUT = "<root>/<split>/XR_WRIST/patient00001/study1_positive/image1.png"
 
 
+@checks_choices
 def mura(
     root: str | Path,
     split: Literal["train", "valid"],
@@ -31,7 +32,7 @@ def mura(
         skip_corrupt: see `ImageFiles`.
 
     Raises:
-        InputError: if the folder is missing or holds no images.
+        InputError: if the split is unknown, or its folder is missing or holds no images.
         InputError: if the folder of an image ends neither in `_negative` nor in `_positive`.
     """
     paths = list_images(existing_folder(Path(root) / split, f"of MURA-v1.1, {LAYOUT}"))

@@ -1,9 +1,10 @@
 """Arrays on disk with one row per sample; rows are written in any order, and a killed run loses no written row."""
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,18 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from explainers.errors import InputError
+from explainers.files import write_atomically
+
 Rows = dict[str, Tensor]
+
+MISSING, WRITTEN, CORRUPT = range(3)
+"""States of a row. A corrupt row belongs to an image that cannot be decoded."""
 
 
 class Store:
     """Memory-mapped arrays of `size` rows, in a folder named after the hash of their key.
 
-    A row is present once all of its arrays have been written. A later run computes the missing rows of its store.
+    A row is written once all of its arrays have been written. A later run computes the missing rows of its store.
 
     Args:
         folder: folder of all stores.
         key: everything that the rows depend on, JSON-serialisable; each key has a store of its own.
         size: number of rows.
+
+    Raises:
+        InputError: by any method, if a file is damaged or lost.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,49 +46,151 @@ class Store:
         text = json.dumps(dict(key), indent=2, sort_keys=True)
         self.path = Path(folder) / hashlib.sha256(text.encode()).hexdigest()[:16]
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "key.json").write_text(text)
+        write_atomically(self.path / "key.json", text)
         self.size = size
         self.arrays: dict[str, np.memmap] = {}
-        self.done = self._open("done", (size,), np.dtype(bool))
+        self.refresh()
+
+    def refresh(self, names: Sequence[str] = ()) -> None:
+        """Open all files again, because other processes may have written to them, and check the arrays of these names.
+
+        Arrays are not kept open: loader processes open them when they read their first row.
+        """
+        self.done = self._open("done", (self.size,), np.dtype(np.uint8))
+        self.arrays = {}
+        for name in names if self.written() else ():
+            self._load(name)
 
     def missing(self) -> list[int]:
-        """Indices of the rows that have not been written yet."""
-        return np.flatnonzero(~self.done).tolist()
+        """Indices of the rows that are neither written nor corrupt."""
+        return np.flatnonzero(self.done == MISSING).tolist()
 
-    def present(self) -> list[int]:
+    def written(self) -> list[int]:
         """Indices of the rows that have been written."""
-        return np.flatnonzero(self.done).tolist()
+        return np.flatnonzero(self.done == WRITTEN).tolist()
+
+    def corrupt(self) -> list[int]:
+        """Indices of the rows of corrupt images."""
+        return np.flatnonzero(self.done == CORRUPT).tolist()
+
+    def mark_corrupt(self, rows: Sequence[int]) -> None:
+        """Record that the images of these rows cannot be decoded."""
+        self._put("done", np.array(rows, np.int64), np.full(len(rows), CORRUPT, np.uint8))
 
     def write(self, index: Tensor, rows: Rows) -> None:
-        """Write the rows `index` (B,) of every array; floating-point values are stored as float16."""
+        """Write the rows `index` (B,) of every array; floating-point values are stored as float16.
+
+        Raises:
+            InputError: if a value exceeds the range of float16.
+        """
         positions = index.cpu().numpy()
-        for name, values in rows.items():
-            values = values.detach().cpu()
-            array = (values.half() if values.is_floating_point() else values).numpy()
+        arrays = {name: as_stored(name, values.detach().cpu(), positions) for name, values in rows.items()}
+        for name, array in arrays.items():
             if name not in self.arrays:
                 self.arrays[name] = self._open(name, (self.size, *array.shape[1:]), array.dtype)
-            self.arrays[name][positions] = array
-        for name in rows:
-            self.arrays[name].flush()
-        self.done[positions] = True  # last, so that the rows of a run killed before this line stay missing
-        self.done.flush()
+            self._put(name, positions, array)
+        # Last, so that the rows of a run killed before this line stay missing
+        self._put("done", positions, np.full(len(positions), WRITTEN, np.uint8))
 
     def read(self, index: int) -> Rows:
         """One row of every array; floating-point values become float32."""
         if not self.arrays:
             names = sorted(path.stem for path in self.path.glob("*.npy") if path.stem != "done")
-            self.arrays = {name: np.load(self.path / f"{name}.npy", mmap_mode="r+") for name in names}
+            self.arrays = {name: self._load(name) for name in names}
         rows = {name: torch.from_numpy(np.array(array[index])) for name, array in self.arrays.items()}
         return {name: row.float() if row.is_floating_point() else row for name, row in rows.items()}
 
+    def _put(self, name: str, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Write rows of an array through its file, not through its mapping.
+
+        So a full disk is an OSError. On a network file system, rows of other machines on the same page are kept.
+        """
+        array = self.done if name == "done" else self.arrays[name]
+        with open(self._file(name), "r+b") as file:
+            for position, row in zip(positions.tolist(), rows, strict=True):
+                file.seek(array.offset + position * row.nbytes)
+                file.write(row.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.npy"
+
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
         """The array of a name, created if its file is missing."""
-        path = self.path / f"{name}.npy"
-        if not path.exists():
-            # Several processes may create the array at once: each writes a file of its own, and the first one is kept
-            unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-            np.lib.format.open_memmap(unfinished, "w+", dtype, shape).flush()
-            with suppress(FileExistsError):
-                os.link(unfinished, path)
-            unfinished.unlink()
-        return np.load(path, mmap_mode="r+")
+        lost = name != "done" and bool(self.written())  # if no file follows: it exists before the first row is written
+        if not self._file(name).exists() and not lost:
+            self._create(self._file(name), shape, dtype)
+        array = self._load(name)
+        if (array.shape, array.dtype) != (shape, dtype):
+            raise self._damaged(name, f"{dtype} {shape}", f"{array.dtype} {array.shape}")
+        return np.lib.format.open_memmap(self._file(name), "r+")
+
+    def _create(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        """Create an array of zeros and reserve its disk space; another process may do the same at once."""
+        unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+        with open(self.path / "lock", "w") as lock:
+            # Only one process reserves space. Where locks are unsupported, several do, and the first file is kept
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                return
+            try:
+                np.lib.format.open_memmap(unfinished, "w+", dtype, shape).flush()
+                reserve(unfinished, path)
+                with suppress(FileExistsError):
+                    os.link(unfinished, path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+    def _load(self, name: str) -> np.memmap:
+        """The array of a name; raises if its file is damaged or lost."""
+        try:
+            array = np.lib.format.open_memmap(self._file(name), "r")  # r+ would fill a file that was cut with zeros
+        except FileNotFoundError as error:
+            raise self._damaged(name, "an array", "no file") from error
+        except OSError:
+            raise  # an error of the disk, the permissions or the open files
+        except Exception as error:  # numpy raises many kinds for a damaged header
+            raise self._damaged(name, "an array", f"a damaged file ({error})") from error
+        size = self._file(name).stat().st_size
+        if array.shape[:1] != (self.size,) or size != array.offset + array.nbytes:
+            raise self._damaged(name, f"{self.size} rows", f"{size} bytes for an array {array.shape}")
+        return array
+
+    def _damaged(self, name: str, expected: str, got: str) -> InputError:
+        return InputError(
+            f"{self._file(name)}: expected {expected}, got {' '.join(got.split())}; delete the folder {self.path}, and"
+            " its rows are computed again"
+        )
+
+
+def as_stored(name: str, values: Tensor, positions: np.ndarray) -> np.ndarray:
+    """Convert floating-point values to float16; raise an InputError that names the first image beyond its range."""
+    if not values.is_floating_point():
+        return values.numpy()
+    halves = values.half()
+    beyond = (halves.isinf() & values.isfinite()).nonzero()
+    if len(beyond):
+        value = values[tuple(beyond[0])].item()
+        raise InputError(
+            f"expected {name} of image {positions[beyond[0, 0]]} within ±65504, which half precision can hold, got"
+            f" {value:g}; set cache=none"
+        )
+    return halves.numpy()
+
+
+def reserve(unfinished: Path, path: Path) -> None:
+    """Reserve disk space for all bytes of an unfinished file, so that writing them later cannot fill the disk.
+
+    Raises:
+        OSError: if the disk is too full; it names `path`, which the file will become, and its size.
+    """
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    size = unfinished.stat().st_size
+    try:
+        with open(unfinished, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, {size / 1e9:.3g} GB needed", str(path)) from error

@@ -1,15 +1,17 @@
-"""Write class folders of images as one .beton file, which FFCV reads.
+"""Write class folders of images as one .beton file, which FFCV reads, and its class names beside it.
 
     python -m datamodules.write_beton data/imagenet/train data/imagenet/train.beton
 
-The samples and their order are those of `folders.image_folder`. Images are stored as JPEG. Their short side is scaled
-as in the torch loader, so that the FFCV loader only has to crop the centre.
+The samples and their order are those of `folders.image_folder`. Images are stored upright as JPEG. Their short side is
+scaled as in the torch loader, so that the FFCV loader only has to crop the centre. train.beton.json names the classes,
+the source and the settings.
 """
 
 import argparse
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,101 +21,26 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 
-from datamodules.datasets import CorruptImage, ImageFiles, read_image, resize_short_side
+from datamodules.beton import describe, description_file, require_ffcv
+from datamodules.datasets import ImageFiles
+from datamodules.decoding import CorruptImage, read_image, resize_short_side
 from datamodules.folders import image_folder
-from explainers.errors import InputError
-
-RGB_IMAGE, INT = 2, 1  # ffcv.types.TYPE_ID_HANDLER
-
-
-@contextlib.contextmanager
-def keep_torch_threads() -> Iterator[None]:
-    """Restore torch's number of threads, because FFCV sets it to its own, and its import sets it to 1."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def require_ffcv() -> None:
-    """Raise an InputError with installation advice if FFCV, which is optional, is missing."""
-    try:
-        with keep_torch_threads():
-            import ffcv  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"FFCV is not installed ({error}): run `make ffcv`, or use a torch loader such as data=imagenet_folder"
-        ) from error
-
-
-def check_beton(path: Path) -> int:
-    """Number of samples; raises if the file is missing or incomplete, because FFCV would crash on it or hang."""
-    write = f"python -m datamodules.write_beton <image folder> {path}"
-    if not path.is_file():
-        raise InputError(f"expected a .beton file {path}, got none; write it: {write}")
-    samples, problem = inspect_beton(path)
-    if problem:
-        raise InputError(f"{path} is not a whole .beton of images and labels: {problem}; write it again: {write}")
-    return samples
-
-
-def inspect_beton(path: Path) -> tuple[int, str | None]:
-    """Number of samples, and the problem of the header, the fields or the image positions; None if there is none."""
-    from ffcv import types
-
-    size = path.stat().st_size
-    if size < types.HeaderType.itemsize:
-        return 0, f"expected a header of {types.HeaderType.itemsize} bytes, got a file of {size}"
-    header = np.fromfile(path, types.HeaderType, count=1)[0]
-    samples, num_fields, table = (int(header[name]) for name in ("num_samples", "num_fields", "alloc_table_ptr"))
-    page = int(header["page_size"])
-    if header["version"] != types.CURRENT_VERSION or page < 2 or page & (page - 1):
-        return (
-            samples,
-            f"expected version {types.CURRENT_VERSION}, pages of 2^n bytes, got {header['version']}, pages of {page}",
-        )
-    cut = f"expected {samples} samples and a table of them at byte {table}, got a file of {size} bytes"
-    fields_end = types.HeaderType.itemsize + num_fields * types.FieldDescType.itemsize
-    if not fields_end < table < size or (size - table) % types.ALLOC_TABLE_TYPE.itemsize:
-        return samples, cut
-    fields = np.fromfile(path, types.FieldDescType, count=num_fields, offset=types.HeaderType.itemsize)
-    kinds = {bytes(field["name"]).rstrip(b"\0").decode("ascii", "replace"): int(field["type_id"]) for field in fields}
-    known = all(types.TYPE_ID_HANDLER.get(kind) for kind in kinds.values())
-    if not known or (kinds.get("image"), kinds.get("label"), kinds.get("index", INT)) != (RGB_IMAGE, INT, INT):
-        return samples, f"expected the fields image (kind {RGB_IMAGE}) and label (kind {INT}), got {kinds}"
-    sample = types.get_metadata_type(types.get_handlers(fields))
-    if not 0 < samples * sample.itemsize <= table - fields_end:
-        return samples, cut
-    stored = np.fromfile(path, sample, count=samples, offset=fields_end)[f"f{list(kinds).index('image')}"]
-    return samples, image_problem(stored, np.fromfile(path, types.ALLOC_TABLE_TYPE, offset=table), table)
-
-
-def image_problem(images: np.ndarray, regions: np.ndarray, end: int) -> str | None:
-    """The problem as a text; None if each image has a region of its size and all regions end before byte `end`."""
-    outside = int(((regions["ptr"] > end) | (regions["size"] > end - regions["ptr"])).sum())
-    if outside:
-        return f"expected all data before byte {end}, got {outside} regions that end after it"
-    regions = regions[np.argsort(regions["ptr"])]
-    region = np.searchsorted(regions["ptr"], images["data_ptr"]).clip(max=len(regions) - 1)
-    wrong = regions["ptr"][region] != images["data_ptr"]
-    raw_size = 3 * images["height"].astype(np.uint64) * images["width"]
-    wrong |= (raw_size == 0) | (images["mode"] > 1) | ((images["mode"] == 1) & (raw_size != regions["size"][region]))
-    return f"expected a place for every image, got {int(wrong.sum())} images without" if wrong.any() else None
+from explainers.errors import InputError, check_positive
+from explainers.files import atomic
 
 
 class StoredImages:
     """Samples for FFCV's writer, by position: (image (H, W, 3) uint8, label, index).
 
-    FFCV's writer would wait without end for a sample that raises. So a corrupt image becomes black and is marked in
-    `corrupt`, for a check after writing. Unless corrupt images are skipped, all later images are black, to save time.
+    FFCV's writer would wait without end for a sample that raises. So an image that cannot be read becomes black and is
+    marked in `unreadable`, for a check after writing. After an image that is not to be skipped, all images are black,
+    to save time.
     """
 
     def __init__(self, files: ImageFiles, positions: Sequence[int], image_size: int, skip_corrupt: bool) -> None:
         self.files, self.positions, self.image_size, self.skip_corrupt = files, positions, image_size, skip_corrupt
-        self.corrupt = multiprocessing.Array("b", len(positions))  # 1 where an image is corrupt
+        self.unreadable = multiprocessing.Array("b", len(positions))  # 1 where an image cannot be read
         self.failed = multiprocessing.Event()
 
     def __len__(self) -> int:
@@ -122,12 +49,13 @@ class StoredImages:
     def __getitem__(self, index: int) -> tuple[np.ndarray, int, int]:
         position = self.positions[index]
         image = np.zeros((1, 1, 3), dtype=np.uint8)
-        if self.skip_corrupt or not self.failed.is_set():
+        if not self.failed.is_set():
             try:
                 image = np.array(resize_short_side(read_image(self.files.path(position)), self.image_size))
-            except CorruptImage:
-                self.corrupt[index] = 1
-                self.failed.set()
+            except InputError as error:
+                self.unreadable[index] = 1
+                if not (self.skip_corrupt and isinstance(error, CorruptImage)):
+                    self.failed.set()
         return image, int(self.files.labels[position]), index
 
 
@@ -193,31 +121,49 @@ def write_beton(
 ) -> int:
     """Write the images of a class folder with a short side of `image_size` pixels; returns their number.
 
-    The file has a temporary name until it is complete. That file is removed if writing fails.
+    The file has a temporary name until it is complete and described. That file is removed if writing fails.
     """
+    check_positive(image_size=image_size, quality=quality, workers=workers)
     require_ffcv()
     files = image_folder(folder, image_size, limit=limit)
-    partial = out.with_name(out.name + ".partial")
-    partial.unlink(missing_ok=True)  # left by a killed run, whose processes may still write to it
+    remove_leftovers(out)
+    settings = {"image_size": image_size, "quality": quality, "limit": limit, "skip_corrupt": skip_corrupt}
+    with atomic(out) as unfinished:
+        count = write_readable(files, unfinished, image_size, quality, workers, skip_corrupt)
+        with open(unfinished, "r+b") as file:
+            os.fsync(file.fileno())  # some file systems report a full disk only now
+        # Before the file gets its name: a run that is killed in between leaves a description that does not fit
+        describe(unfinished, out, files.classes, files.fingerprint(), settings)
+    return count
+
+
+def write_readable(
+    files: ImageFiles, unfinished: Path, image_size: int, quality: int, workers: int, skip_corrupt: bool
+) -> int:
+    """Write all images; returns their number. Raises if one cannot be read and is not to be skipped."""
     positions = list(range(len(files)))
-    try:
-        while positions:
-            samples = StoredImages(files, positions, image_size, skip_corrupt)
-            write_samples(samples, partial, quality, workers)
-            corrupt = [position for position, flag in zip(positions, samples.corrupt[:], strict=True) if flag]
-            if not corrupt:
-                check_beton(partial)
-                os.replace(partial, out)
-                return len(positions)
-            for position in corrupt:
-                report_corrupt(files.path(position), skip_corrupt)
-            positions = sorted(set(positions) - set(corrupt))
-        raise CorruptImage(f"expected at least 1 readable image in {folder}, got only corrupt ones")
-    finally:
-        partial.unlink(missing_ok=True)
+    while positions:
+        samples = StoredImages(files, positions, image_size, skip_corrupt)
+        write_samples(samples, unfinished, quality, workers)
+        unreadable = [position for position, flag in zip(positions, samples.unreadable[:], strict=True) if flag]
+        if not unreadable:
+            return len(positions)
+        for position in unreadable:
+            report_unreadable(files.path(position), skip_corrupt)
+        positions = sorted(set(positions) - set(unreadable))
+    raise CorruptImage(f"expected at least 1 readable image, got {len(files)} corrupt ones; repair or replace them")
 
 
-def report_corrupt(path: Path, skip_corrupt: bool) -> None:
+def remove_leftovers(out: Path) -> None:
+    """Remove the temporary files of killed runs that wrote `out`."""
+    for final in (out, description_file(out)):
+        name = re.compile(rf"\.{re.escape(final.stem)}\.\d+\.unfinished{re.escape(final.suffix)}")
+        for path in out.parent.glob(".*.unfinished*"):
+            if name.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+
+def report_unreadable(path: Path, skip_corrupt: bool) -> None:
     """Warn about a corrupt image if it is skipped; raise otherwise."""
     try:
         read_image(path)

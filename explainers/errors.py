@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
@@ -27,6 +27,20 @@ def check_positive(**numbers: float) -> None:
             raise InputError(f"expected {name} above 0, got {name}={number}")
 
 
+def check_range(low: float, high: float = float("inf"), **numbers: float) -> None:
+    """Raise an InputError that names the first of these settings that is not from `low` to `high`.
+
+    >>> check_range(0, hops=2)
+    >>> check_range(1, 16, patches=20)
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected patches from 1 to 16, got patches=20
+    """
+    allowed = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
+    for name, number in numbers.items():
+        if not low <= number <= high:
+            raise InputError(f"expected {name} {allowed}, got {name}={number}")
+
+
 def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function or a constructor: it raises an InputError for a choice that does not exist.
 
@@ -40,23 +54,37 @@ def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(function)
 
+    @functools.cache
+    def hints() -> Mapping[str, Any]:
+        return get_type_hints(function)  # not before the first call: they may name classes that follow the function
+
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints = get_type_hints(function)  # not before the first call: they may name classes that follow the function
-        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            _check_choice(name, value, hints.get(name))
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # arguments that do not exist, which the error of the function itself names with its own name
+            return function(*args, **kwargs)
+        check_choices(given, hints())
         return function(*args, **kwargs)
 
     return checked
 
 
-def _check_choice(name: str, value: Any, hint: Any) -> None:
-    """Raise an InputError if the hint is a `Literal`, or a sequence of one, that does not allow the value."""
-    several = get_origin(hint) not in (None, Literal) and len(get_args(hint)) == 1
-    hint = get_args(hint)[0] if several else hint
-    if get_origin(hint) is not Literal:
-        return
-    *choices, last = map(str, get_args(hint))
-    for chosen in value if several and not isinstance(value, str) else [value]:
-        if chosen not in get_args(hint):
-            raise InputError(f"expected {name} {', '.join(choices)} or {last}, got {chosen}")
+def check_choices(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise an InputError for the first argument that its type hint, a `Literal` or a sequence of one, does not allow.
+
+    Args:
+        arguments: name → value.
+        hints: name → type hint.
+    """
+    for name, value in arguments.items():
+        hint = hints.get(name)
+        several = get_origin(hint) not in (None, Literal) and len(get_args(hint)) == 1
+        hint = get_args(hint)[0] if several else hint
+        if get_origin(hint) is not Literal:
+            continue
+        *choices, last = map(str, get_args(hint))
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        if several != listed or any(chosen not in get_args(hint) for chosen in (value if listed else [value])):
+            kind = "as a list of " if several else ""
+            raise InputError(f"expected {name} {kind}{', '.join(choices)} or {last}, got {value}")

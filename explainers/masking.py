@@ -1,13 +1,13 @@
 """Patches of an image, sets of visible patches, and images with the other patches removed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive, check_range
 
 Removal = Literal["zero", "black", "drop"]
 """What becomes of hidden patches. `zero`: pixels are 0 after normalisation, the mean pixel (TVE). `black`: pixels are 0
@@ -27,6 +27,7 @@ class PatchGrid:
     patch_size: int = 16
 
     def __post_init__(self) -> None:
+        check_positive(image_size=self.image_size, patch_size=self.patch_size)
         if self.image_size % self.patch_size:
             raise InputError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
 
@@ -41,10 +42,12 @@ class PatchGrid:
         return self.side**2
 
     def check(self, images: Tensor) -> None:
-        """Raise an InputError unless images (..., H, W) have the size that this grid cuts."""
+        """Raise an InputError unless images (..., H, W) have the size that this grid cuts, and there is one."""
         if images.shape[-2:] != (self.image_size, self.image_size):
             size = f"{self.image_size} × {self.image_size}"
             raise InputError(f"the grid cuts {size} images; got {tuple(images.shape[-2:])}")
+        if not images.numel():
+            raise InputError(f"expected at least one image, got an empty batch of shape {list(images.shape)}")
 
 
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
@@ -62,10 +65,17 @@ def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
     >>> neighbourhoods(PatchGrid(image_size=3, patch_size=1), hops=1)[0].int().view(3, 3).tolist()
     [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
     """
+    check_range(0, hops=hops)
     index = torch.arange(grid.num_patches)
     row, column = index // grid.side, index % grid.side
     distance = torch.maximum((row[:, None] - row).abs(), (column[:, None] - column).abs())
     return distance <= hops
+
+
+def check_hops(hops: Sequence[int]) -> None:
+    """Raise an InputError unless there is a radius of N(z), and all of them are 0 or more."""
+    if not hops or min(hops) < 0:
+        raise InputError(f"expected hops, one radius or more of 0 patches or more, such as [2], got {list(hops)}")
 
 
 def most_important(scores: Tensor, levels: int) -> Tensor:
@@ -95,8 +105,7 @@ def level_sizes(num_patches: int, levels: int) -> Tensor:
     >>> level_sizes(num_patches=7, levels=3).tolist()
     [0, 3, 7]
     """
-    if levels < 2:
-        raise InputError(f"expected at least 2 sparsities, 0 and 1, got levels={levels}")
+    check_range(2, levels=levels)
     return torch.arange(levels) * num_patches // (levels - 1)
 
 
@@ -176,6 +185,7 @@ def in_chunks(
     >>> in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), torch.zeros(1, 3, 2, 2), keep, by_size=True)
     tensor([[12, 21, 21]])
     """
+    check_positive(chunk_size=chunk_size)
     masks = keep.flatten(0, 1)
     order, groups = torch.arange(len(masks), device=keep.device), [len(masks)]
     if by_size:

@@ -50,7 +50,7 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     'explainer.hops: [1] → [2]'
     """
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(new.keys() | old.keys()):
+        for name in {**new, **old}:
             difference = first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
             if difference:
                 return difference

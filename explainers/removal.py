@@ -3,22 +3,21 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isqrt
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid, Removal, in_chunks, mask_pixels
 from explainers.target import TargetModel
 
 
+@checks_choices
 def check_removal(target: TargetModel, removal: Removal) -> None:
-    """Raise an InputError unless `removal` exists and this target supports it."""
-    if removal not in get_args(Removal):
-        raise InputError(f"expected removal {', '.join(get_args(Removal)[:-1])} or drop, got {removal}")
+    """Raise an InputError unless this target supports `removal`."""
     if removal == "drop" and not isinstance(target.backbone, VisionTransformer | Eva):
         raise InputError(
             f"expected a ViT for removal=drop, got {target.name}: its tokens cannot leave the sequence; take"
@@ -26,6 +25,7 @@ def check_removal(target: TargetModel, removal: Removal) -> None:
         )
 
 
+@checks_choices
 def masked_outputs(
     target: TargetModel,
     function: Callable[[Tensor], Tensor],
@@ -62,7 +62,7 @@ def masked_outputs(
             return embed_visible(target, images, masks)
 
     else:
-        fill = target.normalise(torch.zeros_like(target.mean)) if removal == "black" else 0.0
+        fill = -target.mean / target.std if removal == "black" else 0.0
 
         def embed(images: Tensor, masks: Tensor) -> Tensor:
             return target.embed(mask_pixels(images, masks, grid, fill))
@@ -72,6 +72,7 @@ def masked_outputs(
     )
 
 
+@checks_choices
 def masked_probabilities(
     target: TargetModel,
     normalised: Tensor,

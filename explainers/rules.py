@@ -6,11 +6,13 @@ seeds at once, and no operation divides by its own input.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from explainers.errors import check_choices, check_range
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Rules:
         residual: how a skip connection y = x + f(x) shares the relevance of y. `sum`: by the values, which is the
             gradient. `signed`: summands of the sign of y count (1 + γ)-fold (ResLRP). `conserved`: the sum over all
             tokens stays the same (Transformer Attribution, Equations 9 and 10).
-        gamma: γ of `signed`.
+        gamma: γ of `signed`, at least 0.
     """
 
     attention: Literal["gradient", "frozen", "halved"] = "gradient"
@@ -36,6 +38,10 @@ class Rules:
     linear: Literal["gradient", "positive"] = "gradient"
     residual: Literal["sum", "signed", "conserved"] = "sum"
     gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choices(vars(self), get_type_hints(Rules))
+        check_range(0, gamma=self.gamma)
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:

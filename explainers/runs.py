@@ -1,13 +1,11 @@
-"""Functions that `train.py` and `eval.py` share: run folders, records, processes, and one-line errors."""
+"""Functions that `train.py` and `eval.py` share: run folders, records, arguments of processes, and one-line errors."""
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
-import secrets
-import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,14 +18,25 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from safetensors import SafetensorError
+from yaml import YAMLError
 
 from explainers.errors import InputError
 from explainers.files import write_atomically
+from explainers.processes import arguments, torchrun
 from explainers.records import devices, first_difference, versions
+from explainers.resuming import model_files, read_json, replaced_file
+
+FULL = "make room on its disk, or write to another one"
+DENIED = "change its permissions, or take another path"
+OF_THE_DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
+}
+"""Error number of the operating system → what a user can do."""
 
 
 def folder_name(text: str) -> str:
@@ -93,23 +102,31 @@ def quiet_libraries() -> None:
 
 
 @rank_zero_only
-def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float) -> None:
-    """Print what a run did, how good it is, how long it took and where it is, in one line."""
+def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float, note: str = "") -> None:
+    """Print what a run did, how good it is, how long it took and where it is, in one line.
+
+    Args:
+        cfg: the config of the run.
+        metrics: name → value.
+        seconds: duration.
+        note: what else the user should know of the numbers.
+    """
     shown = {name: metrics[name] for name in (cfg.objective, "val/accuracy") if name in metrics}
     values = ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
-    print(f"{cfg.title or cfg.name}: {values}; {seconds:.0f} s, {relative(run_dir())}")
+    said = "; ".join(part for part in (values, note, f"{seconds:.0f} s, {relative(run_dir())}") if part)
+    print(f"{cfg.title or cfg.name}: {said}")
 
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
 
-    Such errors are `InputError`s and config keys that are misspelt or missing. All other errors keep their traceback,
-    and so does every error of a sweep's job.
+    Such errors are `InputError`s, config keys that are misspelt or missing, full disks and missing permissions. All
+    other errors keep their traceback, and so does every error of a sweep's job.
     """
     try:
         yield
-    except (InputError, InstantiationException, MissingMandatoryValue) as error:
+    except (InputError, InstantiationException, MissingMandatoryValue, OSError, SafetensorError) as error:
         message = _message(error)
         if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
@@ -123,8 +140,20 @@ def _message(error: BaseException) -> str | None:
         cause = cause.__cause__
     if isinstance(cause, InputError):
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
+    if isinstance(cause, OSError | SafetensorError):
+        return _of_the_disk(cause)
     misspelt = isinstance(cause, TypeError) and re.search("unexpected keyword argument|missing .* required", str(cause))
     return str(error) if misspelt or isinstance(cause, MissingMandatoryValue) else None
+
+
+def _of_the_disk(error: OSError | SafetensorError) -> str | None:
+    """Message for a full disk or a missing permission; None for other errors."""
+    number = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text alone
+    code = int(number[1]) if number else getattr(error, "errno", None)
+    if code not in OF_THE_DISK:
+        return None
+    path = getattr(error, "filename", None) or f"a file in {run_dir()}"  # writing to an open file tells no name
+    return f"cannot read or write {path}: {os.strerror(code)}: {OF_THE_DISK[code]}"
 
 
 def number_of_processes(trainer: DictConfig) -> int:
@@ -154,21 +183,7 @@ def launch(processes: int) -> bool:
     if processes == 1 or "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
         return False
     config = HydraConfig.get()
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={processes}",
-        sys.argv[0],
-    ]
-    torchrun = subprocess.Popen([*command, *config.overrides.task, f"hydra.run.dir='{run_dir()}'"])
-    # Otherwise torchrun's processes would outlive this one
-    earlier = signal.signal(signal.SIGTERM, lambda *_: torchrun.terminate())
-    try:
-        code = torchrun.wait()
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
+    code = torchrun(processes, [sys.argv[0], *arguments(config, run_dir())])
     if code and config.mode == RunMode.MULTIRUN:  # the other jobs of the sweep go on
         raise RuntimeError(f"a process of the run in {run_dir()} failed; its error stands above")
     if code:
@@ -178,51 +193,43 @@ def launch(processes: int) -> bool:
 
 @rank_zero_only
 def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
-    """Write config, versions and command into the folder of a new run, or of a run that continues.
+    """Write config, versions, command and hashes of weight files into the folder of a run that starts or continues.
 
     Args:
         cfg: the config of the run.
         folder: the run's folder.
-        go_on: continue the run of this folder even if its config was different.
+        go_on: continue the run of this folder even if its config or its files were different.
 
     Raises:
-        InputError: if the folder holds a run of another config; the message names the first key that differs.
+        InputError: if the folder holds a run of another config, or of other contents of the files that it names; the
+            message names the first key that differs.
     """
     resolved: Any = OmegaConf.to_container(cfg, resolve=True)
-    saved = folder / "config.yaml"
-    if saved.exists() and (folder / "checkpoints").exists() and not go_on:
-        earlier: Any = OmegaConf.to_container(OmegaConf.load(saved))
-        difference = first_difference(earlier, resolved | {key: earlier.get(key) for key in ("data_dir", "ckpt_path")})
+    files = model_files(resolved, folder)
+    if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not go_on:
+        earlier = _read_config(folder / "config.yaml")
+        same = resolved | {key: earlier.get(key) for key in ("data_dir", "ckpt_path", "fit", "test")}
+        recorded = read_json(folder / "versions.json").get("files", {})
+        difference = first_difference(earlier, same) or replaced_file(recorded, files)
         if difference:
             raise InputError(
                 f"{folder} holds a run of another config: {difference}. Give this one a name of its own (name=...), "
                 "delete the folder, or go on from its checkpoint all the same (ckpt_path=last)"
             )
-    write_atomically(saved, OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
     record = {"command": sys.argv, "python": sys.version.split()[0], "packages": versions(), "devices": devices()}
-    write_atomically(folder / "versions.json", json.dumps(record, indent=2))
+    write_atomically(folder / "versions.json", json.dumps(record | {"files": files}, indent=2))
 
 
-def wandb_logger(project: str, name: str, folder: str, group: str | None = None, offline: bool | None = None) -> Logger:
-    """A Weights & Biases logger; a resumed run keeps its W&B id.
-
-    Args:
-        project: W&B project.
-        name: name of the W&B run.
-        folder: the run's folder, where its id is stored.
-        group: W&B group of the run.
-        offline: `None` logs offline if WANDB_MODE is not set and no W&B key is configured.
-    """
-    import wandb
-    from lightning.pytorch.loggers import WandbLogger
-
-    if offline is None:
-        offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False)
-    wandb.finish()  # otherwise this run would continue the run of an earlier job of the same sweep
-    identifier = Path(folder) / "wandb_id"
-    if not identifier.exists():
-        write_atomically(identifier, secrets.token_hex(4))
-    by_agent = "WANDB_SWEEP_ID" in os.environ  # set by `wandb agent`, which chooses the id of the run
-    run_id = identifier.read_text() if identifier.exists() and not by_agent else None
-    mode: Any = "offline" if offline else None  # Lightning's `offline` would set WANDB_MODE for later runs, too
-    return WandbLogger(name=name, save_dir=folder, mode=mode, project=project, group=group, id=run_id, resume="allow")
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read the config that a run has written to its folder."""
+    try:
+        text = path.read_text()
+        config: Any = OmegaConf.to_container(OmegaConf.create(text)) if text.endswith("\n") else None  # cut off
+    except (YAMLError, OmegaConfBaseException, ValueError):
+        config = None
+    if not config or not isinstance(config, dict):
+        raise InputError(
+            f"{path}: expected the config of the run, got a damaged file: delete it to go on with any config"
+        )
+    return config

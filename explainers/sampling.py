@@ -33,13 +33,16 @@ def uniform(counter: Tensor, seed: int) -> Tensor:
     return _mix(bits).double() / 2**32
 
 
-def stream(purpose: Literal["patches", "hops", "crops", "coalitions"], seed: int, epoch: int) -> int:
+def stream(purpose: Literal["patches", "hops", "crops", "coalitions", "dropout"], seed: int, epoch: int) -> int:
     """Return a seed of its own for every purpose and epoch, because equal seeds would give correlated draws.
 
     >>> stream("patches", seed=0, epoch=0), stream("hops", seed=0, epoch=0), stream("patches", seed=0, epoch=1)
     (0, 1, 4)
     """
-    return 4 * (seed * 100_003 + epoch) + ("patches", "hops", "crops", "coalitions").index(purpose)
+    number = seed * 100_003 + epoch
+    if purpose == "dropout":
+        return -1 - number  # the other purposes share the numbers from 0
+    return 4 * number + ("patches", "hops", "crops", "coalitions").index(purpose)
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from explainers.identity import Identity, recipe
 from explainers.target import TargetModel
 
 
@@ -19,6 +20,11 @@ class Source(Protocol):
     @property
     def provides(self) -> tuple[str, ...]:
         """Names of all its rows."""
+        ...
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Entries of a sample, such as `image` and `label`, that the rows depend on, besides its index."""
         ...
 
     @property
@@ -38,8 +44,11 @@ class Source(Protocol):
         """
         ...
 
-    def key(self) -> dict[str, str]:
-        """Return everything that the rows of epoch 0 depend on, except the images; a cache is valid for equal keys."""
+    def key(self) -> Identity:
+        """Return everything that the rows of epoch 0 depend on, except the samples; a cache is valid for equal keys.
+
+        The entry `source` is a short name for messages.
+        """
         ...
 
 
@@ -70,6 +79,7 @@ class Features:
         blocks: indices of the blocks whose feature maps are rows; none by default.
     """
 
+    entries = ("image",)
     forward_passes = 1
 
     def __init__(self, target: TargetModel, blocks: Sequence[int] = ()) -> None:
@@ -87,8 +97,9 @@ class Features:
             embeddings, maps = self.target.embed_with_maps(normalised, self.blocks)
         return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
 
-    def key(self) -> dict[str, str]:
-        return self.target.identity() | {"source": "tokens", "blocks": str(self.blocks)}
+    def key(self) -> Identity:
+        own = {"source": "features", "target": self.target.backbone_identity()}
+        return own | recipe(self, without=own)
 
 
 class Pixels:
@@ -99,12 +110,13 @@ class Pixels:
     """
 
     provides = ("image",)
+    entries = ("image",)
     forward_passes = 0
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         return {"image": batch["image"]}
 
-    def key(self) -> dict[str, str]:
+    def key(self) -> Identity:
         return {"source": "pixels"}
 
 

@@ -1,84 +1,20 @@
 """The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import timm.data
 import torch
-from safetensors.torch import load_file, save_file
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-
-_hashes: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
-
-
-def weights_hash(module: nn.Module) -> str:
-    """Compute the SHA-256 of the names and values of a module's weights.
-
-    The hash is cached, and computed again only after PyTorch's version counter of one of the weights has changed.
-
-    >>> layer, same = nn.Linear(2, 1), nn.Linear(2, 1)
-    >>> _ = same.load_state_dict(layer.state_dict())
-    >>> weights_hash(layer) == weights_hash(same)
-    True
-    >>> _ = nn.init.zeros_(same.bias)
-    >>> weights_hash(layer) == weights_hash(same)
-    False
-    """
-    state = sorted(module.state_dict().items())
-    versions = [(name, value.data_ptr(), value.dtype, value.shape, value._version) for name, value in state]
-    cached = _hashes.get(module)
-    if cached is not None and cached[0] == versions:
-        return cached[1]
-    digest = hashlib.sha256()
-    for name, value in state:
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    _hashes[module] = versions, digest.hexdigest()
-    return digest.hexdigest()
-
-
-class DistilledHead(nn.Module):
-    """DeiT's two linear heads, one on each half of the embedding; the logits are the mean of the two.
-
-    Args:
-        head: head on the class token, the first half of the embedding.
-        head_dist: head on the distillation token, the second half.
-
-    >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
-    [[2.0, 3.0]]
-    """
-
-    def __init__(self, head: nn.Module, head_dist: nn.Module) -> None:
-        super().__init__()
-        self.head, self.head_dist = head, head_dist
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """Classify embeddings (..., 2·width) → logits (..., K)."""
-        class_token, distillation_token = embeddings.chunk(2, -1)
-        return (self.head(class_token) + self.head_dist(distillation_token)) / 2
-
-
-def load_head(path: str | Path) -> nn.Linear:
-    """Load a linear head that `save_head` wrote: a safetensors file of `weight` (K, D) and `bias` (K,)."""
-    if not Path(path).is_file():
-        raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
-    weights = load_file(path)
-    classes, width = weights["weight"].shape
-    head = nn.Linear(width, classes)
-    head.load_state_dict(weights)
-    return head
-
-
-def save_head(head: nn.Linear, path: str | Path) -> None:
-    """Write a linear head to a safetensors file."""
-    save_file({name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}, path)
+from explainers.heads import DistilledHead, load_head
+from explainers.identity import Identity, architecture_hash, weights_hash
+from explainers.inputs import zero_to_one
+from explainers.weight_files import check_identity
 
 
 class TargetModel(nn.Module):
@@ -87,6 +23,9 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classification layer becomes `head`, and the rest `backbone`.
         head: a head for another task on the same backbone, or the path of one; `None` keeps the model's own head.
+
+    Raises:
+        InputError: if `head` is for embeddings of another width, or its file says that it belongs to another backbone.
     """
 
     mean: Tensor
@@ -97,46 +36,93 @@ class TargetModel(nn.Module):
         own_head = model.get_classifier()
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
-        head_name = head if isinstance(head, str | Path) else "the head"
+        path = head if isinstance(head, str | Path) else "the head"
+        fitted: Identity = {}
         if head is None:
             head = DistilledHead(*own_head) if self.distilled else own_head
         elif not isinstance(head, nn.Module):
-            head = load_head(head)
+            head, fitted = load_head(head)
         model.reset_classifier(0)
         # Convolutions are faster in this format. Any: timm has no type for the methods that all its models share
         self.backbone: Any = model.to(memory_format=torch.channels_last)
         self.head: Any = head
-        self._check_head(head_name)
+        self.classes: list[str] = list(fitted.get("classes", ()))
+        """Names of the classes, in the order of the logits; empty if they are not known."""
         config = timm.data.resolve_model_data_config(model)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
+        self._check_head(path, fitted.get("target", {}))
 
-    def _check_head(self, head_name: str | Path) -> None:
+    def _check_head(self, path: str | Path, fitted: Identity) -> None:
+        """Compare the head with the backbone; `fitted` is the identity of the backbone in the file of the head."""
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
             raise InputError(
-                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {head_name} reads"
+                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {path} reads"
                 f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
+            )
+        if fitted:
+            check_identity(fitted, self.backbone_identity(), path)
+
+    def check_classes(self, names: Sequence[str]) -> None:
+        """Compare the classes of a data set with those of the head: their names if both are known, else their number.
+
+        Args:
+            names: class names in the order of the labels; empty for a data set without classes.
+
+        Raises:
+            InputError: if they differ, because labels would then mean other classes than logits.
+        """
+        if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
+            shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
+            raise InputError(
+                f"expected images of the head's {self.num_classes} classes{f' ({shown[0]})' * bool(self.classes)}, got"
+                f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
             )
 
     @property
     def num_classes(self) -> int:
         """K, the number of classes."""
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
-        return int(head.out_features)
+        if hasattr(head, "out_features"):
+            return int(head.out_features)
+        with torch.no_grad():  # several layers
+            return self.classify(torch.zeros(1, self.embed_dim, device=self.mean.device)).shape[-1]
 
     @property
     def name(self) -> str:
         """Name of the architecture in timm."""
         return self.backbone.pretrained_cfg.get("architecture", type(self.backbone).__name__)
 
-    def identity(self) -> dict[str, str]:
-        """Return the name and hash of the backbone; values computed with one backbone are invalid for any other."""
-        return {"backbone": self.name, "backbone_sha256": weights_hash(self.backbone)}
+    def backbone_identity(self) -> Identity:
+        """Describe G: the architecture, its settings and weights, and the normalisation of its input.
+
+        Values computed with one backbone are invalid for any other.
+        """
+        mean, std = ([round(value, 6) for value in part.flatten().tolist()] for part in (self.mean, self.std))
+        return {
+            "backbone": self.name,
+            "embed_dim": self.embed_dim,
+            "normalisation": {"mean": mean, "std": std},
+            "architecture_sha256": architecture_hash(self.backbone),
+            "backbone_sha256": weights_hash(self.backbone),
+        }
+
+    def head_identity(self) -> Identity:
+        """Describe H."""
+        return {
+            "num_classes": self.num_classes,
+            "head_architecture_sha256": architecture_hash(self.head),
+            "head_sha256": weights_hash(self.head),
+        }
+
+    def identity(self) -> Identity:
+        """Describe f = H ∘ G."""
+        return self.backbone_identity() | self.head_identity()
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise uint8 images (B, C, H, W) with the mean and std that the backbone was trained with: float32."""
-        return (images.float() / 255 - self.mean) / self.std
+        return (zero_to_one(images) - self.mean) / self.std
 
     def embed(self, normalised: Tensor) -> Tensor:
         """Compute G: normalised images (B, C, H, W) → embeddings (B, D)."""

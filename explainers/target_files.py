@@ -4,11 +4,12 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from timm.models import load_checkpoint
 
 from explainers.errors import InputError
-from explainers.target import DistilledHead, TargetModel
+from explainers.heads import DistilledHead
+from explainers.target import TargetModel
+from explainers.weight_files import save_weights
 
 
 def save_target(target: TargetModel, path: Path) -> None:
@@ -27,7 +28,7 @@ def save_target(target: TargetModel, path: Path) -> None:
         parts = [(weight * len(layers), head.bias) for weight in head.weight.chunk(len(layers), -1)]
     for layer, (weight, bias) in zip(layers, parts, strict=True):
         weights |= {f"{layer}.weight": weight, f"{layer}.bias": bias.clone()}
-    save_file({name: value.detach().cpu().contiguous() for name, value in weights.items()}, path)
+    save_weights(weights, path)
 
 
 def load_target(target: TargetModel, path: str | Path) -> TargetModel:

@@ -12,6 +12,7 @@ from toys import three_models
 
 import explainers
 from explainers import FunctionalExplainer, posthoc
+from explainers.errors import InputError
 from explainers.networks import (
     FastSHAPNetwork,
     LightNetwork,
@@ -161,6 +162,35 @@ def test_images_and_classes_stay_as_they_are(explainer, images):
     assert torch.equal(classes, CLASSES)
 
 
+def test_images_of_another_size_or_type_and_an_empty_batch_are_refused(explainer, images):
+    if not isinstance(explainer, General):  # the classifier sees the images first
+        with pytest.raises(InputError, match=r"^the grid cuts 32 × 32 images; got \(24, 24\)$"):
+            explainer(images[..., :24, :24], CLASSES)
+    with pytest.raises(InputError, match=r"^expected at least one image, got an empty batch of shape \[0, 3, 32, 32\]"):
+        explainer(images[:0], CLASSES[:0])
+    if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
+        with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
+            explainer(images / 255, CLASSES)
+
+
+def test_classes_may_be_of_any_type_of_integers(explainer, images):
+    expected = explainer(images, CLASSES)
+    for dtype in (torch.int32, torch.uint8):
+        assert torch.equal(explainer(images, CLASSES.to(dtype)), expected)
+
+
+def test_classes_that_the_model_does_not_have_are_refused(explainer, images):
+    if isinstance(explainer, posthoc.Chance) or getattr(explainer, "classifier", None) and explainer.ignores_classes:
+        pytest.skip("does not read the classes")
+    for wrong, got in ((-1, "-1 to 4"), (5, "0 to 5")):
+        with pytest.raises(InputError, match=f"^expected classes from 0 to 4 of the model .*, got {got}$"):
+            explainer(images, CLASSES.index_fill(0, torch.tensor([4]), wrong))
+    with pytest.raises(InputError, match=r"^expected one class of each of 5 images, .* got int64 of shape \[4\]$"):
+        explainer(images, CLASSES[:4])
+    with pytest.raises(InputError, match=r"^expected one class of each of 5 images, .* got float32 of shape \[5\]$"):
+        explainer(images, CLASSES.float())
+
+
 def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, target, images):
     target_before, before, mode = (
         copy.deepcopy(target.state_dict()),
@@ -221,7 +251,7 @@ def test_another_seed_is_another_chance(grid, images):
 
 
 def test_chance_favours_no_patch(grid):
-    images = torch.randint(0, 256, (2000, 3, 8, 8), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2000, 3, 32, 32), dtype=torch.uint8)
     heatmaps = posthoc.Chance(None, grid)(images, torch.zeros(2000, dtype=torch.long))
     peaks = heatmaps.flatten(1).argmax(1).bincount(minlength=16)
     assert (peaks - 125).abs().max() < 60  # five standard deviations

@@ -1,6 +1,7 @@
 import copy
 import math
 import re
+from contextlib import nullcontext
 
 import pytest
 import timm
@@ -9,8 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.heads import load_head, save_head
+from explainers.identity import weights_hash
 from explainers.sources import Features
-from explainers.target import TargetModel, load_head, save_head, weights_hash
+from explainers.target import TargetModel
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 FAMILIES = {
@@ -100,8 +103,11 @@ def test_images_are_normalised_as_the_weights_expect(make_target, name, mean):
 
 def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images, tmp_path):
     head = nn.Linear(24, 3)
-    save_head(head, tmp_path / "head.safetensors")
-    target = TargetModel(make_model(), head=tmp_path / "head.safetensors")
+    path = save_head(
+        head, tmp_path / "head.safetensors", TargetModel(make_model()).backbone_identity(), ["a", "b", "c"]
+    )
+    target = TargetModel(make_model(), head=path)
+    assert target.classes == ["a", "b", "c"]
     embeddings = target.embed(target.normalise(images))
     torch.testing.assert_close(target(images), embeddings @ head.weight.T + head.bias)
     torch.testing.assert_close(TargetModel(make_model(), head=head)(images), target(images))
@@ -121,10 +127,46 @@ def test_a_head_that_is_not_there_is_asked_for(tmp_path):
 
 def test_a_head_survives_its_file(tmp_path):
     head = nn.Linear(4, 2)
-    save_head(head, tmp_path / "head.safetensors")
-    loaded = load_head(tmp_path / "head.safetensors")
+    loaded, identity = load_head(save_head(head, tmp_path / "head.safetensors", {"backbone": "x"}, ["no", "yes"]))
     assert torch.equal(loaded.weight, head.weight)
     assert torch.equal(loaded.bias, head.bias)
+    assert identity == {"target": {"backbone": "x"}, "classes": ["no", "yes"]}
+
+
+def test_a_head_of_other_weights_of_the_backbone_or_another_normalisation_is_refused(make_model, tmp_path):
+    fitted = TargetModel(make_model())
+    path = save_head(nn.Linear(24, 3), tmp_path / "head.safetensors", fitted.backbone_identity(), [])
+    with pytest.raises(InputError, match=r"head.safetensors .*backbone_sha256: \w{12} → \w{12}: .*train again"):
+        TargetModel(make_model(seed=1), head=path)
+    other = make_model()
+    other.pretrained_cfg["mean"] = (0.1, 0.2, 0.3)
+    with pytest.raises(InputError, match=r"normalisation.mean: \[.*\] → \[0.1, 0.2, 0.3\]"):
+        TargetModel(other, head=path)
+
+
+def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
+    save_file({"weight": torch.zeros(3, 24), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
+    assert TargetModel(make_model(), head=tmp_path / "head.safetensors").classes == []
+    save_file({"kernel": torch.zeros(3, 24)}, tmp_path / "head.safetensors")
+    with pytest.raises(InputError, match="expected weight and bias of a linear head in .*, got kernel"):
+        TargetModel(make_model(), head=tmp_path / "head.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("known", "names", "told"),
+    [
+        ([], ["a", "b", "c"], None),
+        (["a", "b", "c"], ["a", "b", "c"], None),
+        (["a", "b", "c"], [], None),  # images without labels
+        ([], ["a", "b"], r"of the head's 3 classes, got 2 \(a, b\): give the head of this task"),
+        (["a", "b", "c"], ["b", "a", "c"], r"of the head's 3 classes \(a, b, c\), got 3 \(b, a, c\)"),
+    ],
+)
+def test_the_classes_of_the_images_are_those_of_the_head(make_target, known, names, told):
+    target = make_target(num_classes=3)
+    target.classes = known
+    with pytest.raises(InputError, match=told) if told else nullcontext():
+        target.check_classes(names)
 
 
 def test_a_distilled_model_embeds_both_of_its_tokens(make_model, images):

@@ -113,11 +113,11 @@ class Marked(Dataset):
         return {"image": self.images[index], "label": self.labels[index], "index": torch.as_tensor(index)}
 
 
-def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02, classes=3):
+def exported(base, grid, folder, alpha=1, seed=None, start=None, noise=0.02, classes=3, turn=0):
     """The file of a self-explaining model: a copy of `base`, or of the file `start`, with noise on the weights."""
     module = SelfExplaining(copy.deepcopy(base), grid, alpha=alpha, weights=start)
     if start is None:
-        module.target.head = FixedHead(simplex(classes, base.embed_dim), scale=10.0)
+        module.target.head = FixedHead(simplex(classes, base.embed_dim, seed=turn), scale=10.0)
     generator = torch.Generator().manual_seed(seed or 0)
     with torch.no_grad():
         for weight in module.target.backbone.parameters() if seed is not None else ():

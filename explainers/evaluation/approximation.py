@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torchmetrics import CatMetric
 
 from explainers import forward_passes
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
+from explainers.evaluation.checks import check_heatmaps, check_target
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import spearman
 from explainers.sampling import random_patches, stream, uniform
@@ -103,7 +104,7 @@ class TwoPointStudy(LightningModule):
         explainers: name → explainer of this target on this grid, to compare with `two_point`.
         hops: radius of N(z), in patches.
         patches: Z, number of sampled patches of each image.
-        subsets: numbers S of sampled subsets, increasing; a smaller S uses the first subsets of the largest.
+        subsets: numbers S of sampled subsets; a smaller S uses the first subsets of the largest.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws of patches and subsets.
     """
@@ -122,10 +123,18 @@ class TwoPointStudy(LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_target(target)
+        check_positive(chunk_size=chunk_size)
+        if not subsets or min(subsets) < 1:
+            raise InputError(f"expected subsets, one number or more above 0, such as [16, 32], got {list(subsets)}")
+        if "two_point" in explainers:
+            raise InputError("expected no explainer of the name two_point, which is that of Equation 3: rename it")
         if not 2 <= patches <= grid.num_patches:
             raise InputError(f"expected 2 to {grid.num_patches} patches of each image to correlate, got {patches}")
         self.target, self.grid = target.eval(), grid
-        self.explainers = nn.ModuleDict({name: explainer.eval() for name, explainer in explainers.items()})
+        # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
+        self.explainers = {name: explainer.eval() for name, explainer in explainers.items()}
+        self.parts = nn.ModuleList(self.explainers.values())
         self.hops, self.patches, self.subsets = hops, patches, tuple(subsets)
         self.chunk_size, self.seed = chunk_size, seed
         self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
@@ -142,9 +151,7 @@ class TwoPointStudy(LightningModule):
     @property
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer, and for `coalitions`, those of the study."""
-        return forward_passes(dict(self.explainers.items())) | {
-            "coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))
-        }
+        return forward_passes(self.explainers) | {"coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))}
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         normalised, index = self.target.normalise(batch["image"]), batch["index"]
@@ -156,10 +163,13 @@ class TwoPointStudy(LightningModule):
             self._log_probabilities, normalised, predicted, near, subsets, self.grid, self.chunk_size
         )
         heatmaps = {name: explainer(batch["image"], predicted) for name, explainer in self.explainers.items()}
-        right = (predicted == batch["label"])[:, None].expand_as(patches)
+        for name, heatmap in heatmaps.items():
+            check_heatmaps(name, heatmap, batch["image"], self.grid)
+        right = (predicted == batch["label"]).double().masked_fill(batch["label"] < 0, torch.nan)  # (B,)
         attributions = [two_point, *(heatmap.flatten(1).gather(1, patches) for heatmap in heatmaps.values())]
         expectations = [terms[..., :count].mean(-1) for count in self.subsets]
-        columns = [index[:, None].expand_as(patches), right, *expectations, *attributions]
+        of_image = [column[:, None].expand_as(patches) for column in (index, right)]
+        columns = [*of_image, *expectations, *attributions]
         self.found.update(torch.stack([column.double() for column in columns], -1))
         return {"heatmaps": heatmaps, "classes": predicted}
 
@@ -169,7 +179,8 @@ class TwoPointStudy(LightningModule):
     def on_test_epoch_end(self) -> None:
         rows = self.found.compute().reshape(-1, self.patches, 2 + len(self.subsets) + 1 + len(self.explainers))
         rows = rows[rows[:, 0, 0].argsort()]  # sorted by image, for any number of processes
-        self.measured = {"accuracy": rows[:, 0, 1].mean().item(), "images": len(rows)}
+        measured = {"accuracy": rows[:, 0, 1].nanmean().item(), "images": len(rows)}
+        self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
         expectations = dict(zip(self.subsets, rows[..., 2:].unbind(-1), strict=False))
         attributions = rows[..., 2 + len(self.subsets) :].unbind(-1)
         for name, attribution in zip(("two_point", *self.explainers), attributions, strict=True):

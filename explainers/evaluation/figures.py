@@ -35,7 +35,10 @@ def fidelity_curves(results: Results) -> Figure:
 
 
 def fidelity_bars(results: Results) -> Figure:
-    """The areas under the fidelity curves, with standard errors (TVE, Figure 3): Fidelity⁺ above, Fidelity⁻ below."""
+    """The areas under the fidelity curves (TVE, Figure 3), with standard errors where they are known.
+
+    Fidelity⁺ is above, Fidelity⁻ below.
+    """
     _require(results, *SIDES)
     names = names_in(results)
     figure = Figure(figsize=(1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 6), layout="constrained")
@@ -43,7 +46,7 @@ def fidelity_bars(results: Results) -> Figure:
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], SIDES, strict=True):
             measured = {name: explainers[name] for name in names if name in explainers}
-            errors = [numbers.get(f"{side}_error", 0.0) for numbers in measured.values()]
+            errors = [numbers.get(f"{side}_error", math.nan) for numbers in measured.values()]
             _bars(axis, names, {name: numbers[side] for name, numbers in measured.items()}, errors)
         axes[0, column].set_title(task)
     for axis, label in zip(axes[:, 0], SIDES.values(), strict=True):
@@ -100,7 +103,7 @@ def fidelity_ranking(results: Results) -> Figure:
         ends = {side: [explainers[name][side] for name in names] for side in SIDES}
         axis.hlines(range(len(names)), *ends.values(), color="lightgrey", linewidth=3, zorder=0)
         for side, label in SIDES.items():
-            errors = [explainers[name].get(f"{side}_error", 0.0) for name in names]
+            errors = [explainers[name].get(f"{side}_error", math.nan) for name in names]
             style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "color": colours[side], "label": label}
             axis.errorbar(ends[side], range(len(names)), xerr=errors, **style)
         axis.set_yticks(range(len(names)), names, fontsize=8)
@@ -112,7 +115,7 @@ def fidelity_ranking(results: Results) -> Figure:
 
 
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
-    """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages.
+    """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages where all are known.
 
     Args:
         results: task → explainer → numbers.
@@ -134,7 +137,7 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
     for axis, (side, label) in zip(figure.subplots(1, 2), SIDES.items(), strict=True):
         means = {name: float(np.mean([measured[name][side] for measured in results.values()])) for name in names}
         errors = [
-            math.hypot(*(measured[name].get(f"{side}_error", 0.0) for measured in results.values())) / len(results)
+            math.hypot(*(measured[name].get(f"{side}_error", math.nan) for measured in results.values())) / len(results)
             for name in names
         ]
         _bars(axis, names, means, errors, colours)

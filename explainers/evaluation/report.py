@@ -54,7 +54,7 @@ class Reference:
 
 
 def rows(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> list[dict[str, str]]:
-    """Format one row for each task and explainer; fidelities include their standard errors.
+    """Format one row for each task and explainer; fidelities include their standard errors where they are known.
 
     >>> results = {"pets": {"TVE": {"fidelity_plus": 0.5, "fidelity_plus_error": 0.01}}}
     >>> rows(results, {"fidelity_plus": "Fidelity⁺ ↑", "accuracy": "Accuracy ↑"})

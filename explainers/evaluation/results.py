@@ -1,77 +1,21 @@
 """Reads and writes results.json: numbers, settings and commands of evaluations, so that a task is measured once."""
 
-import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
+from explainers.evaluation.settings import hash_files, settings_of
 from explainers.files import write_atomically
 from explainers.records import devices, first_difference, versions
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Task → explainer → numbers that `Evaluation` measured."""
-
-WEIGHTS = ("weights", "head", "checkpoint_path", "mae")
-"""Config keys that name files; the hash of the file is compared, not its path."""
-
-WITHOUT_EFFECT = ("chunk_size", "num_workers")
-"""Config keys that depend on the machine and do not change the numbers."""
-
-
-def settings_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
-    """The part of a resolved config that the numbers of a task depend on.
-
-    It leaves out other tasks, figures and the locations of data and weights.
-
-    >>> config = {"data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "trainer": {"precision": "32-true"}}
-    >>> config["tasks"] = {"pets": {"root": "/disk/pets", "num_workers": 2}, "cars": {}}
-    >>> settings = settings_of("pets", config, hashes={"a/head.safetensors": "5d41"})
-    >>> settings["target"], settings["task"]
-    ({'head': '5d41'}, {'root': 'pets'})
-
-    Args:
-        task: name of the task.
-        config: resolved config, in nested dicts.
-        hashes: path → SHA-256 of the files that the config names, see `hash_files`.
-    """
-    roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
-
-    def reduced(node: Any, key: str = "") -> Any:
-        if isinstance(node, Mapping):
-            return {name: reduced(value, name) for name, value in node.items() if name not in WITHOUT_EFFECT}
-        if not isinstance(node, str):
-            return node
-        if key in WEIGHTS:
-            return hashes.get(node, node)
-        return next((node.removeprefix(root) for root in roots if node.startswith(root)), node)
-
-    shared = {key: config.get(key) for key in ("target", "grid", "explainers", "evaluation", "seed")}
-    shared |= {"methods": config["methods"]} if config.get("methods") else {}
-    trainer = {key: config["trainer"].get(key) for key in ("precision", "limit_test_batches", "fast_dev_run")}
-    return reduced({**shared, "trainer": trainer, "task": config["tasks"][task]})
-
-
-def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """Path → SHA-256 of every file that a key of `WEIGHTS` names, at any depth of the config."""
-
-    def paths(node: Any, key: str = "") -> Iterator[str]:
-        if isinstance(node, Mapping):
-            for name, value in node.items():
-                yield from paths(value, name)
-        elif key in WEIGHTS and isinstance(node, str) and Path(node).is_file():
-            yield node
-
-    hashes = {}
-    for path in sorted(set(paths(config))):
-        with open(path, "rb") as file:
-            hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
 
 
 class Measured(Protocol):
@@ -88,28 +32,30 @@ class Measured(Protocol):
 class ResultsFile:
     """The results.json of a run, written after every task; it keeps earlier tasks whose settings are unchanged.
 
-    The file holds `results`, `columns` and `identity` of every task (see `Evaluation`), the resolved `config`, the
-    hashes of the `files` that the config names, and `runs`, one record for each command, with its versions, devices and
-    measured `tasks`. If earlier results are dropped, the earlier file is copied to results_earlier.json.
+    The file holds `results`, `columns` and `identity` of every task (see `Evaluation`), the fingerprint of its `data`,
+    the resolved `config`, the hashes of the `files` that the config names, and `runs`, one record for each command,
+    with its versions, devices and measured `tasks`. If earlier results are dropped, the earlier file is copied to
+    results_earlier.json.
 
     Args:
         path: path of results.json.
         config: resolved config, in nested dicts.
+        data: task → fingerprint of its data set.
         fresh: keep no earlier task.
     """
 
-    def __init__(self, path: Path, config: Any, fresh: bool = False) -> None:
+    def __init__(self, path: Path, config: Any, data: Mapping[str, Any], fresh: bool = False) -> None:
         self.path = path
         config, hashes = json.loads(json.dumps(config)), hash_files(config)  # the types that reading the file gives
         earlier = load(path) if path.exists() else {}
         known = {} if fresh else earlier.get("config", {}).get("tasks", {})
-        tasks = known | config["tasks"]
+        tasks, data = known | config["tasks"], {**earlier.get("data", {}), **data}
         self.kept: list[str] = []
         self.changed: dict[str, str] = {}
         for task in [name for name in earlier.get("results", {}) if name in known]:
             difference = first_difference(
-                settings_of(task, earlier["config"], earlier["files"]),
-                settings_of(task, config | {"tasks": tasks}, earlier["files"] | hashes),
+                settings_of(task, earlier["config"], earlier["files"], earlier.get("data", {}).get(task, {})),
+                settings_of(task, config | {"tasks": tasks}, earlier["files"] | hashes, data.get(task, {})),
             )
             if difference:
                 self.changed[task] = difference
@@ -122,6 +68,7 @@ class ResultsFile:
         self.content: dict[str, Any] = {
             "config": config | {"tasks": {name: tasks[name] for name in [*config["tasks"], *self.kept]}},
             "files": {path: earlier["files"][path] for path in earlier.get("files", {}) if self.kept} | hashes,
+            "data": {name: data.get(name, {}) for name in [*config["tasks"], *self.kept]},
             "runs": [*self._earlier_runs(earlier), self.record],
             **{part: {task: earlier[part][task] for task in self.kept} for part in ("identity", "columns", "results")},
         }
@@ -181,7 +128,8 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
     for path in files:
         content = load(path)
         for task, explainers in content["results"].items():
-            identity = content.get("identity", {}).get(task, {})
+            data = content.get("data", {}).get(task)
+            identity = content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
             first, other = measured.setdefault(task, (path, identity))
             _check_alike(f"{task} in {first} and {path}", other, identity)
             merged = results.setdefault(task, {})

@@ -166,7 +166,10 @@ def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
     if not Path(path).is_file():
         raise InputError(f"no metrics at {path}: expected the csv/version_0/metrics.csv of a run")
     with open(path, newline="") as file:
-        lines = list(csv.DictReader(file))
+        written = file.readlines()
+    if written and written[0].endswith("\r\n") and not written[-1].endswith("\n"):
+        written.pop()  # a kill has cut it
+    lines = list(csv.DictReader(written))
     missing = [name for name in names if not lines or name not in lines[0]]
     if missing:
         raise InputError(f"{path}: expected the columns {', '.join(names)}, got no {', '.join(missing)}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
 
 Agreement = Literal["e_rmse", "iou", "rank_correlation"]
 
@@ -103,6 +103,7 @@ class TopOverlap(MeanMetric):
 
     def __init__(self, k: int) -> None:
         super().__init__()
+        check_positive(k=k)
         self.k, self.column = k, f"IoU@{k} ↑"
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]

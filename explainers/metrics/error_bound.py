@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from explainers.errors import check_positive
+
 
 def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ε, the bound 2ε / (1 − ε) and the error |φ̂ − φ| of every patch (Equation 9).
@@ -51,6 +53,7 @@ class ErrorBound(Metric):
 
     def __init__(self, limit: float = 0.5) -> None:
         super().__init__()
+        check_positive(limit=limit)
         self.limit = limit
         self.add_state("sums", torch.zeros(3), dist_reduce_fx="sum")
         self.add_state("covered", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")

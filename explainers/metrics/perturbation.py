@@ -54,7 +54,8 @@ class Fidelity(Metric):
     - `images`: number of images.
     - `sparsity`: the exact fractions |S*| / N, (levels,).
     - `fidelity_plus`, `fidelity_minus`: mean areas, by the trapezoidal rule over `sparsity`.
-    - `fidelity_plus_error`, `fidelity_minus_error`: standard errors of the mean areas over images.
+    - `fidelity_plus_error`, `fidelity_minus_error`: standard errors of the mean areas over images; missing for a
+      single image.
     - `fidelity_plus_curve`, `fidelity_minus_curve`: mean curves, (levels,).
 
     Args:
@@ -96,9 +97,10 @@ class Fidelity(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         mean, count = self.areas / self.images, self.images
-        variance = (self.squares / count - mean.square()).clamp(min=0) * count / (count - 1).clamp(min=1)
-        error = (variance / count).sqrt()
+        variance = (self.squares / count - mean.square()).clamp(min=0) / (count - 1)  # of the mean
         result = {"images": count, "sparsity": self.sparsity}
         for side, name in enumerate(("fidelity_plus", "fidelity_minus")):
-            result |= {name: mean[side], f"{name}_error": error[side], f"{name}_curve": self.curves[side] / count}
+            result |= {name: mean[side], f"{name}_curve": self.curves[side] / count}
+            if count > 1:
+                result[f"{name}_error"] = variance[side].sqrt()
         return result

@@ -18,7 +18,11 @@ __all__ = ["FastSHAPNetwork", "LightNetwork", "LightShapleyNetwork", "MetaNetwor
 
 
 class MetaNetwork(Protocol):
-    """Predicts the meta-attributions (g, h) of all patches in one forward pass."""
+    """Predicts the meta-attributions (g, h) of all patches in one forward pass.
+
+    A network keeps its constructor arguments as attributes of the same names. They are written with its weights, and
+    compared when these are loaded.
+    """
 
     blocks: tuple[int, ...]
 

@@ -8,7 +8,8 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.masking import PatchGrid, neighbourhoods
+from explainers.errors import InputError, check_positive
+from explainers.masking import PatchGrid, check_hops, neighbourhoods
 from explainers.target import TargetModel
 
 
@@ -90,6 +91,12 @@ class Trunk(nn.Module):
         depth: int,
     ) -> None:
         super().__init__()
+        check_hops(hops)
+        check_positive(width=width, depth=depth)
+        if not blocks:
+            raise InputError(
+                f"expected blocks of {target.name} to read, got none: give one or more, such as blocks=[0]"
+            )
         self.side = grid.side
         near = neighbourhoods(grid, max(hops)).float()
         self.register_buffer("near", near / near.sum(-1, keepdim=True), persistent=False)
@@ -147,7 +154,7 @@ class LightNetwork(nn.Module):
         depth: int = 2,
     ) -> None:
         super().__init__()
-        self.blocks = tuple(blocks)
+        self.blocks, self.hops, self.width, self.depth = tuple(blocks), tuple(hops), width, depth
         self.trunk = Trunk(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, 2 * target.embed_dim)
         self.register_buffer("mean_g", torch.zeros(target.embed_dim))

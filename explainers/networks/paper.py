@@ -11,7 +11,8 @@ from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive, check_range
+from explainers.inputs import zero_to_one
 from explainers.masking import PatchGrid
 from explainers.networks.light import at_patches
 from explainers.target import TargetModel
@@ -47,6 +48,12 @@ class MaskedAutoencoder(nn.Module):
         decoder_heads: int = 16,
     ) -> None:
         super().__init__()
+        check_positive(depth=depth, decoder_depth=decoder_depth)
+        for name, channels, count in (("width", width, heads), ("decoder_width", decoder_width, decoder_heads)):
+            if min(channels, count) <= 0 or channels % 4 or channels % count:
+                raise InputError(
+                    f"expected a {name} that is a multiple of 4 and of {count} heads, got {name}={channels}"
+                )
         self.encoder = VisionTransformer(
             grid.image_size, grid.patch_size, num_classes=0, embed_dim=width, depth=depth, num_heads=heads
         )
@@ -188,6 +195,10 @@ class PaperNetwork(nn.Module):
         shared_trunk: bool = False,
     ) -> None:
         super().__init__()
+        check_range(2, head_layers=head_layers)
+        self.width, self.depth, self.heads = width, depth, heads
+        self.decoder_width, self.decoder_depth, self.decoder_heads = decoder_width, decoder_depth, decoder_heads
+        self.head_layers, self.token_mixing, self.shared_trunk = head_layers, token_mixing, shared_trunk
         self.autoencoders = nn.ModuleList(
             MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads)
             for _ in range(1 if shared_trunk else 2)
@@ -196,7 +207,7 @@ class PaperNetwork(nn.Module):
             for autoencoder in self.autoencoders:
                 autoencoder.load(mae)  # type: ignore[operator]
         tokens = grid.num_patches if token_mixing else 0
-        self.heads = nn.ModuleList(
+        self.ffns = nn.ModuleList(
             nn.Sequential(*ffn_layers(decoder_width, target.embed_dim, head_layers, tokens)) for _ in range(2)
         )
         self.register_buffer("mean", torch.tensor(timm.data.IMAGENET_DEFAULT_MEAN)[:, None, None], persistent=False)
@@ -210,9 +221,9 @@ class PaperNetwork(nn.Module):
         patches: Tensor | None = None,
     ) -> Tensor:
         """Predict meta-attributions, see `MetaNetwork`; only `images` and `patches` are used."""
-        normalised = (images.float() / 255 - self.mean) / self.std
+        normalised = (zero_to_one(images) - self.mean) / self.std
         tokens = [autoencoder(normalised) for autoencoder in self.autoencoders]
-        return at_patches(torch.stack([self.heads[0](tokens[0]), self.heads[1](tokens[-1])], 2), patches)
+        return at_patches(torch.stack([self.ffns[0](tokens[0]), self.ffns[1](tokens[-1])], 2), patches)
 
     def calibrate(self, meta: Tensor, embedding: Tensor | None = None) -> None:
         """Do nothing, because the heads learn the scale of the meta-attributions."""

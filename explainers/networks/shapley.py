@@ -9,7 +9,8 @@ import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
+from explainers.inputs import zero_to_one
 from explainers.masking import PatchGrid
 from explainers.networks.light import Trunk, on_grid, small_linear
 from explainers.target import TargetModel
@@ -37,7 +38,7 @@ class LightShapleyNetwork(nn.Module):
         depth: int = 2,
     ) -> None:
         super().__init__()
-        self.blocks = tuple(blocks)
+        self.blocks, self.hops, self.width, self.depth = tuple(blocks), tuple(hops), width, depth
         self.trunk = Trunk(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, target.num_classes)
 
@@ -67,6 +68,7 @@ class ViTShapleyNetwork(nn.Module):
         self, target: TargetModel, grid: PatchGrid, freeze: bool = False, ratio: int = 4, tanh: bool = True
     ) -> None:
         super().__init__()
+        check_positive(ratio=ratio)
         vit = target.backbone
         sides = vit.patch_embed.grid_size if isinstance(vit, VisionTransformer) else None
         if sides != (grid.side, grid.side):
@@ -75,6 +77,7 @@ class ViTShapleyNetwork(nn.Module):
                 f"ViT-Shapley needs a timm ViT with the grid's {grid.side} × {grid.side} patches, and {target.name} is "
                 f"{actual}: take the light network or FastSHAP's"
             )
+        self.freeze, self.ratio, self.tanh = freeze, ratio, tanh
         self.last = (len(vit.blocks) - 1,)
         self.blocks = self.last if freeze else ()
         self.own = None if freeze else copy.deepcopy(target).requires_grad_(True).train()
@@ -126,7 +129,7 @@ class FastSHAPNetwork(nn.Module):
         if not fine:
             raise InputError(f"{backbone} has no map as fine as patches of {grid.patch_size} pixels: take larger ones")
         network: Any = timm.create_model(backbone, pretrained=pretrained, features_only=True, out_indices=fine[-1:])
-        self.backbone, self.side = network, grid.side
+        self.backbone, self.features, self.side = backbone, network, grid.side
         self.write = small_linear(network.feature_info.channels()[-1], target.num_classes)
         config = timm.data.resolve_model_data_config(network)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
@@ -134,5 +137,5 @@ class FastSHAPNetwork(nn.Module):
 
     def forward(self, images: Tensor, embeddings: Tensor | None = None, maps: list[Tensor] | None = None) -> Tensor:
         """Predict (B, N, K) from uint8 images (B, C, H, W); the other arguments are not used."""
-        (features,) = self.backbone((images.float() / 255 - self.mean) / self.std)
+        (features,) = self.features((zero_to_one(images) - self.mean) / self.std)
         return self.write(on_grid(features.flatten(2).mT, self.side))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from explainers.blocks import blocks_of, embed_tokens, num_prefix_tokens
-from explainers.errors import check_positive
+from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, layer_index, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
@@ -62,6 +62,7 @@ class AttentionGradCAM(Transitions):
         relu: set negative values of the mean over heads to 0. The heatmap is 0 where all are negative.
     """
 
+    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = True
     ) -> None:
@@ -94,6 +95,7 @@ class GenAtt(Transitions):
 class GAE(Rollout):
     """Generic attention explainability, CGW2 in ViT-CX: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6)."""
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(GenAtt, output=output))
 
@@ -101,6 +103,7 @@ class GAE(Rollout):
 class GradSAM(PLUS):
     """Gradient self-attention maps (Barkan et al., 2021): PLUS of GenAtt at the class token (SkipPLUS, Section 3.4)."""
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(GenAtt, output=output))
 
@@ -140,6 +143,7 @@ class TransformerAttribution(WhiteBox):
     attention = True
     forward_passes = 2
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int = 0) -> None:
         super().__init__(target, grid, output)
         self.start = layer_index(target, start)
@@ -172,6 +176,7 @@ class TAM(WhiteBox):
 
     attention = True
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", steps: int = 20) -> None:
         super().__init__(target, grid, output)
         check_positive(steps=steps)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from explainers.blocks import value_paths
+from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import Transitions
 from explainers.posthoc.white_box import Gradients, Output
@@ -93,6 +94,7 @@ class ALTI(Transitions):
     ignores_classes = True
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,

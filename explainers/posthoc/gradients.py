@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from explainers.blocks import blocks_of
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
 from explainers.posthoc.white_box import Gradients, Output
@@ -78,6 +78,7 @@ class AttIxG(Layerwise):
 
     attention = True
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -113,6 +114,7 @@ class GradCAM(Layerwise):
 
     weighted: Callable[[Tensor, Tensor], Tensor] = staticmethod(cam)
 
+    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = False
     ) -> None:
@@ -166,6 +168,7 @@ class FullGrad(InputXGradient):
 class CAT(PLUS):
     """Class Activation Tokens: Input × Gradient of all layers (SkipPLUS, Section 3.4)."""
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(InputXGradient, output=output))
 
@@ -173,5 +176,6 @@ class CAT(PLUS):
 class AttCAT(PLUS):
     """Attentive Class Activation Tokens: AttIxG of all layers (SkipPLUS, Section 3.4; Qiang et al., 2022)."""
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(AttIxG, output=output))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from explainers.blocks import blocks_of
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
@@ -32,6 +32,7 @@ class Layerwise(WhiteBox):
         layer: the layer whose map is the heatmap; −1 is the last one.
     """
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
         super().__init__(target, grid, output)
         self.start = layer_index(target, layer)
@@ -92,6 +93,7 @@ class Transitions(Layerwise):
     attention = True
     identity, weight = 0.5, 0.5
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1) -> None:
         super().__init__(target, grid, output, layer)
 

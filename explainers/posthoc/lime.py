@@ -6,7 +6,8 @@ import torch
 from sklearn.linear_model import Lasso
 from torch import Tensor, nn
 
-from explainers.errors import check_positive
+from explainers.errors import check_positive, checks_choices
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.masks import patch_masked_scores
 from explainers.posthoc.soft_masks import patch_means
@@ -64,6 +65,7 @@ class LIME(nn.Module):
         seed: seed of the samples.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -78,7 +80,9 @@ class LIME(nn.Module):
     ) -> None:
         super().__init__()
         check_removal(target, removal)
-        check_positive(samples=samples, kernel_width=kernel_width)
+        check_positive(samples=samples, kernel_width=kernel_width, chunk_size=chunk_size)
+        if alpha is not None:
+            check_positive(alpha=alpha)
         self.target, self.grid, self.removal = target.eval(), grid, removal
         self.samples = self.forward_passes = samples
         self.lasso, self.kernel_width = regression == "lasso", kernel_width
@@ -87,6 +91,8 @@ class LIME(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         numbers = torch.arange(self.samples * self.grid.num_patches, device=images.device)
         keep = uniform(numbers, self.seed).view(self.samples, -1) < 0.5  # (M, N)
         normalised = self.target.normalise(images)

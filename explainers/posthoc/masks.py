@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_positive, check_range, checks_choices
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, Removal, neighbourhoods
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, unit_range, upsample, upsampling_matrix
 from explainers.removal import check_removal, masked_probabilities
@@ -42,6 +43,7 @@ class Occlusion(nn.Module):
         chunk_size: maximum number of masked images in memory.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -52,6 +54,7 @@ class Occlusion(nn.Module):
     ) -> None:
         super().__init__()
         check_removal(target, removal)
+        check_positive(chunk_size=chunk_size)
         if window < 1 or window % 2 == 0:
             raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
         self.target, self.grid, self.removal, self.chunk_size = target.eval(), grid, removal, chunk_size
@@ -61,6 +64,8 @@ class Occlusion(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         near = self.near.to(images.device)
         keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(images), -1, -1)  # (B, 1 + N, N)
         normalised = self.target.normalise(images)
@@ -127,12 +132,15 @@ class RISE(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_positive(masks=masks, cells=cells, probability=probability)
+        check_positive(masks=masks, cells=cells, probability=probability, chunk_size=chunk_size)
+        check_range(0, 1, probability=probability)
         self.target, self.grid, self.masks, self.forward_passes = target.eval(), grid, masks, masks
         self.cells, self.probability, self.chunk_size, self.seed = cells, probability, chunk_size, seed
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         count, device = self.masks, images.device
         masks = RandomMasks(count, self.cells, self.probability, images.shape[-1], self.seed, device)
         chunks = torch.arange(count, device=device).split(self.chunk_size)
@@ -167,6 +175,7 @@ class ScoreCAM(nn.Module):
         chunk_size: maximum number of masked images in memory.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -176,6 +185,7 @@ class ScoreCAM(nn.Module):
         chunk_size: int = 256,
     ) -> None:
         super().__init__()
+        check_positive(chunk_size=chunk_size)
         blocks = len(target.backbone.feature_info)
         self.target, self.grid, self.combine, self.chunk_size = target.eval(), grid, combine, chunk_size
         self.block = block % blocks if -blocks <= block < 0 else block
@@ -184,6 +194,7 @@ class ScoreCAM(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         normalised, size = self.target.normalise(images), images.shape[-1]
         chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
         features = torch.cat(chunks).mT.float()  # (B, channels, N')

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from explainers.errors import check_positive
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
 from explainers.target import TargetModel
@@ -73,14 +75,17 @@ class PixelExplainer(nn.Module):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:
         super().__init__()
+        check_positive(chunk_size=chunk_size)
         self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""
-        return self._heatmaps(images, classes)
+        self.grid.check(images)
+        return self._heatmaps(images, checked_classes(classes, images, self.target.num_classes))
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x) of uint8 images (B, C, H, W) for functionals v (B, D) → (B, P, P)."""
+        self.grid.check(images)
         return self._heatmaps(images, functionals)
 
     def _heatmaps(self, images: Tensor, wanted: Tensor) -> Tensor:

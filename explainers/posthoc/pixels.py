@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import check_positive
+from explainers.errors import check_positive, check_range
 from explainers.masking import PatchGrid
 from explainers.posthoc.pixel_gradients import Explained, PixelExplainer, mean_gradients
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
@@ -45,6 +45,7 @@ class SmoothGrad(PixelExplainer):
     ) -> None:
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
+        check_range(0, noise=noise)
         self.samples, self.noise, self.seed, self.forward_passes = samples, noise, seed, samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
@@ -137,6 +138,7 @@ class GradientSHAP(PixelExplainer):
     ) -> None:
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
+        check_range(0, stdevs=stdevs)
         self.samples, self.stdevs, self.multiply_by_inputs, self.seed = samples, stdevs, multiply_by_inputs, seed
         self.forward_passes = samples
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
@@ -78,6 +78,7 @@ class ResLRP(InputXGradient):
         gamma: γ of the rule; 0 is AttnLRP.
     """
 
+    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0, gamma: float = 1.0
     ) -> None:
@@ -110,5 +111,6 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
 class LibraGrad(PLUS):
     """FullGrad+ with the frozen rules, of the class probability (Mehri et al., CVPR 2025)."""
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "probability") -> None:
         super().__init__(target, grid, libra(partial(FullGrad, output=output)))

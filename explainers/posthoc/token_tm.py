@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.blocks import value_paths
+from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
@@ -59,6 +60,7 @@ class TokenTM(WhiteBox):
 
     attention = True
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,

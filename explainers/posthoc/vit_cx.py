@@ -7,6 +7,8 @@ from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
 from explainers.blocks import Features, attention_channels, attention_features, attention_module
+from explainers.errors import check_positive, check_range, checks_choices
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import (
     gaussian_noise,
@@ -98,6 +100,7 @@ class ViTCX(nn.Module):
         seed: seed of the noise.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -111,6 +114,8 @@ class ViTCX(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_positive(chunk_size=chunk_size)
+        check_range(0, delta=delta, sigma=sigma)
         self.target, self.grid, self.features, self.block = target.eval(), grid, features, block
         self.delta, self.sigma, self.released = delta, sigma, released
         self.chunk_size, self.seed = chunk_size, seed
@@ -164,6 +169,7 @@ class ViTCX(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         normalised, size = self.target.normalise(images), images.shape[-1]
         masks = self.masks(normalised)
         pairs = zip(masks, self.scores(normalised, classes, masks), strict=True)

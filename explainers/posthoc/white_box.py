@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from explainers.blocks import blocks_of, num_prefix_tokens, readout
+from explainers.errors import checks_choices
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
 from explainers.rules import Rules
 from explainers.target import TargetModel
@@ -75,6 +77,7 @@ class WhiteBox(nn.Module):
     start: int = 0
     ignores_classes: bool = False
 
+    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
         self.target, self.grid, self.output = target.eval(), grid, output
@@ -84,7 +87,8 @@ class WhiteBox(nn.Module):
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
         self.grid.check(images)
-        return self._explain(images, lambda embeddings: self._of_classes(embeddings, classes))[:, 0]
+        wanted = checked_classes(classes, images, self.target.num_classes)
+        return self._explain(images, lambda embeddings: self._of_classes(embeddings, wanted))[:, 0]
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.

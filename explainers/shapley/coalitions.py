@@ -5,10 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from explainers.errors import check_positive, checks_choices
+from explainers.identity import Identity, recipe
 from explainers.masking import PatchGrid, Removal
 from explainers.removal import masked_outputs
 from explainers.sampling import shapley_coalitions, stream
-from explainers.target import TargetModel, weights_hash
+from explainers.target import TargetModel
 
 Score = Literal["probability", "log_probability", "logit"]
 
@@ -31,7 +33,9 @@ class CoalitionValues:
     """
 
     provides = ("keep", "values", "null", "grand")
+    entries = ("image",)
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -43,6 +47,7 @@ class CoalitionValues:
         score: Score = "probability",
         removal: Removal = "zero",
     ) -> None:
+        check_positive(count=count, chunk_size=chunk_size)
         self.target, self.grid, self.count, self.seed = target, grid, count, seed
         self.paired, self.chunk_size, self.score, self.removal = paired, chunk_size, score, removal
         self.forward_passes = count + 1
@@ -66,17 +71,5 @@ class CoalitionValues:
             return logits
         return logits.softmax(-1) if self.score == "probability" else logits.log_softmax(-1)
 
-    def key(self) -> dict[str, str]:
-        return (
-            self.target.identity()
-            | {
-                "source": "coalition values",
-                "head_sha256": weights_hash(self.target.head),
-                "patches_per_side": str(self.grid.side),
-                "coalitions": str(self.count),
-                "paired": str(self.paired),
-                "seed": str(self.seed),
-            }
-            | ({} if self.score == "probability" else {"score": self.score})
-            | ({} if self.removal == "zero" else {"removal": self.removal})
-        )
+    def key(self) -> Identity:
+        return {"source": "coalition values"} | recipe(self)

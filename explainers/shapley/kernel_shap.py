@@ -5,7 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import check_positive, checks_choices
+from explainers.identity import Identity
+from explainers.inputs import check_labels, checked_classes
 from explainers.masking import PatchGrid, Removal
 from explainers.shapley.coalitions import CoalitionValues, Score
 from explainers.target import TargetModel
@@ -62,6 +64,7 @@ class ShapleyLabels:
         removal: see `CoalitionValues`.
     """
 
+    @checks_choices
     def __init__(
         self,
         model: TargetModel,
@@ -74,8 +77,10 @@ class ShapleyLabels:
         seed: int = 0,
         removal: Removal = "zero",
     ) -> None:
+        check_positive(budget=budget)
         self.classes = classes
         self.provides = ("shapley",) if classes == "all" else ("explained", "shapley")
+        self.entries = ("image", "label") if classes == "label" else ("image",)
         self.forward_passes = budget + 1
         self.values = CoalitionValues(model, grid, budget, seed, paired, chunk_size, score, removal)
 
@@ -84,20 +89,15 @@ class ShapleyLabels:
         if self.classes == "all":
             return {"shapley": fit_shapley(rows["keep"], rows["values"], rows["null"], rows["grand"])}
         explained = batch["label"] if self.classes == "label" else rows["grand"].argmax(-1)
-        if explained.min() < 0 or explained.max() >= rows["grand"].shape[-1]:
-            raise InputError(
-                f"expected labels from 0 to {rows['grand'].shape[-1] - 1}, got {explained.tolist()}, where -1 is an"
-                " image without one: take labelled images, or labels.classes=predicted"
-            )
+        check_labels(explained, rows["grand"].shape[-1], "labels.classes=predicted")
         values, null, grand = (
             rows[name].take_along_dim(explained.view(-1, *[1] * (rows[name].dim() - 1)), -1)
             for name in ("values", "null", "grand")
         )
         return {"explained": explained, "shapley": fit_shapley(rows["keep"], values, null, grand)[..., 0]}
 
-    def key(self) -> dict[str, str]:
-        head = self.values.target.head.extra_repr()  # options that the head's hash does not cover
-        return self.values.key() | {"source": "KernelSHAP", "classes": self.classes, "head": head}
+    def key(self) -> Identity:
+        return {"source": "KernelSHAP", "classes": self.classes, "values": self.values.key()}
 
 
 class KernelSHAP(nn.Module):
@@ -114,6 +114,7 @@ class KernelSHAP(nn.Module):
         removal: see `CoalitionValues`.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -130,6 +131,8 @@ class KernelSHAP(nn.Module):
         self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed, removal)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         index = torch.zeros(len(images), dtype=torch.long, device=images.device)  # equal coalitions for all images
         phi = self.labels({"image": images, "label": classes, "index": index})["shapley"]
         return phi.unflatten(-1, (self.grid.side, -1))

@@ -4,22 +4,23 @@ The value v(S) of a coalition S of patches is the vector of the model's class pr
 methods minimise the same objective; their networks differ (see `networks`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from explainers.errors import InputError
+from explainers.errors import check_positive, checks_choices
+from explainers.identity import Identity, recipe
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
 from explainers.shapley.coalitions import CoalitionValues
 from explainers.sources import complete, network_inputs
-from explainers.target import TargetModel, weights_hash
+from explainers.target import TargetModel
 from explainers.target_files import load_target
 from explainers.training.module import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.weights import check_identity
 
 
 def efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
@@ -58,6 +59,19 @@ def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Ten
     return phi.shape[1] * error.square().mean()
 
 
+TRAINING = {
+    "optimizer": "how the weights were found",
+    "scheduler": "how the weights were found",
+    "weights": "the start of the training",
+    "surrogate": "replaces the target, which is described itself",
+    "coalitions": "how many coalitions a step learns from",
+    "paired": "draws of the training",
+    "min_crop": "augmentation",
+    "seed": "draws of the training",
+}
+"""Arguments of the training, which trained weights do not depend on: they may be used with others."""
+
+
 class Shapley(NetworkExplainer):
     """Learns to predict the Shapley values of every patch for all classes in one forward pass.
 
@@ -78,6 +92,7 @@ class Shapley(NetworkExplainer):
         seed: seed of the draws of coalitions and crops.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -94,6 +109,7 @@ class Shapley(NetworkExplainer):
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
+        check_positive(coalitions=coalitions)
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
         model = target if surrogate is None else load_target(target, surrogate)
         self.target, self.grid = model.requires_grad_(False).eval(), grid
@@ -106,8 +122,9 @@ class Shapley(NetworkExplainer):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        self.grid.check(images)
         phi, grand = self._explain(images)
-        classes = grand.argmax(-1) if classes is None else classes
+        classes = checked_classes(grand.argmax(-1) if classes is None else classes, images, self.target.num_classes)
         return phi[torch.arange(len(images)), :, classes].unflatten(-1, (self.grid.side, -1))
 
     def all_classes(self, images: Tensor) -> Tensor:
@@ -144,24 +161,7 @@ class Shapley(NetworkExplainer):
         phi = self._predict(rows, rows["null"], rows["grand"])
         return shapley_loss(phi, rows["keep"], rows["values"], rows["null"])
 
-    def identity(self) -> dict[str, str]:
-        """The backbone, head and grid that the weights were trained for; Shapley values depend on the head, too."""
-        return self.target.identity() | {
-            "head_sha256": weights_hash(self.target.head),
-            "num_classes": str(self.target.num_classes),
-            "patches_per_side": str(self.grid.side),
-        }
-
-    def check_identity(self, saved: Mapping[str, str], path: str) -> None:
-        """Compare the identity of trained weights with this module's.
-
-        Raises:
-            InputError: for another model, grid or number of classes.
-        """
-        own = self.identity()
-        check_identity(saved, own, path, {"num_classes": "classes:", "patches_per_side": "patches a side:"})
-        if any(saved[key] != own[key] for key in ("backbone_sha256", "head_sha256")):
-            raise InputError(
-                f"{path} was trained on other weights of {own['backbone']} or its head, and Shapley values are of one "
-                "model: train it for this one, or explain a task by the model that it knows (explainers.tve.General)"
-            )
+    def identity(self) -> Identity:
+        """The model, network and grid that the weights were trained for; Shapley values depend on the head, too."""
+        own = {"target": self.target.identity(), "network": self.network_recipe()}
+        return own | recipe(self, without=(*own, *TRAINING))

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
+from explainers.heads import save_head
+from explainers.inputs import check_labels
 from explainers.sources import Features, Source, complete
-from explainers.target import TargetModel, save_head
+from explainers.target import TargetModel
 from explainers.target_files import save_target
 from explainers.training.module import TrainingModule
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
@@ -29,6 +30,7 @@ class Classifier(TrainingModule):
         seed: seed of the random crops.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -63,6 +65,7 @@ class Classifier(TrainingModule):
                 "expected images of known classes, got a data set that names none: take labelled images (data=folder),"
                 " or set module.num_classes"
             )
+        self.target.classes = names
         if self.num_classes is None:
             self._make_head(len(names))
         elif names and len(names) != self.num_classes:
@@ -92,12 +95,7 @@ class Classifier(TrainingModule):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy. Checks the labels, because an invalid label on a GPU aborts the process without a message."""
-        lowest, highest = torch.stack(labels.aminmax()).tolist()
-        if lowest < 0 or highest >= logits.shape[-1]:
-            raise InputError(
-                f"expected labels from 0 to {logits.shape[-1] - 1}, got {lowest} to {highest}, where -1 is an image"
-                " without a label; take labelled images, or set module.num_classes to their classes"
-            )
+        check_labels(labels, logits.shape[-1], "set module.num_classes to their classes")
         return F.cross_entropy(logits, labels)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -114,6 +112,6 @@ class Classifier(TrainingModule):
 
     def export(self, folder: Path) -> None:
         """Write `head.safetensors`, and after full fine-tuning `target.safetensors`, a checkpoint that timm loads."""
-        save_head(self.target.head, folder / "head.safetensors")
+        save_head(self.target.head, folder / "head.safetensors", self.target.backbone_identity(), self.target.classes)
         if self.tune == "all":
             save_target(self.target, folder / "target.safetensors")

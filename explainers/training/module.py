@@ -1,20 +1,23 @@
 """The base class of all LightningModules of this project: frozen parts, random crops, optimiser and schedule."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.sampling import stream
-from explainers.target import weights_hash
+from explainers.identity import Identity, recipe, weights_hash
+from explainers.sampling import stream, uniform
 from explainers.training.augmentation import random_resized_crop
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
-from explainers.training.state_dicts import check_alike, with_part, without_part
-from explainers.training.weights import load_weights, read_network, save_network
+from explainers.training.state_dicts import check_alike, load_weights, with_part, without_part
+from explainers.weight_files import check_identity, read_weights, save_weights
+
+INITIAL_WEIGHTS = ("mae", "pretrained")
+"""Arguments of networks that choose their initial weights, which trained weights replace."""
 
 
 class TrainingModule(LightningModule):
@@ -27,7 +30,7 @@ class TrainingModule(LightningModule):
         optimizer: builds the optimiser from the parameters to train; `None` for a module that is not trained.
         scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
         min_crop: area of the smallest random crop, as a fraction of the image; `None` to train on whole images.
-        seed: seed of the random crops.
+        seed: seed of the random crops, and of dropout and stochastic depth.
         frozen: names of the frozen submodules.
     """
 
@@ -72,31 +75,32 @@ class TrainingModule(LightningModule):
         seed = stream("crops", self.seed, self.current_epoch)
         return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed torch, so that dropout and stochastic depth depend on the step and the process alone.
+
+        A resumed run then draws what an uninterrupted one does, without the states of generators in its checkpoint.
+        """
+        step = torch.tensor((self.global_rank << 32) + batch_idx)
+        draw = uniform(step, stream("dropout", self.seed, self.current_epoch)).item()
+        torch.manual_seed(int(draw * 2**32))
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the optimiser of all parameters that require gradients, and its schedule."""
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return configure(trainable, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
 
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> Identity:
         """Return the hash of each frozen part; trained weights are valid only with the same frozen parts."""
         return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}
 
-    def check_identity(self, saved: Mapping[str, str], path: str) -> None:
-        """Compare the identity in a checkpoint with the identity of this module.
+    def check_identity(self, saved: Identity, path: str) -> None:
+        """Raise an InputError unless the identity in a checkpoint is that of this module.
 
         Args:
             saved: the identity in the checkpoint.
             path: name of the checkpoint, for the message.
-
-        Raises:
-            InputError: if they differ.
         """
-        for key, own in self.identity().items():
-            if saved.get(key) != own:
-                raise InputError(
-                    f"expected in {path} what was trained with {key} {own[:12]}, got {str(saved.get(key))[:12]}: take"
-                    " the same frozen weights, or a checkpoint of these"
-                )
+        check_identity(saved, self.identity(), path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remove the frozen parts from the checkpoint, and add the identity."""
@@ -117,12 +121,16 @@ class NetworkExplainer(TrainingModule):
 
     network: Any
 
+    def network_recipe(self) -> Identity:
+        """Describe the network by its arguments, without the target and the grid, which are described themselves."""
+        return recipe(self.network, without=("target", "grid", *INITIAL_WEIGHTS))
+
     def export(self, folder: Path) -> Path:
         """Write the trained network with its `identity` to `explainer.safetensors`."""
-        return save_network(self.network, folder / "explainer.safetensors", self.identity())
+        return save_weights(self.network.state_dict(), folder / "explainer.safetensors", self.identity())
 
     def load(self, path: str) -> None:
         """Load a file that `export` wrote for the same identity."""
-        saved, weights = read_network(path)
+        saved, weights = read_weights(path)
         self.check_identity(saved, path)
         load_weights(self.network, weights, path)

@@ -1,6 +1,8 @@
 """The result of `configure_optimizers`, and learning rate schedules with a linear warm-up, counted in steps."""
 
+import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
@@ -60,7 +62,7 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
     [0.5, 0.75, 1.0, 0.854, 0.5, 0.146]
     """
     rising, falling = _split(total_steps, warmup)
-    return _after_warmup(optimizer, rising, CosineAnnealingLR(optimizer, falling))
+    return WarmUp(optimizer, rising, CosineAnnealingLR(optimizer, falling))
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
@@ -83,7 +85,7 @@ def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
     [0.5, 0.75, 1.0, 0.75, 0.5, 0.25]
     """
     rising, falling = _split(total_steps, warmup)
-    return _after_warmup(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))
+    return WarmUp(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))
 
 
 def _split(total_steps: int, warmup: float) -> tuple[int, int]:
@@ -92,5 +94,31 @@ def _split(total_steps: int, warmup: float) -> tuple[int, int]:
     return rising, max(1, total_steps - rising)
 
 
-def _after_warmup(optimizer: Optimizer, rising: int, falling: LRScheduler) -> LRScheduler:
-    return SequentialLR(optimizer, [LinearLR(optimizer, 1 / rising, total_iters=rising), falling], milestones=[rising])
+class WarmUp(SequentialLR):
+    """A linear warm-up, followed by another schedule.
+
+    A restored schedule has its own length and learning rate. It takes only the step from the state, whereas torch's
+    schedules would go on with the length of the interrupted run, and a cosine would rise again at its end.
+
+    Args:
+        optimizer: the optimiser whose learning rate is scheduled.
+        rising: number of steps of the warm-up.
+        falling: the schedule of the steps after the warm-up.
+    """
+
+    def __init__(self, optimizer: Optimizer, rising: int, falling: LRScheduler) -> None:
+        super().__init__(optimizer, [LinearLR(optimizer, 1 / rising, total_iters=rising), falling], [rising])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Advance to the step of `state_dict`, and set the learning rate of the optimiser for the next step.
+
+        The steps are taken one by one, because torch computes each rate from the one before, and rounds it.
+        """
+        for group, rate in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
+            group["lr"] = rate
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", ".*before `optimizer.step"
+            )  # the optimiser has stepped in another process
+            for _ in range(state_dict["last_epoch"] - self.last_epoch):
+                self.step()

@@ -1,6 +1,7 @@
 """Parts of state dicts, which let a checkpoint hold the trained weights without the frozen ones."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -55,3 +56,18 @@ def check_alike(first: State, second: State, where: str = "") -> None:
                 f"{where}{': ' if where else ''}expected weights of one architecture, got {both} for {name}: take"
                 " models of one kind"
             )
+
+
+def load_weights(network: nn.Module, weights: State, path: str | Path) -> None:
+    """Load weights into a network.
+
+    Args:
+        network: the network, which is changed in place.
+        weights: a state dict with the names and shapes of the network.
+        path: the file that the weights were read from, for the message.
+
+    Raises:
+        InputError: if names or shapes differ; the message names `path` and the first weight that differs.
+    """
+    check_alike(network.state_dict(), weights, str(path))
+    network.load_state_dict(weights)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError
+from explainers.inputs import checked_classes
 from explainers.target import TargetModel
 
 
@@ -61,6 +62,6 @@ class General(nn.Module):
     def general_classes(self, images: Tensor, classes: Tensor) -> Tensor:
         """The general class to explain in each image, (B,)."""
         if self.class_map is not None:
-            return self.class_map[classes]
+            return self.class_map[checked_classes(classes, images, len(self.class_map))]
         with torch.no_grad():
             return self.classifier(images).argmax(-1)

@@ -6,7 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.masking import PatchGrid, masked_forward, neighbourhoods
+from explainers.errors import check_positive, check_range, checks_choices
+from explainers.identity import Identity, recipe
+from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourhoods
 from explainers.sampling import random_patches, stream, uniform
 from explainers.target import TargetModel
 
@@ -35,6 +37,7 @@ def meta_attribution(
     return masked_forward(embed, images, keep.flatten(1, 2), grid, chunk_size=chunk_size).unflatten(1, (-1, 2))
 
 
+@checks_choices
 def transfer(
     head: Callable[[Tensor], Tensor],
     meta: Tensor,
@@ -81,6 +84,7 @@ class MetaAttributions:
     """
 
     provides = ("patch", "meta")
+    entries = ("image",)
 
     def __init__(
         self,
@@ -91,6 +95,9 @@ class MetaAttributions:
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
+        check_hops(hops)
+        check_range(1, grid.num_patches, patches=patches)
+        check_positive(chunk_size=chunk_size)
         self.target, self.grid, self.hops, self.patches = target, grid, tuple(hops), patches
         self.chunk_size, self.seed = chunk_size, seed
         self.forward_passes = 2 * patches
@@ -107,11 +114,6 @@ class MetaAttributions:
             meta = meta_attribution(self.target.embed, normalised, self.near[hop, patch], self.grid, self.chunk_size)
         return {"patch": patch, "meta": meta}
 
-    def key(self) -> dict[str, str]:
-        return self.target.identity() | {
-            "source": "meta-attributions",
-            "patches_per_side": str(self.grid.side),
-            "hops": str(self.hops),
-            "patches": str(self.patches),
-            "seed": str(self.seed),
-        }
+    def key(self) -> Identity:
+        own = {"source": "meta-attributions", "target": self.target.backbone_identity()}
+        return own | recipe(self, without=own)

@@ -1,6 +1,6 @@
 """TVE: a transferable vision explainer that learns meta-attributions (Wang et al., ICML 2024)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,15 +8,36 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_range, checks_choices
+from explainers.identity import Identity, recipe
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
 from explainers.metrics.error_bound import ErrorBound
 from explainers.sources import complete, network_inputs
 from explainers.target import TargetModel
 from explainers.training.module import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.weights import check_identity
 from explainers.tve.meta_attribution import MetaAttributions, transfer
+from explainers.weight_files import check_identity
+
+TRAINING = {
+    "optimizer": "how the weights were found",
+    "scheduler": "how the weights were found",
+    "weights": "the start of the training",
+    "allow_finetuned_backbone": "allows a difference",
+    "patches_per_image": "how many patches a step learns from",
+    "reduction": "scale of the loss",
+    "min_crop": "augmentation",
+    "seed": "draws of the training",
+}
+"""Arguments of the training, which trained weights do not depend on: they may be used with others."""
+
+READING = {
+    "score": "reads another attribution from the same meta-attributions",
+    "h_weight": "reads another attribution from the same meta-attributions",
+    "pooling": "averages the heatmap",
+}
+"""Arguments of the heatmap, which is computed from what the network predicts."""
 
 
 class TVE(NetworkExplainer):
@@ -46,6 +67,7 @@ class TVE(NetworkExplainer):
         seed: seed of the draws of patches and crops.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -65,12 +87,16 @@ class TVE(NetworkExplainer):
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
+        check_range(1, grid.num_patches, patches_per_image=patches_per_image)
+        if pooling < 1 or pooling % 2 == 0:
+            raise InputError(f"expected an odd pooling, a window with a patch in its middle, got pooling={pooling}")
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
         self.target, self.grid = target.requires_grad_(False).eval(), grid
         self.network = network(target, grid)
         self.meta = MetaAttributions(target, grid, hops, patches_per_image, chunk_size, seed)
         self.reads = network_inputs(target, self.network.blocks)
         self.sources = (self.meta, self.reads)
+        self.hops = tuple(hops)
         self.reduction, self.score, self.h_weight, self.pooling = reduction, score, h_weight, pooling
         self.uncalibrated = weights is None
         self.allow_finetuned_backbone = allow_finetuned_backbone
@@ -80,9 +106,11 @@ class TVE(NetworkExplainer):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        self.grid.check(images)
         rows = self._inputs(images)
         if classes is None:
             classes = self._predicted_classes(rows)
+        classes = checked_classes(classes, images, self.target.num_classes)
         return self._heatmaps(self.predict(rows), self.target.classify, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
@@ -172,27 +200,24 @@ class TVE(NetworkExplainer):
             heatmaps = F.avg_pool2d(heatmaps, self.pooling, 1, self.pooling // 2, count_include_pad=False)
         return heatmaps
 
-    def identity(self) -> dict[str, str]:
-        """The backbone, grid and neighbourhood sizes that the weights of the network were trained for."""
-        return self.target.identity() | {
-            "embed_dim": str(self.target.embed_dim),
-            "patches_per_side": str(self.grid.side),
-            "hops": str(self.meta.hops),
-        }
+    def identity(self) -> Identity:
+        """The backbone, network, grid and neighbourhood sizes that the weights of the network were trained for."""
+        own = {"target": self.target.backbone_identity(), "network": self.network_recipe()}
+        return own | recipe(self, without=(*own, *TRAINING, *READING))
 
-    def check_identity(self, saved: Mapping[str, str], path: str) -> None:
+    def check_identity(self, saved: Identity, path: str) -> None:
         """Compare the identity of trained weights with this module's.
 
         Raises:
-            InputError: for another grid or embedding width, or for other weights of the backbone unless
-                `allow_finetuned_backbone` is set.
+            InputError: for another backbone, network, grid or neighbourhood size; other weights of the backbone are
+                accepted with `allow_finetuned_backbone`.
         """
-        own = self.identity()
-        wanted = {"embed_dim": "embeddings of width", "patches_per_side": "patches a side:"}
-        check_identity(saved, own, path, wanted)
-        if saved["backbone_sha256"] != own["backbone_sha256"] and not self.allow_finetuned_backbone:
+        own, target = self.identity(), saved.get("target", {})
+        weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
+        check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
+        if trained != weights and not self.allow_finetuned_backbone:
             raise InputError(
-                f"{path} was trained on other weights of {own['backbone']} (SHA-256 {saved['backbone_sha256'][:12]}) "
-                f"than this target's ({own['backbone_sha256'][:12]}): if those are fine-tuned ones, transfer it all "
-                "the same (TVE-PT) with allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune"
+                f"{path} was trained on other weights of {self.target.name} (SHA-256 {trained[:12]}) than this target's"
+                f" ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
+                " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune"
             )

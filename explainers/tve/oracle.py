@@ -1,16 +1,19 @@
 """Computes the exact attribution that TVE learns to predict, as an upper bound of its quality."""
 
 import hashlib
-import os
+import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from explainers.errors import check_positive
+from explainers.identity import recipe
+from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, neighbourhoods
 from explainers.target import TargetModel
 from explainers.tve.meta_attribution import meta_attribution, transfer
+from explainers.weight_files import read_weights, save_weights
 
 
 class Oracle(nn.Module):
@@ -36,15 +39,17 @@ class Oracle(nn.Module):
         chunk_size: int = 256,
     ) -> None:
         super().__init__()
-        self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
+        check_positive(chunk_size=chunk_size)
+        self.target, self.grid, self.hops, self.chunk_size = target.eval(), grid, hops, chunk_size
         self.forward_passes = 2 * grid.num_patches
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
         self.timed = cache_dir is None
         self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
-        self.key = f"{sorted(target.identity().items())} {grid} {hops}"
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
         meta = self.meta(images) if self.cache_dir is None else self._cached(images, self.cache_dir)
         heatmaps = transfer(self.target.classify, meta, classes=classes)  # (B, N)
         return heatmaps.unflatten(-1, (self.grid.side, -1))
@@ -54,15 +59,21 @@ class Oracle(nn.Module):
         near = self.near.expand(len(images), -1, -1)
         return meta_attribution(self.target.embed, self.target.normalise(images), near, self.grid, self.chunk_size)
 
+    def key(self, device: torch.device) -> str:
+        """Describe everything that meta-attributions on this device depend on, except the images."""
+        own = {"target": self.target.backbone_identity(), **recipe(self, without=("target", "cache_dir"))}
+        autocast = torch.is_autocast_enabled(device.type)
+        precision = torch.get_autocast_dtype(device.type) if autocast else self.target.mean.dtype
+        return json.dumps(own | {"precision": str(precision)})
+
     def _cached(self, images: Tensor, cache_dir: Path) -> Tensor:
         """The result of `meta`, from a cache with one file per image, named by its content; computes missing files."""
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        key = f"{self.key} {torch.is_autocast_enabled(images.device.type)}".encode()
+        key = self.key(images.device).encode()
         names = [hashlib.sha256(key + image.cpu().numpy().tobytes()).hexdigest()[:32] for image in images]
         paths = [cache_dir / f"{name}.safetensors" for name in names]
-        for i, path in enumerate(paths):
-            if not path.exists():
-                unfinished = path.with_suffix(f".{os.getpid()}")
-                save_file({"meta": self.meta(images[i : i + 1])[0].cpu().contiguous()}, unfinished)
-                unfinished.replace(path)
-        return torch.stack([load_file(path)["meta"] for path in paths]).to(images.device)
+        missing = torch.tensor([i for i, path in enumerate(paths) if not path.exists()], dtype=torch.long)
+        # As many images as fill a chunk: a killed run loses no more
+        for some in missing.split(max(1, self.chunk_size // self.forward_passes)):
+            for i, meta in zip(some.tolist(), self.meta(images[some]) if len(some) else (), strict=True):
+                save_weights({"meta": meta}, paths[i])
+        return torch.stack([read_weights(path, "meta-attributions")[1]["meta"] for path in paths]).to(images.device)

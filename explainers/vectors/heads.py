@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
 from explainers.target import TargetModel
 
 
@@ -47,6 +47,7 @@ class FixedHead(nn.Module):
         scale_patches: bool = False,
     ) -> None:
         super().__init__()
+        check_positive(scale=scale)
         self.register_buffer("weight", weight)
         self.register_buffer("projection", projection)
         self.register_buffer("scale", torch.tensor(float(scale)))
@@ -138,8 +139,10 @@ def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templat
         templates: prompts with `{}` in place of the name.
 
     Raises:
-        InputError: if open_clip is not installed.
+        InputError: if open_clip is not installed, or there are no templates.
     """
+    if not templates:
+        raise InputError("expected templates, one prompt or more with {} in place of the class, got none")
     try:
         import open_clip
     except ImportError as error:
@@ -163,6 +166,7 @@ def simplex_of(target: TargetModel, data: Any, seed: int = 0) -> Tensor:
 @torch.no_grad()
 def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size: int = 32) -> Tensor:
     """`prototypes` of at most `limit` training images, evenly spaced in the data set."""
+    check_positive(limit=limit, batch_size=batch_size)
     dataset = data.dataset("train")
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])

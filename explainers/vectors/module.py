@@ -10,18 +10,20 @@ from typing import Any, Literal
 from lightning import LightningModule
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_range, checks_choices
 from explainers.files import write_atomically
+from explainers.identity import Identity, weights_hash
 from explainers.masking import PatchGrid
+from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.records import first_difference
 from explainers.sources import Pixels, complete
-from explainers.target import TargetModel, weights_hash
+from explainers.target import TargetModel
 from explainers.training.state_dicts import State, part
-from explainers.training.weights import read_network, save_network, save_state
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining, explained, exported_target
 from explainers.vectors.task_arithmetic import cosine, transfer, vector
+from explainers.weight_files import read_weights, save_weights
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ Point = tuple[float, float]
 """(λ₁, λ₂)."""
 
 
+@checks_choices
 def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
     """The row with the best metric among those that lose at most `tolerance` of the accuracy of the first row.
 
@@ -40,10 +43,15 @@ def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agre
         tolerance: maximum accuracy drop, as a fraction.
         select: the metric; e_rmse is better when lower, the others when higher.
 
+    Raises:
+        InputError: if there is no accuracy, because no image has a label.
+
     >>> rows = [{"accuracy": 0.9, "iou": 0.1}, {"accuracy": 0.89, "iou": 0.2}, {"accuracy": 0.6, "iou": 0.4}]
     >>> best_point(rows, tolerance=0.02, select="iou")
     {'accuracy': 0.89, 'iou': 0.2}
     """
+    if math.isnan(sweep[0]["accuracy"]):
+        raise InputError("expected images with labels, to measure the accuracy, got none: take labelled images")
     lowest = sweep[0]["accuracy"] - tolerance - 1e-6  # for the rounding of float32 accuracies
     sign = -1 if select == "e_rmse" else 1
     allowed = [row for row in sweep if row["accuracy"] >= lowest]
@@ -73,6 +81,7 @@ class ExplainabilityVector(LightningModule):
         hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -93,10 +102,15 @@ class ExplainabilityVector(LightningModule):
             raise InputError(
                 f"expected values of explainer.lambda_1 and explainer.lambda_2, got {lambda_1} and {lambda_2}"
             )
+        check_range(0, tolerance=tolerance)
+        check_range(-1, 1, hurtful_cosine=hurtful_cosine)
+        check_range(1, grid.num_patches, k=k)
         self.tolerance, self.select, self.hurtful_cosine = tolerance, select, hurtful_cosine
         self.base = target.backbone.state_dict()
         self.parents: dict[str, str] = {"base": weights_hash(target.backbone)}
+        self.heads: dict[str, Identity] = {}
         source = self._read("predicting", predicting, target), self._read("explaining", explaining, target)
+        self._check_heads(predicting, explaining)
         self.onto = self._read("onto", onto, target)
         self.vector = vector(source[1], source[0])
         self.cosine = cosine(vector(source[0], self.base), vector(self.onto, self.base))
@@ -109,15 +123,16 @@ class ExplainabilityVector(LightningModule):
         untouched = (1.0, 0.0)
         self.points = [untouched, *(point for point in product(lambda_1, lambda_2) if point != untouched)]
         self.best = untouched
-        metrics_of_points = ({"accuracy": MeanMetric(), **agreement_metrics(k)} for _ in self.points)
+        metrics_of_points = ({"accuracy": Accuracy(), **agreement_metrics(k)} for _ in self.points)
         self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in metrics_of_points)
         self.sweep: list[dict[str, float]] = []
 
     def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
         """Read the backbone from a file, and check that the model was trained as its role requires."""
-        identity, weights = read_network(path)
-        if identity.get("backbone") != target.name:
-            raise InputError(f"expected a {target.name} for explainer.{role}, got {identity.get('backbone')} in {path}")
+        identity, weights = read_weights(path)
+        model = identity.get("target", {})
+        if model.get("backbone") != target.name:
+            raise InputError(f"expected a {target.name} for explainer.{role}, got {model.get('backbone')} in {path}")
         if identity.get("alpha") == TRANSFERRED:
             raise InputError(f"expected for explainer.{role} a model that was trained, got a transferred one in {path}")
         explains = float(identity.get("alpha", 1)) < 1
@@ -131,8 +146,18 @@ class ExplainabilityVector(LightningModule):
                 f"expected for explainer.{role} a model fine-tuned from the base model (SHA-256 "
                 f"{self.parents['base'][:12]}), got one from another ({identity.get('base_sha256', '')[:12]}) in {path}"
             )
-        self.parents[role] = identity["backbone_sha256"]
+        self.parents[role] = model["backbone_sha256"]
+        self.heads[role] = {key: model[key] for key in target.head_identity()} | {"classes": identity["classes"]}
         return part(weights, "backbone")
+
+    def _check_heads(self, predicting: str, explaining: str) -> None:
+        """Compare the heads of the source task's models: between two tasks, the difference is no explanation."""
+        difference = first_difference(self.heads["predicting"], self.heads["explaining"])
+        if difference is not None:
+            raise InputError(
+                f"expected predicting and explaining models of one task with one head, got a difference in {difference}"
+                f" between {predicting} and {explaining}: train the explaining one from the predicting one's head"
+            )
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain with the model of the best point, see `SelfExplaining.forward`."""
@@ -153,7 +178,7 @@ class ExplainabilityVector(LightningModule):
             logits, attributions = self.model.look(rows["image"])
             phi = explained(attributions, rows)
             metrics: Any = self.metrics[self.points.index(point)]
-            metrics["accuracy"].update((logits.argmax(-1) == rows["label"]).float())
+            metrics["accuracy"].update(logits.argmax(-1), rows["label"])
             for name in ("e_rmse", "iou", "rank_correlation"):
                 metrics[name].update(phi, rows["shapley"])
 
@@ -206,16 +231,16 @@ class ExplainabilityVector(LightningModule):
         models["transferred"] = self._found(self.best) if self.best != self.points[0] else models["untouched"]
         self.log_dict({f"test/{model}/{name}": value for model, row in models.items() for name, value in row.items()})
 
-    def provenance(self) -> dict[str, str]:
+    def provenance(self) -> Identity:
         """The hashes of the models that the transferred model was computed from, with λ₁ and λ₂."""
         self._load_point(self.best)
         own = self.model.provenance() | {"alpha": TRANSFERRED}
         hashes = {f"{role}_sha256": value for role, value in self.parents.items()}
-        return own | hashes | {"lambda_1": str(self.best[0]), "lambda_2": str(self.best[1])}
+        return own | hashes | {"lambda_1": self.best[0], "lambda_2": self.best[1]}
 
     def export(self, folder: Path) -> Path:
         """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it."""
         identity = self.provenance()
         write_atomically(folder / "sweep.md", f"{self.table()}\n" if self.sweep else "")
-        save_state(self.vector, folder / "vector.safetensors", {"backbone": identity["backbone"]} | self.parents)
-        return save_network(self.model.target, folder / "model.safetensors", identity)
+        save_weights(self.vector, folder / "vector.safetensors", {"backbone": self.model.target.name} | self.parents)
+        return save_weights(self.model.target.state_dict(), folder / "model.safetensors", identity)

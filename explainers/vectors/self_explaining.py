@@ -1,7 +1,6 @@
 """Models that predict and explain themselves in one forward pass, with a fixed head (Yoshikawa et al., 2025)."""
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
+from explainers.identity import Identity, weights_hash
+from explainers.inputs import check_labels, checked_classes
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.sources import Pixels, Source, complete
-from explainers.target import TargetModel, weights_hash
+from explainers.target import TargetModel
 from explainers.training.module import TrainingModule
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.state_dicts import check_alike, part
-from explainers.training.weights import read_network, save_network
 from explainers.vectors.heads import FixedHead, ProjectionBuilder
+from explainers.weight_files import check_identity, read_weights, save_weights
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], ShapleyLabels]
 
@@ -67,6 +68,7 @@ class SelfExplaining(TrainingModule):
     ) -> None:
         if not 0 < alpha <= 1:
             raise InputError(f"expected alpha above 0 and at most 1, where nothing is explained, got {alpha}")
+        check_positive(scale=scale)
         super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
         self.target, self.grid, self.alpha = target, grid, alpha
         self.projection, self.normalise, self.scale, self.scale_patches = projection, normalise, scale, scale_patches
@@ -92,6 +94,7 @@ class SelfExplaining(TrainingModule):
             if self.projection is None:
                 raise InputError("expected explainer.projection or explainer.weights to make a head of, got neither")
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
+            self.target.classes = list(data.classes)
             self.target.head = self._head(self.projection(self.target.eval(), data).to(self.device))
             self.train()
 
@@ -109,8 +112,9 @@ class SelfExplaining(TrainingModule):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        self.grid.check(images)
         logits, attributions = self.look(images)
-        classes = logits.argmax(-1) if classes is None else classes
+        classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         return attributions[torch.arange(len(images)), :, classes].unflatten(-1, (self.grid.side, -1))
 
     def logits(self, images: Tensor) -> Tensor:
@@ -143,26 +147,28 @@ class SelfExplaining(TrainingModule):
 
     def _loss(self, logits: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """α · CE + (1 − α) · MSE."""
+        check_labels(rows["label"], logits.shape[-1], "explainer.projection for their classes")
         loss = self.alpha * F.cross_entropy(logits, rows["label"])
         if self.alpha < 1:
             error = explained(attributions, rows) - rows["shapley"]
             loss = loss + (1 - self.alpha) * error.square().mean()
         return loss
 
-    def provenance(self) -> dict[str, str]:
-        """The metadata of the exported file: the model, its base model, α, the grid and the options of the head."""
+    def provenance(self) -> Identity:
+        """The identity of the exported file: the model, its base model, α, the grid and the options of the head."""
         head = self.target.head
-        options = {"normalise": head.normalise, "scale_patches": head.scale_patches}
-        return self.target.identity() | {
+        return {
+            "target": self.target.identity(),
+            "classes": self.target.classes,
             "base_sha256": self.base_hash,
-            "alpha": str(self.alpha),
-            "patches_per_side": str(self.grid.side),
-            "head": json.dumps(options),
+            "alpha": self.alpha,
+            "patches_per_side": self.grid.side,
+            "head": {"normalise": head.normalise, "scale_patches": head.scale_patches},
         }
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
-        return save_network(self.target, folder / "model.safetensors", self.provenance())
+        return save_weights(self.target.state_dict(), folder / "model.safetensors", self.provenance())
 
 
 def patch_means(patches: Tensor, side: int) -> Tensor:
@@ -216,14 +222,15 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
     Raises:
         InputError: if the file holds another architecture, or was not written by `SelfExplaining.export`.
     """
-    identity, weights = read_network(head)
+    identity, weights = read_weights(head)
     target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model)
     if "head" not in identity or "head.weight" not in weights:
         raise InputError(f"expected the model.safetensors of a self-explaining model, got {head}")
-    check_alike(target.backbone.state_dict(), part(weights, "backbone"))
+    check_alike(target.backbone.state_dict(), part(weights, "backbone"), str(head))
+    own = target.backbone_identity()
+    check_identity(identity["target"], {key: own[key] for key in own if key != "backbone_sha256"}, head)
     fixed = part(weights, "head")
     target.backbone.load_state_dict(part(weights, "backbone"))
-    target.head = FixedHead(
-        fixed["weight"], fixed.get("projection"), scale=fixed["scale"].item(), **json.loads(identity["head"])
-    )
+    target.head = FixedHead(fixed["weight"], fixed.get("projection"), scale=fixed["scale"].item(), **identity["head"])
+    target.classes = identity["classes"]
     return target.eval()

@@ -23,6 +23,11 @@ from explainers.tve.module import TVE
 STILL = partial(torch.optim.SGD, lr=0.0)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 class Noise(Dataset):
     """Images with labels, the last one first."""
 
@@ -32,7 +37,7 @@ class Noise(Dataset):
         self.labels, self.seed = torch.arange(count).flip(0), seed
 
     def fingerprint(self):
-        return f"noise {self.seed}"
+        return {"image": f"noise {self.seed}", "label": "from the last to the first"}
 
     def __len__(self):
         return len(self.images)

@@ -1,20 +1,17 @@
 import json
 import pickle
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from datamodules.cifar import Upsampled, cifar
+from datamodules.cifar import cifar
 from datamodules.datasets import (
-    CorruptImage,
     ImageFiles,
     annotated_images,
     box_mask,
-    resize_short_side,
     spread,
     unlabelled_images,
 )
@@ -50,51 +47,6 @@ def test_samples_are_not_normalised(tmp_path):
     Image.new("RGB", (20, 20), (255, 10, 0)).save(tmp_path / "red" / "0.png")
     image = image_folder(tmp_path, image_size=8)[0]["image"]
     assert image.flatten(1).unique(dim=1).flatten().tolist() == [255, 10, 0]
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P"])
-def test_every_image_becomes_rgb(tmp_path, mode):
-    (tmp_path / "c").mkdir()
-    noise(20, 24).convert(mode).save(tmp_path / "c" / "0.tif")
-    assert image_folder(tmp_path, image_size=16)[0]["image"].shape == (3, 16, 16)
-
-
-RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
-STORED = {
-    "grey": Image.fromarray(RAMP),
-    "16 bits": Image.fromarray(RAMP.astype(np.uint16) * 257),  # 0 to 65535
-    "16 bits, low byte": Image.fromarray(RAMP.astype(np.uint16) * 256 + 255 - RAMP),
-    "32 bits": Image.fromarray(RAMP.astype(np.int32) * 257),
-    "palette": Image.fromarray(RAMP).convert("P"),
-    "grey and transparency": Image.merge("LA", [Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())]),
-    "colours": Image.merge("RGB", [Image.fromarray(RAMP)] * 3),
-    "colours and transparency": Image.merge("RGBA", [Image.fromarray(RAMP)] * 3 + [Image.fromarray(RAMP.T.copy())]),
-}
-
-
-@pytest.mark.parametrize("stored", STORED)
-def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tmp_path, stored):
-    """Neither cut off at 255, nor wrapped around, nor blended with a background."""
-    (tmp_path / "c").mkdir()
-    STORED[stored].save(tmp_path / "c" / ("0.tif" if stored == "32 bits" else "0.png"))
-    image = image_folder(tmp_path, image_size=16, crop_fraction=1.0)[0]["image"]
-    assert image.dtype == torch.uint8
-    assert torch.equal(image, torch.from_numpy(RAMP).expand(3, 16, 16))
-
-
-@pytest.mark.parametrize("pixels", [RAMP / np.float32(255), RAMP.astype(np.int32) - 9, RAMP.astype(np.int32) * 1000])
-def test_pixels_without_a_known_white_are_refused(tmp_path, pixels):
-    (tmp_path / "c").mkdir()
-    Image.fromarray(pixels).save(tmp_path / "c" / "0.tif")
-    with pytest.raises(CorruptImage, match=r"0.tif: .*expected 8 or 16 bits a channel, got mode [IF], "):
-        image_folder(tmp_path, image_size=16)[0]
-
-
-@pytest.mark.parametrize("size", [(20, 300), (300, 20), (37, 37), (8, 9)])
-def test_the_short_side_is_exact_and_the_long_side_rounds_down(size):
-    width, height = resize_short_side(noise(*size), 73).size
-    assert min(width, height) == 73
-    assert max(width, height) == int(73 * max(size) / min(size))
 
 
 def truth_by_pixel(boxes, stored_size, image_size, short_side):
@@ -188,6 +140,9 @@ def test_one_class_is_enough_to_train_an_explainer_on(tmp_path):
     assert image_folder(tmp_path, image_size=8).classes == ["all"]
 
 
+RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
+
+
 def write_mura(root):
     """Of the layout and the modes of MURA-v1.1."""
     for i, (part, patient, study) in enumerate(
@@ -239,24 +194,6 @@ def test_an_empty_class_folder_still_is_a_class(tmp_path):
     assert dataset.classes == ["ant", "bird", "cat", "dog"] and dataset[0]["label"] == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])
-def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
-    write_folder(tmp_path)
-    broken = tmp_path / "cat" / "2.png"
-    broken.write_bytes(broken.read_bytes()[:900] if content is None else content)
-    with pytest.raises(CorruptImage, match=rf"{broken}: expected an image, got .* skip_corrupt=true"):
-        image_folder(tmp_path, image_size=8)[6]
-    with pytest.warns(UserWarning, match=f"left out: {broken}"):
-        assert image_folder(tmp_path, image_size=8, skip_corrupt=True)[6] is None
-
-
-def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
-    """Skipping it would hide a missing disk."""
-    dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
-    with pytest.raises(FileNotFoundError, match="gone.png"):
-        dataset[0]
-
-
 def test_wrong_folders_and_annotations_are_named(tmp_path):
     with pytest.raises(InputError, match="expected a folder with one subfolder per class, got .*nowhere"):
         image_folder(tmp_path / "nowhere", image_size=8)
@@ -300,11 +237,17 @@ def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypa
     assert [dataset[i]["label"] for i in range(5)] == dataset.labels.tolist()
 
 
-def test_equal_images_of_cifar_have_equal_fingerprints():
-    def dataset(seed=0, chosen=(0, 1, 2), image_size=64):
-        pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-        return Upsampled(SimpleNamespace(data=pixels, targets=[0, 1, 0, 1], classes=["a", "b"]), chosen, image_size)
-
-    assert dataset().fingerprint() == dataset().fingerprint()
-    others = (dataset(), dataset(seed=1), dataset(chosen=(0, 1, 3)), dataset(image_size=32))
-    assert len({other.fingerprint() for other in others}) == 4
+def test_each_real_folder_is_listed_once_however_many_links_lead_to_it(tmp_path):
+    """A link to its own folder, to a folder above, and to a folder beside; a link to a folder elsewhere is followed."""
+    root = write_folder(tmp_path / "data" / "train", classes=("bird", "cat"))
+    write_folder(tmp_path / "elsewhere", classes=("dog",))
+    (root / "cat" / "self").symlink_to(root / "cat")
+    (root / "cat" / "up").symlink_to("../..")
+    (root / "bird" / "loop").symlink_to(root)
+    (root / "dog").symlink_to(tmp_path / "elsewhere" / "dog")
+    dataset = image_folder(root, image_size=8)
+    assert dataset.classes == ["bird", "cat", "dog"]
+    assert dataset.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert len({dataset.path(i) for i in range(12)}) == len({dataset.path(i).resolve() for i in range(12)}) == 12
+    assert len(unlabelled_images([str(root)], image_size=8)) == 12
+    assert len(unlabelled_images([str(tmp_path)], image_size=8)) == 12

@@ -15,10 +15,11 @@ def test_a_canvas_depends_on_its_split_index_and_seed_only():
     assert all(same(few[i], many[i]) for i in range(3))
     assert all(same(few[i], again[i]) for i in range(3))
     assert few.fingerprint() == Digits(size=3).fingerprint()
+    assert few.fingerprint()["image"] == again.fingerprint()["image"] != many.fingerprint()["image"]
     others = [Digits("val", size=3), Digits("test", size=3), Digits(size=3, seed=1), Digits(size=3, seed=2)]
     canvases = [few[i] for i in range(3)] + [other[i] for other in others for i in range(3)]
     assert len({canvas["image"].numpy().tobytes() for canvas in canvases}) == len(canvases)
-    assert len({data.fingerprint() for data in (few, many, again, *others)}) == 7
+    assert len({data.fingerprint()["image"] for data in (few, many, *others)}) == 6
 
 
 def test_a_sample_is_an_image_a_label_an_index_and_the_place_of_the_digit():
@@ -128,11 +129,10 @@ def test_canvases_with_spots_are_what_they_always_were():
     digest = hashlib.sha256(images(domain="spots").numpy().tobytes()).hexdigest()
     assert digest == hashlib.sha256(images().numpy().tobytes()).hexdigest()
     assert digest.startswith("9de370983b36")
-    assert Digits(size=1).fingerprint() == "digits: seed, task, size, pixels, scraps (0, 'digit', 1, 64, 4)"
 
 
 def test_domains_are_told_apart_by_their_fingerprints_and_their_looks():
-    assert len({Digits(size=2, domain=domain).fingerprint() for domain in DOMAINS}) == len(DOMAINS)
+    assert len({Digits(size=2, domain=domain).fingerprint()["image"] for domain in DOMAINS}) == len(DOMAINS)
     assert len({images(4, domain=domain).numpy().tobytes() for domain in DOMAINS}) == len(DOMAINS)
 
 

@@ -1,6 +1,3 @@
-import os
-import re
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -11,12 +8,10 @@ import torch
 from PIL import Image
 from test_images import as_rank, fit, indices
 
-from datamodules import write_beton as writing
-from datamodules.datasets import CorruptImage
 from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
-from datamodules.write_beton import check_beton, main, write_beton
+from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 
 pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
@@ -36,13 +31,24 @@ def smooth(seed):
     return Image.fromarray(colours).resize(size, Image.Resampling.BICUBIC)
 
 
+def draw(root, names="abc"):
+    """A folder of three class folders."""
+    for i in range(COUNT):
+        (root / names[i % 3]).mkdir(parents=True, exist_ok=True)
+        smooth(i).save(root / names[i % 3] / f"{i:02}.png")
+    return root
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("images")
-    for i in range(COUNT):
-        (root / "abc"[i % 3]).mkdir(exist_ok=True)
-        smooth(i).save(root / "abc"[i % 3] / f"{i:02}.png")
-    return root
+    return draw(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -184,118 +190,6 @@ def test_a_missing_beton_says_how_to_write_it(tmp_path):
         FFCV(val=str(tmp_path / "a.beton")).setup("validate")
     with pytest.raises(ValueError, match="expected a .beton file for test, got none; set data.test"):
         FFCV(val="a.beton").test_dataloader()
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.00001, 0.5, 0.9999, 0.99999])
-def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
-    content, cut = beton.read_bytes(), tmp_path / "cut.beton"
-    cut.write_bytes(content[: int(keep * len(content))])
-    with pytest.raises(ValueError, match=r"cut.beton is not a whole .beton .* got .*; write it again: python -m"):
-        FFCV(val=str(cut)).setup("validate")
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        ("version", "expected version 2"),
-        ("num_samples", "expected .* samples and a table of them"),
-        ("alloc_table_ptr", "expected 46 samples and a table of them"),
-        ("kind of a field", "expected the fields image"),
-        ("place of an image", "expected a place for every image, got 1 images without"),
-        ("end of a region", "expected all data before byte .*, got 1 regions that end after it"),
-    ],
-)
-def test_a_damaged_beton_is_an_error(tmp_path, beton, place, expected):
-    from ffcv.reader import Reader
-    from ffcv.types import FieldDescType, HeaderType
-
-    header, content = Reader(str(beton)).header, bytearray(beton.read_bytes())
-    samples = HeaderType.itemsize + 3 * FieldDescType.itemsize
-    position = {
-        "kind of a field": HeaderType.itemsize,
-        "place of an image": samples + 8 + 3,
-        "end of a region": int(header["alloc_table_ptr"]) + 16 + 5,
-    }.get(place) or HeaderType.fields[place][1] + (3 if place == "num_samples" else 1)
-    content[position] ^= 0x55
-    broken = tmp_path / "broken.beton"
-    broken.write_bytes(content)
-    assert check_beton(beton) == COUNT
-    with pytest.raises(ValueError, match=expected):
-        check_beton(broken)
-
-
-class DyingImages(writing.StoredImages):
-    """The process that comes to the tenth image dies, as when there is no memory left."""
-
-    def __getitem__(self, index):
-        return os._exit(9) if index == 10 else super().__getitem__(index)
-
-
-@pytest.mark.parametrize(
-    ("target", "replacement", "error"),
-    [
-        ("datamodules.write_beton.StoredImages", DyingImages, RuntimeError),
-        ("ffcv.memory_allocator.MemoryAllocator.flush_page", failing, RuntimeError),
-        ("ffcv.writer.DatasetWriter.finalize", failing, OSError),
-    ],
-    ids=["a process dies", "the disk is full", "the end fails"],
-)
-def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch, target, replacement, error):
-    monkeypatch.setattr(target, replacement)
-    with pytest.raises(error):
-        write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
-    """Killed as it takes its last step; the next run is not disturbed by what stayed."""
-    script = (
-        "import os, signal; from datamodules import write_beton as w;"
-        "w.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
-        f"w.write_beton({str(folder)!r}, w.Path({str(tmp_path / 'a.beton')!r}), limit=6, workers=1)"
-    )
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
-    assert killed.returncode == -9
-    assert [path.name for path in tmp_path.iterdir()] == ["a.beton.partial"]
-    assert write_beton(folder, tmp_path / "a.beton", limit=4, workers=1) == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["a.beton"]
-    assert check_beton(tmp_path / "a.beton") == 4
-
-
-def test_a_failed_run_leaves_the_earlier_file_alone(tmp_path, folder, monkeypatch):
-    write_beton(folder, tmp_path / "a.beton", limit=5, workers=1)
-    monkeypatch.setattr("ffcv.writer.DatasetWriter.finalize", failing)
-    with pytest.raises(OSError):
-        write_beton(folder, tmp_path / "a.beton", limit=4, workers=1)
-    assert check_beton(tmp_path / "a.beton") == 5
-
-
-def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path, datamodule):
-    (tmp_path / "images" / "c").mkdir(parents=True)
-    for i in range(5):
-        smooth(i).save(tmp_path / "images" / "c" / f"{i}.png")
-    (tmp_path / "images" / "c" / "2.png").write_bytes(b"nothing")
-    out = tmp_path / "a.beton"
-    with pytest.raises(CorruptImage, match=r"2.png: expected an image, got 7 bytes"):
-        write_beton(tmp_path / "images", out, workers=1)
-    assert not out.exists()
-    with pytest.warns(UserWarning, match="left out: .*2.png"):
-        assert write_beton(tmp_path / "images", out, image_size=SHORT_SIDE, workers=1, skip_corrupt=True) == 4
-    (batch,) = datamodule(val=str(out)).val_dataloader()
-    assert batch["index"].tolist() == [0, 1, 2, 3]
-    intact = [
-        Images(val=partial(image_folder, tmp_path / "images", S), num_workers=0).dataset("val")[i] for i in (0, 1, 3, 4)
-    ]
-    expected = torch.stack([sample["image"] for sample in intact]).float()
-    assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
-
-
-def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, capsys):
-    main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--image-size", "32", "--workers", "1"])
-    assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
-    with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):
-        main([str(tmp_path / "gone"), str(tmp_path / "b.beton")])
 
 
 def test_without_ffcv_there_is_one_line_of_what_to_do(tmp_path, monkeypatch):

@@ -2,15 +2,12 @@ import warnings
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from PIL import Image
 from torch.utils.data import Dataset
 
-from datamodules.folders import image_folder
 from datamodules.images import Images
 
 
@@ -190,30 +187,6 @@ def test_classes_that_differ_between_training_and_validation_are_an_error():
 
     with pytest.raises(ValueError, match=r"got 2 and 1 that differ in \['odd'\]"):
         Images(Numbers, Fewer).setup("fit")
-
-
-def test_a_corrupt_image_is_left_out_of_its_batch(tmp_path):
-    (tmp_path / "c").mkdir()
-    for i in range(4):
-        Image.fromarray(np.full((20, 20, 3), i, dtype=np.uint8)).save(tmp_path / "c" / f"{i}.png")
-    (tmp_path / "c" / "2.png").write_bytes(b"nothing")
-    datamodule = Images(val=partial(image_folder, tmp_path, 8, skip_corrupt=True), batch_size=3, num_workers=0)
-    with pytest.warns(UserWarning, match="left out: .*2.png"):
-        assert indices(datamodule.val_dataloader()) == [[0, 1], [3]]
-    datamodule = Images(val=partial(image_folder, tmp_path, 8), batch_size=3, num_workers=0)
-    with pytest.raises(ValueError, match="2.png: expected an image"):
-        indices(datamodule.val_dataloader())
-
-
-def test_a_batch_of_corrupt_images_only_is_an_error(tmp_path):
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "0.png").write_bytes(b"nothing")
-    datamodule = Images(val=partial(image_folder, tmp_path, 8, skip_corrupt=True), num_workers=0)
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(ValueError, match="1 readable image in a batch, got 1 corrupt"),
-    ):
-        indices(datamodule.val_dataloader())
 
 
 def test_a_loader_process_has_one_thread():

@@ -16,9 +16,9 @@ from toys import SILENT
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.module import Evaluation
+from explainers.identity import weights_hash
 from explainers.posthoc.chance import Chance
 from explainers.shapley.kernel_shap import KernelSHAP
-from explainers.target import weights_hash
 from explainers.tve.oracle import Oracle
 from explainers.vectors.heads import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -67,7 +67,7 @@ def by_hand(target, grid, samples, explain, classes, fill=0.0):
 @pytest.mark.parametrize("classes", ["predicted", "label"])
 @pytest.mark.parametrize("removal", ["zero", "black"])
 def test_results_are_those_computed_by_hand(target, grid, digits, classes, removal):
-    results, logged = evaluate(target, grid, digits, classes=classes, removal=removal)
+    results, logged = evaluate(target, grid, digits, classes=classes, removal=removal, reference="oracle")
     assert results.keys() == {"chance", "oracle"}
     chance = Chance(None, grid)
     slow = {
@@ -92,7 +92,7 @@ def test_results_are_those_computed_by_hand(target, grid, digits, classes, remov
 
 
 def test_the_reference_is_not_compared_with_itself(target, grid, digits):
-    results, _ = evaluate(target, grid, digits)
+    results, _ = evaluate(target, grid, digits, reference="oracle")
     assert "rank_correlation" in results["chance"]
     assert "rank_correlation" not in results["oracle"]
     other_way_round, _ = evaluate(target, grid, digits, reference="chance")
@@ -100,9 +100,16 @@ def test_the_reference_is_not_compared_with_itself(target, grid, digits):
     assert "rank_correlation" not in other_way_round["chance"]
 
 
-def test_without_the_reference_there_is_no_rank_correlation(target, grid, digits):
-    results, _ = evaluate(target, grid, digits, names=["chance"])
-    assert "rank_correlation" not in results["chance"]
+def test_without_a_reference_there_is_no_rank_correlation(target, grid, digits):
+    results, _ = evaluate(target, grid, digits)
+    assert not any("rank_correlation" in numbers for numbers in results.values())
+
+
+def test_a_reference_that_is_no_explainer_is_refused_with_those_there_are(target, grid):
+    with pytest.raises(InputError) as caught:
+        Evaluation(target, grid, both(target, grid), reference="orakel")
+    message = "expected reference to be one of the explainers chance, oracle, got orakel: add it to them, or compare"
+    assert str(caught.value) == f"{message} with none (evaluation.reference=null)"
 
 
 def test_without_objects_there_is_no_pointing_game(target, grid, digits):

@@ -68,11 +68,24 @@ DRAWN = {
 def bars(axis, names):
     """Height, error and colour of every bar, by the name at its place."""
     (errors,) = [container for container in axis.containers if hasattr(container, "has_yerr")]
-    lengths = [(segment[1, 1] - segment[0, 1]) / 2 for segment in errors.lines[2][0].get_segments()]
+    segments = errors.lines[2][0].get_segments()  # empty where the error is not known
+    lengths = [(segment[1, 1] - segment[0, 1]) / 2 if len(segment) else math.nan for segment in segments]
     return {
         names[round(bar.get_x() + bar.get_width() / 2)]: (bar.get_height(), error, to_hex(bar.get_facecolor()))
         for bar, error in zip(axis.patches, lengths, strict=True)
     }
+
+
+def test_an_error_that_is_not_known_is_not_drawn():
+    """Of a single image there is none, and then none of the average over tasks."""
+    single = {key: value for key, value in found(0.3, 0.3).items() if not key.endswith("_error")}
+    results = {"odd": {"chance": found(0.2, 0.3)}, "loop": {"chance": single}}
+    known, unknown = (bars(axis, ["chance"])["chance"][1] for axis in fidelity_bars(results).axes[:2])
+    assert known == pytest.approx(0.02) and math.isnan(unknown)
+    average, error, _ = bars(ablation_bars(results).axes[0], ["chance"])["chance"]
+    assert average == pytest.approx(0.25) and math.isnan(error)
+    only = fidelity_bars({"loop": {"chance": single}})
+    assert all(math.isfinite(end) for axis in only.axes for end in axis.get_ylim())
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -14,7 +14,7 @@ CONFIG = {
     "name": "run",
     "target": {"_target_": "x", "checkpoint_path": ""},
     "grid": {"patch_size": 8},
-    "explainers": {"tve": {"weights": None, "chunk_size": 256, "network": {"width": 24}}},
+    "explainers": {"tve": {"weights": None, "surrogate": None, "chunk_size": 256, "network": {"width": 24}}},
     "evaluation": {"levels": 11, "chunk_size": 256},
     "trainer": {"precision": "32-true", "devices": 1, "limit_test_batches": None},
     "figures": None,
@@ -23,6 +23,10 @@ CONFIG = {
         "loop": {"head": None, "data": {"root": "/here/loop", "num_workers": 1, "limit": 5}},
     },
 }
+
+
+DATA = {"odd": {"images": "5", "image": "a1"}, "loop": {"images": "5", "image": "b2"}}
+"""Task → fingerprint of its data set."""
 
 
 class Measured:
@@ -47,7 +51,7 @@ def changed(key, value):
 @pytest.fixture
 def path(tmp_path):
     """Both tasks, measured."""
-    file = ResultsFile(tmp_path / "results.json", CONFIG)
+    file = ResultsFile(tmp_path / "results.json", CONFIG, DATA)
     for number, task in enumerate(CONFIG["tasks"]):
         file.add(task, Measured({"tve": {"fidelity_plus": number}}, {"images": 5}))
     return tmp_path / "results.json"
@@ -69,7 +73,7 @@ def test_the_file_holds_what_its_numbers_are_traced_by(path):
 
 
 def test_a_task_that_was_measured_alike_is_kept_and_told(path, capsys):
-    file = ResultsFile(path, CONFIG)
+    file = ResultsFile(path, CONFIG, DATA)
     assert file.kept == ["odd", "loop"]
     file.tell()
     told = capsys.readouterr().out.splitlines()
@@ -88,12 +92,12 @@ def test_a_task_that_was_measured_alike_is_kept_and_told(path, capsys):
     ],
 )
 def test_what_has_no_effect_on_the_numbers_measures_nothing_again(path, key, value):
-    assert ResultsFile(path, changed(key, value)).kept == ["odd", "loop"]
+    assert ResultsFile(path, changed(key, value), DATA).kept == ["odd", "loop"]
 
 
 def test_the_data_may_lie_elsewhere(path):
     text = json.dumps(CONFIG).replace("/here", "/there/and/deeper")
-    assert ResultsFile(path, json.loads(text)).kept == ["odd", "loop"]
+    assert ResultsFile(path, json.loads(text), DATA).kept == ["odd", "loop"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_the_data_may_lie_elsewhere(path):
 )
 def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path, key, value, capsys):
     before = path.read_text()
-    file = ResultsFile(path, changed(key, value))
+    file = ResultsFile(path, changed(key, value), DATA)
     assert file.kept == [] and path.read_text() == before
     file.tell()
     assert capsys.readouterr().out.count(key) == 2
@@ -121,19 +125,35 @@ def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path,
 
 
 def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path):
-    file = ResultsFile(path, changed("tasks.odd.data.limit", 6))
-    assert file.kept == ["loop"] and file.changed.keys() == {"odd"}
+    more = DATA | {"odd": {"images": "6", "image": "c3"}}
+    file = ResultsFile(path, changed("tasks.odd.data.limit", 6), more)
+    assert file.kept == ["loop"] and file.changed == {"odd": "data.images: 5 → 6"}
     file.add("odd", Measured({"tve": {"fidelity_plus": 7}}, {"images": 6}))
     content = written(path)
     assert list(content["results"]) == ["odd", "loop"]  # in the order of the config
     assert content["results"]["odd"]["tve"]["fidelity_plus"] == 7
     assert content["config"]["tasks"]["odd"]["data"]["limit"] == 6
+    assert content["data"] == more
     assert [record["tasks"] for record in content["runs"]] == [["loop"], ["odd"]]
+
+
+@pytest.mark.parametrize("change", [{"image": "edited"}, {"label": "swapped"}])
+def test_a_task_of_changed_images_or_labels_is_measured_again(path, change):
+    edited = DATA | {"odd": DATA["odd"] | change}
+    assert ResultsFile(path, CONFIG, edited).changed.keys() == {"odd"}
+
+
+def test_results_of_other_images_are_not_read_together(tmp_path):
+    for name, image in (("a", "a1"), ("b", "edited")):
+        content = {"results": {"odd": {name: {"x": 1}}}, "data": {"odd": {"image": image}}}
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="cannot be compared, they differ in data.image: a1 → edited"):
+        read_results([tmp_path / "a", tmp_path / "b"])
 
 
 def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
     config = changed("tasks", {"digit": {"head": None, "data": {}}})
-    file = ResultsFile(path, config)
+    file = ResultsFile(path, config, DATA)
     file.add("digit", Measured({}, {}))
     content = written(path)
     assert content["results"].keys() == content["config"]["tasks"].keys() == {"digit", "odd", "loop"}
@@ -142,26 +162,28 @@ def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
 
 def test_fresh_measures_all_again(path):
     before = path.read_text()
-    assert ResultsFile(path, CONFIG, fresh=True).kept == []
+    assert ResultsFile(path, CONFIG, DATA, fresh=True).kept == []
     assert (path.parent / "results_earlier.json").read_text() == before
 
 
-@pytest.mark.parametrize("key", ["explainers.tve.weights", "tasks.odd.head", "target.checkpoint_path"])
+@pytest.mark.parametrize(
+    "key", ["explainers.tve.weights", "tasks.odd.head", "target.checkpoint_path", "explainers.tve.surrogate"]
+)
 def test_weights_count_by_what_is_in_their_file(tmp_path, key):
     weights, elsewhere = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     weights.write_bytes(b"trained"), elsewhere.write_bytes(b"trained")
     config = changed(key, str(weights))
-    file = ResultsFile(tmp_path / "results.json", config)
+    file = ResultsFile(tmp_path / "results.json", config, DATA)
     file.add("odd", Measured({}, {}))
     assert written(tmp_path / "results.json")["files"] == {str(weights): hashlib.sha256(b"trained").hexdigest()}
-    assert ResultsFile(tmp_path / "results.json", changed(key, str(elsewhere))).kept == ["odd"]
+    assert ResultsFile(tmp_path / "results.json", changed(key, str(elsewhere)), DATA).kept == ["odd"]
     weights.write_bytes(b"trained longer")
-    assert ResultsFile(tmp_path / "results.json", config).kept == []
+    assert ResultsFile(tmp_path / "results.json", config, DATA).kept == []
 
 
 def test_the_results_of_an_older_version_are_put_aside(tmp_path):
     (tmp_path / "results.json").write_text('{"results": {"odd": {}}}')
-    assert ResultsFile(tmp_path / "results.json", CONFIG).kept == []
+    assert ResultsFile(tmp_path / "results.json", CONFIG, DATA).kept == []
     assert (tmp_path / "results_earlier.json").exists()
 
 

@@ -56,7 +56,7 @@ def test_the_papers_network_gives_two_embeddings_for_every_patch(paper, target, 
 
 def test_a_shared_trunk_is_half_the_autoencoders_and_g_and_h_still_differ(paper, target, grid, images):
     shared = PaperNetwork(target, grid, **TINY, head_layers=3, shared_trunk=True)
-    sizes = [[sum(w.numel() for w in part.parameters()) for part in (n.autoencoders, n.heads)] for n in (paper, shared)]
+    sizes = [[sum(w.numel() for w in part.parameters()) for part in (n.autoencoders, n.ffns)] for n in (paper, shared)]
     assert sizes[1] == [sizes[0][0] // 2, sizes[0][1]]
     passes = []
     shared.autoencoders[0].register_forward_hook(lambda *_: passes.append(1))
@@ -68,7 +68,7 @@ def test_a_shared_trunk_is_half_the_autoencoders_and_g_and_h_still_differ(paper,
 def test_without_a_shared_trunk_g_and_h_share_nothing(paper, images):
     paper(images)[:, :, 0].square().sum().backward()
     got = {name for name, weight in paper.named_parameters() if weight.grad is not None and weight.grad.any()}
-    assert {".".join(name.split(".")[:2]) for name in got} == {"autoencoders.0", "heads.0"}
+    assert {".".join(name.split(".")[:2]) for name in got} == {"autoencoders.0", "ffns.0"}
 
 
 @pytest.mark.parametrize("shared_trunk", [False, True])

@@ -31,11 +31,11 @@ def test_a_name_with_an_aggregation_is_the_composition(target, grid, images):
 
 def test_options_reach_the_method_and_its_label(target, grid, images):
     built = posthoc.build_all(["GAE", {"TokenTM": {"scale": "softmax"}}, {"ResLRP-PLUS": {"gamma": 0.5}}], target, grid)
-    assert list(built) == ["GAE", "TokenTM(scale=softmax)", "ResLRP-PLUS(gamma=0·5)"]
+    assert list(built) == ["GAE", "TokenTM(scale=softmax)", "ResLRP-PLUS(gamma=0.5)"]
     expected = posthoc.TokenTM(target, grid, scale="softmax")(images, CLASSES)
     assert torch.equal(built["TokenTM(scale=softmax)"](images, CLASSES), expected)
     assert not torch.equal(
-        built["ResLRP-PLUS(gamma=0·5)"](images, CLASSES),
+        built["ResLRP-PLUS(gamma=0.5)"](images, CLASSES),
         posthoc.build("ResLRP-PLUS", target, grid)(images, CLASSES),
     )
 
@@ -52,8 +52,8 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
         ("LibraResLRP", {}, "Libra needs .*; ResLRP is none"),
         ("LibraRawAttention-PLUS", {}, "Libra needs .*; RawAttention is none"),
         ("LibraLibraGrad", {}, "Libra needs .*; LibraGrad is none"),
-        ("TokenTM", {"scale": "sofmax"}, "TokenTM: expected scale softmax or mean, got sofmax"),
-        ("GAE", {"output": "prob"}, "GAE: expected output logit or probability, got prob"),
+        ("TokenTM", {"scale": "sofmax"}, "expected scale softmax or mean, got sofmax"),
+        ("GAE", {"output": "prob"}, "expected output logit or probability, got prob"),
         ("DecompX-PLUS", {"layer": 2}, "DecompX has no option layer; it has output"),
         ("RISE", {"masks": 0}, "expected masks above 0, got masks=0"),
         ("RISE", {"grid": 3}, "RISE has no option grid"),

@@ -104,19 +104,19 @@ WIDER = ("target.model.embed_dim=96", "target.model.num_heads=3")
 def test_the_checkpoint_of_another_backbone_is_refused_with_both_widths(trained, tmp_path):
     path = trained / "checkpoints/last.ckpt"
     message = error(train, *TVE_RUN, *DIGITS, *WIDER, f"ckpt_path={path}", folder=tmp_path)
-    assert "width 48" in message and "has 96" in message
+    assert "48 → 96" in message
 
 
 def test_the_explainer_of_another_backbone_is_refused_with_both_widths(trained, tmp_path):
     path = trained / "explainer.safetensors"
     message = error(train, *TVE_RUN, *DIGITS, *WIDER, f"explainer.weights={path}", folder=tmp_path)
-    assert str(path) in message and "width 48" in message and "has 96" in message
+    assert str(path) in message and "48 → 96" in message
 
 
 def test_the_explainer_of_another_grid_is_refused_with_both_grids(trained, tmp_path):
     path = trained / "explainer.safetensors"
     message = error(train, *TVE_RUN, *DIGITS, "grid.patch_size=16", f"explainer.weights={path}", folder=tmp_path)
-    assert "patches a side: 8" in message and "has 4" in message
+    assert "grid.patch_size: 8 → 16" in message
 
 
 def test_the_head_of_another_backbone_is_refused_with_both_widths(tmp_path):
@@ -179,7 +179,7 @@ def test_the_command_itself_prints_that_line_and_no_traceback(tmp_path, ffcv):
     assert "Traceback" not in output
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert "imagenet/train.beton" in line
-    assert os.listdir(tmp_path / "run") in (["train.log"], [])
+    assert set(os.listdir(tmp_path / "run")) <= {"train.log", ".lock"}
 
 
 def test_a_misspelt_name_on_the_command_line_prints_no_traceback(tmp_path):

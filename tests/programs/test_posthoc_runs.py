@@ -17,7 +17,7 @@ def test_methods_are_rows_beside_the_explainers_and_belong_to_the_settings(tmp_p
     methods = "methods=[GAE,DecompX-SkipPLUS,{ResLRP:{gamma:0.5}},{RISE:{masks:4}}]"
     evaluate(*TINY, *DIGITS, methods, folder=tmp_path)
     rows = json.loads((tmp_path / "results.json").read_text())["results"]["digits"]
-    assert list(rows) == ["chance", "GAE", "DecompX-SkipPLUS", "ResLRP(gamma=0·5)", "RISE(masks=4)"]
+    assert list(rows) == ["chance", "GAE", "DecompX-SkipPLUS", "ResLRP(gamma=0.5)", "RISE(masks=4)"]
     assert all(row["images"] == 7 for row in rows.values())
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()

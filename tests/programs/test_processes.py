@@ -18,7 +18,7 @@ from lightning import Callback
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from explainers import runs
+from explainers import processes, runs
 
 TVE_RUN = ("target=tiny", "data=digits", "explainer=tve_light", "explainer.network.width=24", "logger=csv", *QUIET)
 SIZES = ("data.size.train=16", "data.size.val=7", "data.size.test=7")
@@ -132,7 +132,7 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     ]
     evaluate(*command, folder=tmp_path / "one")
     in_two = partial(evaluate, *command, *TWO, folder=tmp_path / "two")
-    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=partial(Forks, in_two)))
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=partial(Forks, in_two)))
     in_two()
     found = []
     for name in ("one", "two"):
@@ -157,7 +157,7 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     for name in ("LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(subprocess, "Popen", lambda *_: Failed())
-    composed(*TVE_RUN, f"hydra.mode={mode}", folder=tmp_path)
+    composed(*TVE_RUN, f"hydra.mode={mode}", "hydra.job.num=0", folder=tmp_path)
     with pytest.raises(ending) as raised:
         runs.launch(2)
     assert mode == "MULTIRUN" or raised.value.code == 3

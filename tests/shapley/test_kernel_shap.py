@@ -211,11 +211,6 @@ def test_stored_labels_are_keyed_by_all_that_they_depend_on(target, change):
     assert same == ("chunk_size" in change)
 
 
-def test_labels_stored_before_there_were_removals_keep_their_key(target):
-    assert "removal" not in ShapleyLabels(target, GRID, 4).key()
-    assert ShapleyLabels(target, GRID, 4, removal="black").key()["removal"] == "black"
-
-
 def test_the_explainer_passes_on_how_patches_are_removed(target, images):
     classes = torch.tensor([3, 0, 4, 1, 1])
     found = {removal: KernelSHAP(target, GRID, 30, removal=removal)(images, classes) for removal in ("zero", "drop")}

@@ -8,7 +8,9 @@ from torch.utils.data import DataLoader
 
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.target import TargetModel, weights_hash
+from explainers.heads import load_head
+from explainers.identity import weights_hash
+from explainers.target import TargetModel
 from explainers.targets.classifier import Classifier
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -119,7 +121,9 @@ def test_the_head_has_the_classes_of_the_images(make_target, tmp_path, tune):
     classifier = Classifier(make_target("test_resnet"), None, SGD, tune=tune)
     fit_images(classifier, images_of([0, 1, 2, 1], ["a", "b", "c"]))
     classifier.export(tmp_path)
-    assert TargetModel(timm.create_model("test_resnet"), head=tmp_path / "head.safetensors").head.out_features == 3
+    head, identity = load_head(tmp_path / "head.safetensors")
+    assert head.out_features == 3
+    assert identity == {"target": classifier.target.backbone_identity(), "classes": ["a", "b", "c"]}
 
 
 @pytest.mark.parametrize(
@@ -176,11 +180,11 @@ def test_an_exported_target_loads_as_a_checkpoint_of_timm(make_target, images, t
     classifier = Classifier(target, 3, SGD, tune="all").eval()
     classifier.export(tmp_path)
     path = str(tmp_path / "target.safetensors")
-    model = timm.create_model(name, num_classes=3, checkpoint_path=path, **FAMILIES[name])
-    again = TargetModel(model).eval()
+    loading = {"model_name": name, "num_classes": 3, "checkpoint_path": path} | FAMILIES[name]
+    again = TargetModel(timm.create_model(**loading)).eval()
     torch.testing.assert_close(again(images), classifier(images))
     assert weights_hash(again.backbone) == weights_hash(target.backbone)
-    with_head = TargetModel(
-        timm.create_model(name, num_classes=3, **FAMILIES[name]), head=tmp_path / "head.safetensors"
-    )
+    with_head = TargetModel(timm.create_model(**loading), head=tmp_path / "head.safetensors")
     assert torch.equal(with_head.head.weight, target.head.weight)
+    with pytest.raises(InputError, match="head.safetensors .* got a difference in backbone_sha256"):
+        TargetModel(timm.create_model(name, **FAMILIES[name]), head=tmp_path / "head.safetensors")

@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 
-from explainers.target import weights_hash
+from explainers.identity import weights_hash
 from explainers.targets.classifier import Classifier
 
 PRETRAINED = ["vit_tiny", "vit_base", "vit_large", "swin_base", "swin_large", "deit_base"]

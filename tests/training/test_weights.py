@@ -2,24 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from explainers.errors import InputError
-from explainers.target import weights_hash
+from explainers.identity import weights_hash
 from explainers.target_files import load_target, save_target
 from explainers.training.state_dicts import with_part, without_part
-from explainers.training.weights import read_network, save_network
 
 FAMILIES = ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet", "test_convnext"]
-
-
-def test_a_network_comes_back_with_what_it_belongs_to(tmp_path):
-    network = nn.Linear(3, 2)
-    path = save_network(network, tmp_path / "network.safetensors", {"backbone": "vit"})
-    identity, weights = read_network(path)
-    assert identity == {"backbone": "vit"}
-    assert torch.equal(weights["weight"], network.weight)
-    assert weights.keys() == network.state_dict().keys()
-    with pytest.raises(InputError, match="no trained explainer at"):
-        read_network(tmp_path / "nowhere.safetensors")
 
 
 def test_a_part_leaves_a_state_and_comes_back():

@@ -9,8 +9,8 @@ from torch import nn
 from toys import ADAM, LIGHT, Small, equal, fit, state
 
 from explainers.errors import InputError
+from explainers.identity import weights_hash
 from explainers.masking import PatchGrid
-from explainers.target import weights_hash
 from explainers.tve.module import TVE
 
 
@@ -19,12 +19,12 @@ def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, 
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert checkpoint["state_dict"]
     assert all(name.startswith("network.") for name in checkpoint["state_dict"])
-    assert checkpoint["identity"]["backbone_sha256"] == weights_hash(target.backbone)
+    assert checkpoint["identity"]["target"]["backbone_sha256"] == weights_hash(target.backbone)
 
 
 def test_a_checkpoint_of_another_width_is_refused(target, make_target, grid, images, tmp_path):
     fit(TVE(target, grid, Small, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match="width 24; this target, vit_tiny_patch16_224, has 48"):
+    with pytest.raises(ValueError, match="target.embed_dim: 24 → 48"):
         fit(TVE(make_target(embed_dim=48), grid, Small, ADAM), images, 2, resume=tmp_path / "last.ckpt")
 
 
@@ -33,7 +33,7 @@ def test_exported_weights_explain_as_before(target, grid, images, tmp_path):
     fit(tve, images, epochs=2)
     path = tve.export(tmp_path)
     assert path == tmp_path / "explainer.safetensors"
-    again = TVE(target, grid, LIGHT, weights=str(path)).eval()
+    again = TVE(target, grid, LIGHT, hops=(1,), weights=str(path)).eval()
     classes = torch.arange(5)
     assert torch.equal(again(images, classes), tve.eval()(images, classes))
 
@@ -55,11 +55,9 @@ def test_an_explainer_serves_another_head_on_the_same_backbone(target, make_targ
 
 def test_weights_of_another_width_or_grid_are_refused_with_both_numbers(target, make_target, grid, tmp_path):
     path = str(TVE(target, grid, Small).export(tmp_path))
-    with pytest.raises(
-        ValueError, match=re.escape("embeddings of width 24; this target, vit_tiny_patch16_224, has 48")
-    ):
+    with pytest.raises(ValueError, match="target.embed_dim: 24 → 48"):
         TVE(make_target(embed_dim=48), grid, Small, weights=path, allow_finetuned_backbone=True)
-    with pytest.raises(ValueError, match=re.escape("patches a side: 4; this target, vit_tiny_patch16_224, has 2")):
+    with pytest.raises(ValueError, match="grid.patch_size: 8 → 16"):
         TVE(target, PatchGrid(32, 16), Small, weights=path, allow_finetuned_backbone=True)
 
 
@@ -79,7 +77,9 @@ def test_an_explainer_of_other_weights_of_the_backbone_needs_to_be_allowed(targe
         TVE(finetuned, grid, LIGHT, weights=path)
     tve = TVE(finetuned, grid, LIGHT, weights=path, allow_finetuned_backbone=True)
     assert equal(state(tve.network), state(trained.network))
-    assert tve.identity()["backbone_sha256"] == weights_hash(finetuned.backbone)  # what it explains from now on
+    assert tve.identity()["target"]["backbone_sha256"] == weights_hash(
+        finetuned.backbone
+    )  # what it explains from now on
 
 
 def test_a_checkpoint_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):

@@ -13,13 +13,14 @@ from toys import SILENT, Marked, marked_splits, three_models
 
 from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
+from explainers.errors import InputError
+from explainers.identity import weights_hash
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.target import weights_hash
 from explainers.training.state_dicts import part
-from explainers.training.weights import read_network
 from explainers.vectors.module import ExplainabilityVector, best_point
 from explainers.vectors.self_explaining import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
+from explainers.weight_files import read_weights
 
 LABELS = partial(ShapleyLabels, budget=20)
 SWEEP = [i / 10 for i in range(21)]
@@ -43,7 +44,7 @@ def build(target, grid, files):
 @pytest.fixture
 def weights(files):
     """The backbones in the files."""
-    return {role: part(read_network(path)[1], "backbone") for role, path in files.items()}
+    return {role: part(read_weights(path)[1], "backbone") for role, path in files.items()}
 
 
 def validate(module, data=None, **settings):
@@ -163,6 +164,22 @@ def test_the_tolerance_itself_is_allowed():
     assert best_point(rows, 0.02, "e_rmse") is rows[1]
 
 
+def test_without_labelled_images_there_is_no_accuracy_to_keep():
+    with pytest.raises(InputError, match="^expected images with labels, to measure the accuracy, got none"):
+        best_point([{"accuracy": float("nan"), "e_rmse": 0.1}], 0.02, "e_rmse")
+
+
+def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
+    module = build(lambda_2=[1.0], labels=partial(ShapleyLabels, budget=20, classes="predicted"))
+    batch = marked_splits()[0]["val"][torch.arange(7)]
+    module._measure(batch, module.points[:1])
+    known = module._found(module.points[0])["accuracy"]
+    unlabelled = {name: torch.cat([value, value]) for name, value in batch.items()}
+    unlabelled["label"] = torch.cat([batch["label"], torch.full((7,), -1)])
+    module._measure(unlabelled, module.points[:1])
+    assert module._found(module.points[0])["accuracy"] == pytest.approx(known) and known > 0
+
+
 def test_the_best_point_of_a_sweep_is_logged_marked_and_taken(build):
     module = build(lambda_2=[0.0, 0.5, 1.0], select="iou", tolerance=1)
     validate(module)
@@ -190,10 +207,10 @@ def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, files, weig
         assert saved.keys() == wanted.keys()
         assert all(saved[name].numpy().tobytes() == wanted[name].numpy().tobytes() for name in wanted)
     assert torch.equal(exported_target(target, path)(images), models(1.0, 0.7)(images))
-    identity = read_network(path)[0]
+    identity = read_weights(path)[0]
     hashes = {f"{role}_sha256": weights_hash(exported_target(target, path).backbone) for role, path in files.items()}
-    told = {"base_sha256": weights_hash(target.backbone), "lambda_1": "1.0", "lambda_2": "0.7", "alpha": "transferred"}
-    assert (hashes | told).items() <= identity.items()
-    assert identity["backbone_sha256"] == weights_hash(models(1.0, 0.7).backbone)
-    of_vector = read_network(folder / "vector.safetensors")[0]
+    told = {"base_sha256": weights_hash(target.backbone), "lambda_1": 1.0, "lambda_2": 0.7, "alpha": "transferred"}
+    assert hashes | told == {key: identity[key] for key in hashes | told}
+    assert identity["target"]["backbone_sha256"] == weights_hash(models(1.0, 0.7).backbone)
+    of_vector = read_weights(folder / "vector.safetensors")[0]
     assert of_vector["predicting"] == hashes["predicting_sha256"] and of_vector["base"] == weights_hash(target.backbone)

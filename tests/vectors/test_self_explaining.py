@@ -13,13 +13,13 @@ from toys import SILENT, Marked, equal, exported, state
 from datamodules.cached import Cached
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.identity import weights_hash
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.sources import Pixels
-from explainers.target import weights_hash
 from explainers.target_files import save_target
-from explainers.training.weights import read_network
 from explainers.vectors.heads import FixedHead, simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining, explained, exported_target
+from explainers.weight_files import read_weights
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 LABELS = partial(ShapleyLabels, budget=20)
@@ -73,6 +73,15 @@ def test_the_loss_is_that_of_the_explained_class(target, grid, twin, alpha, clas
     module.log = lambda *args, **kwargs: None
     assert module.training_step(batch, 0).item() == pytest.approx(expected, rel=1e-5)
     assert module.training_step(batch | rows, 0).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_refused(target, grid, label):
+    module = build(target, grid, alpha=1)
+    fit(module, limit_train_batches=0)
+    batch = Marked(5, seed=3)[torch.arange(5)]
+    with pytest.raises(InputError, match=f"^expected labels from 0 to 2, got {min(label, 0)} to {max(label, 2)}, "):
+        module.training_step(batch | {"label": torch.tensor([0, 1, 2, 0, label])}, 0)
 
 
 def test_attributions_of_all_classes_can_be_learned(target, grid, twin):
@@ -194,14 +203,11 @@ def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images
     fit(module)
     path = module.eval().export(tmp_path)
     again = exported_target(target, path)
-    identity, _ = read_network(path)
+    identity, _ = read_weights(path)
     assert path == tmp_path / "model.safetensors"
-    assert {
-        "backbone": "vit_tiny_patch16_224",
-        "alpha": "0.8",
-        "base_sha256": weights_hash(target.backbone),
-    }.items() <= (identity.items())
-    assert identity["backbone_sha256"] == weights_hash(again.backbone) != weights_hash(target.backbone)
+    assert identity["alpha"] == 0.8 and identity["base_sha256"] == weights_hash(target.backbone)
+    assert identity["target"] == again.identity()
+    assert identity["target"]["backbone_sha256"] != identity["base_sha256"]
     assert not again.training and again.num_classes == 3
     assert torch.equal(again(images), module.target(images))
     explainer = SelfExplaining(target, grid, alpha=1, weights=str(path)).eval()

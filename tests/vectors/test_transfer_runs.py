@@ -16,14 +16,14 @@ from datamodules.cached import Cached
 from datamodules.images import Images
 from datamodules.store import Store
 from explainers.errors import InputError
+from explainers.identity import weights_hash
 from explainers.masking import PatchGrid
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.target import weights_hash
 from explainers.training.state_dicts import part
-from explainers.training.weights import read_network
 from explainers.vectors.module import ExplainabilityVector
-from explainers.vectors.self_explaining import exported_target
+from explainers.vectors.self_explaining import SelfExplaining, exported_target
 from explainers.vectors.task_arithmetic import cosine, vector
+from explainers.weight_files import read_weights
 
 LABELS = partial(ShapleyLabels, budget=20)
 MEASURED = {"accuracy", "e_rmse", "iou", "rank_correlation"}
@@ -118,7 +118,7 @@ def test_wandb_draws_the_curve_over_lambda_2(build, tmp_path):
 
 
 def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, files, caplog):
-    backbones = {role: part(read_network(path)[1], "backbone") for role, path in files.items()}
+    backbones = {role: part(read_weights(path)[1], "backbone") for role, path in files.items()}
     base = target.backbone.state_dict()
     expected = cosine(vector(backbones["predicting"], base), vector(backbones["onto"], base))
     for limit, warned in ((expected + 0.01, True), (expected - 0.01, False)):
@@ -157,6 +157,23 @@ def test_a_model_of_another_kind_or_of_another_base_is_refused_with_both(
     path = exported(other, grid, tmp_path / "other", alpha=alpha, seed=1)
     hashes = weights_hash(target.backbone)[:12], weights_hash(other.backbone)[:12]
     refused(build, rf"explainer\.{role} a model .* {hashes[0]}\), got one from another \({hashes[1]}\)", **{role: path})
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"), [(3, r"head_sha256: \w+ → \w+ between"), (4, r"num_classes: 3 → 4 between")]
+)
+def test_a_vector_between_two_tasks_is_refused(build, target, grid, tmp_path, classes, told):
+    """Its difference would be that of the tasks, and no explanation."""
+    other = exported(target, grid, tmp_path / "other", alpha=0.8, seed=2, classes=classes, turn=1)
+    refused(build, rf"models of one task with one head, got a difference in {told} .*/other/", explaining=other)
+
+
+def test_a_vector_between_models_of_other_classes_is_refused(build, target, grid, files, tmp_path):
+    module = SelfExplaining(copy.deepcopy(target), grid, alpha=0.8, weights=files["predicting"])
+    module.target.classes = ["cat", "dog", "bird"]
+    refused(
+        build, r"got a difference in classes: \[\] → \['cat', 'dog', 'bird'\]", explaining=str(module.export(tmp_path))
+    )
 
 
 def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):

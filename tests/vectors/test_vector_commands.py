@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 from commands import QUIET, evaluate, train
-from safetensors import safe_open
+
+from explainers.weight_files import read_weights
 
 TINY = (
     "target=tiny",
@@ -51,8 +52,7 @@ def test_a_transfer_leaves_the_sweep_the_best_model_and_what_a_test_says_of_it(r
     best = min(allowed, key=lambda row: float(row["sweep/e_rmse"]))
     assert metrics["val/lambda_2"] == pytest.approx(float(best["sweep/lambda_2"]))
     assert {f"test/{which}/e_rmse" for which in ("untouched", "transferred")} <= metrics.keys()
-    with safe_open(runs / "vector/model.safetensors", "pt") as file:
-        assert float(file.metadata()["lambda_2"]) == pytest.approx(metrics["val/lambda_2"])
+    assert read_weights(runs / "vector/model.safetensors")[0]["lambda_2"] == pytest.approx(metrics["val/lambda_2"])
     assert (runs / "vector/vector.safetensors").is_file()
     assert not (runs / "vector/checkpoints").exists()  # nothing was trained
 
@@ -61,9 +61,9 @@ def test_a_transfer_leaves_the_sweep_the_best_model_and_what_a_test_says_of_it(r
 def test_twins_differ_in_their_loss_alone(runs):
     states = []
     for name in ("plain", "explaining"):
-        with safe_open(runs / name / "model.safetensors", "pt") as file:
-            states.append({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
-            assert float(file.metadata()["alpha"]) == {"plain": 1, "explaining": 0.8}[name]
+        identity, weights = read_weights(runs / name / "model.safetensors")
+        states.append(weights)
+        assert identity["alpha"] == {"plain": 1, "explaining": 0.8}[name]
     assert torch.equal(states[0]["head.weight"], states[1]["head.weight"])
     assert not torch.equal(states[0]["backbone.norm.weight"], states[1]["backbone.norm.weight"])
 

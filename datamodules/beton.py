@@ -1,0 +1,166 @@
+"""Checks .beton files, which FFCV reads, and reads the description that `write_beton` puts beside them."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from datamodules.datasets import read_json
+from datamodules.fingerprints import digest
+from explainers.errors import InputError
+from explainers.files import atomic
+
+RGB_IMAGE, INT = 2, 1  # ffcv.types.TYPE_ID_HANDLER
+
+
+@contextlib.contextmanager
+def keep_torch_threads() -> Iterator[None]:
+    """Restore torch's number of threads, because FFCV sets it to its own, and its import sets it to 1."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def require_ffcv() -> None:
+    """Raise an InputError with installation advice if FFCV, which is optional, is missing."""
+    try:
+        with keep_torch_threads():
+            import ffcv  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"FFCV is not installed ({error}): run `make ffcv`, or use a torch loader such as data=imagenet_folder"
+        ) from error
+
+
+def check_beton(path: Path) -> int:
+    """Number of samples; raises if the file is missing or incomplete, because FFCV would crash on it or hang."""
+    if not path.is_file():
+        raise InputError(f"expected a .beton file {path}, got none; write it: {command(path)}")
+    samples, problem = inspect_beton(path)
+    if problem:
+        raise InputError(
+            f"{path} is not a whole .beton of images and labels: {problem}; write it again: {command(path)}"
+        )
+    return samples
+
+
+def inspect_beton(path: Path) -> tuple[int, str | None]:
+    """Number of samples, and the problem of the header, the fields or the image positions; None if there is none."""
+    from ffcv import types
+
+    size = path.stat().st_size
+    if size < types.HeaderType.itemsize:
+        return 0, f"expected a header of {types.HeaderType.itemsize} bytes, got a file of {size}"
+    header = np.fromfile(path, types.HeaderType, count=1)[0]
+    samples, num_fields, table = (int(header[name]) for name in ("num_samples", "num_fields", "alloc_table_ptr"))
+    page = int(header["page_size"])
+    if header["version"] != types.CURRENT_VERSION or page < 2 or page & (page - 1):
+        return (
+            samples,
+            f"expected version {types.CURRENT_VERSION}, pages of 2^n bytes, got {header['version']}, pages of {page}",
+        )
+    cut = f"expected {samples} samples and a table of them at byte {table}, got a file of {size} bytes"
+    fields_end = types.HeaderType.itemsize + num_fields * types.FieldDescType.itemsize
+    if not fields_end < table < size or (size - table) % types.ALLOC_TABLE_TYPE.itemsize:
+        return samples, cut
+    if table % page:
+        return samples, f"expected whole pages of {page} bytes, got a table at byte {table}"
+    fields = np.fromfile(path, types.FieldDescType, count=num_fields, offset=types.HeaderType.itemsize)
+    kinds = {bytes(field["name"]).rstrip(b"\0").decode("ascii", "replace"): int(field["type_id"]) for field in fields}
+    known = all(types.TYPE_ID_HANDLER.get(kind) for kind in kinds.values())
+    if not known or (kinds.get("image"), kinds.get("label"), kinds.get("index", INT)) != (RGB_IMAGE, INT, INT):
+        return samples, f"expected the fields image (kind {RGB_IMAGE}) and label (kind {INT}), got {kinds}"
+    sample = types.get_metadata_type(types.get_handlers(fields))
+    if not 0 < samples * sample.itemsize <= table - fields_end:
+        return samples, cut
+    stored = np.fromfile(path, sample, count=samples, offset=fields_end)[f"f{list(kinds).index('image')}"]
+    return samples, image_problem(stored, np.fromfile(path, types.ALLOC_TABLE_TYPE, offset=table), table)
+
+
+def image_problem(images: np.ndarray, regions: np.ndarray, end: int) -> str | None:
+    """The problem as a text; None if each image has a region of its size and all regions end before byte `end`."""
+    outside = int(((regions["ptr"] > end) | (regions["size"] > end - regions["ptr"])).sum())
+    if outside:
+        return f"expected all data before byte {end}, got {outside} regions that end after it"
+    regions = regions[np.argsort(regions["ptr"])]
+    region = np.searchsorted(regions["ptr"], images["data_ptr"]).clip(max=len(regions) - 1)
+    wrong = regions["ptr"][region] != images["data_ptr"]
+    raw_size = 3 * images["height"].astype(np.uint64) * images["width"]
+    wrong |= (raw_size == 0) | (images["mode"] > 1) | ((images["mode"] == 1) & (raw_size != regions["size"][region]))
+    return f"expected a place for every image, got {int(wrong.sum())} images without" if wrong.any() else None
+
+
+def tables_hash(path: Path) -> str:
+    """SHA-256 of all of a whole .beton but the images: its header, fields, labels, and sizes and places of images."""
+    from ffcv import types
+
+    header = np.fromfile(path, types.HeaderType, count=1)[0]
+    fields = np.fromfile(path, types.FieldDescType, count=int(header["num_fields"]), offset=types.HeaderType.itemsize)
+    sample = types.get_metadata_type(types.get_handlers(fields))
+    with open(path, "rb") as file:
+        start = file.read(types.HeaderType.itemsize + fields.nbytes + int(header["num_samples"]) * sample.itemsize)
+        file.seek(int(header["alloc_table_ptr"]))
+        return digest(start, file.read())
+
+
+def description_file(path: Path) -> Path:
+    """The file beside a .beton that names its classes."""
+    return path.with_name(f"{path.name}.json")
+
+
+def identity(path: Path) -> dict[str, Any]:
+    """What tells a whole .beton from another one, without reading its images."""
+    return {"samples": check_beton(path), "bytes": path.stat().st_size, "tables": tables_hash(path)}
+
+
+def describe(
+    unfinished: Path, path: Path, classes: Sequence[str], source: Mapping[str, str], settings: Mapping[str, Any]
+) -> None:
+    """Write the description of a .beton, before the file gets its name.
+
+    Args:
+        unfinished: the whole .beton.
+        path: the name that it will get.
+        classes: class names in the order of their labels.
+        source: fingerprint of the image files.
+        settings: how they were written.
+    """
+    content = identity(unfinished) | {"classes": list(classes), "source": dict(source), "settings": dict(settings)}
+    with atomic(description_file(path)) as file:
+        file.write_text(json.dumps(content, indent=2))
+
+
+def class_names(path: Path) -> list[str]:
+    """Class names of a .beton in the order of their labels; empty if it has no description.
+
+    Raises:
+        InputError: if the description is damaged or belongs to another file.
+    """
+    beside = description_file(path)
+    if not beside.exists():
+        return []
+    content = read_json(beside)
+    own = identity(path)
+    try:
+        classes, described = [str(name) for name in content["classes"]], {name: content[name] for name in own}
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"expected {beside} as write_beton writes it, got something else; write it again: {command(path)}"
+        ) from error
+    if described != own:
+        raise InputError(
+            f"{beside} describes another file than {path}, of {described['samples']} samples in {described['bytes']}"
+            f" bytes, got {own['samples']} in {own['bytes']}; write it again: {command(path)}"
+        )
+    return classes
+
+
+def command(path: Path) -> str:
+    """The command that writes a .beton."""
+    return f"python -m datamodules.write_beton <image folder> {path}"

@@ -1,0 +1,92 @@
+"""Decodes image files to upright RGB images with 8 bits per channel."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from explainers.errors import InputError
+
+DECODING_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, struct.error, Image.DecompressionBombError)
+"""What Pillow raises for damaged files."""
+
+LOWEST_WHITE = 2**12
+"""A 16-bit image whose values all lie below this number holds 8 or 12 bits: its high byte would be nearly black."""
+
+
+class CorruptImage(InputError):
+    """An image file that cannot be decoded."""
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Convert to 3 channels of 8 bits: grey is repeated, transparency is dropped, 16 bits keep their high byte.
+
+    Raises:
+        InputError: if the brightest possible value is unknown: floats, more than 16 bits, or 8 or 12 bits in 16.
+
+    >>> as_rgb(Image.fromarray(np.array([[0x8102]], dtype=np.uint16))).getpixel((0, 0))
+    (129, 129, 129)
+    """
+    if image.mode.startswith(("I", "F")):  # more than 8 bits: Pillow would clip them at 255
+        pixels = np.asarray(image)
+        if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
+            raise InputError(
+                f"expected 8 or 16 bits a channel, got mode {image.mode}, {pixels.min()} to {pixels.max()};"
+                " convert it to 8 bits"
+            )
+        if 0 < pixels.max() < LOWEST_WHITE:
+            raise InputError(
+                f"expected values up to 65535 in a 16-bit image, got values up to {pixels.max()}, which would be nearly"
+                " black; if they have 8 or 12 bits, convert it to 8 bits"
+            )
+        image = Image.fromarray((pixels >> 8).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def read_image(path: Path, upright: bool = True) -> Image.Image:
+    """Decode a file to RGB at its stored size, see `as_rgb`.
+
+    Args:
+        path: the image file.
+        upright: turn the image as its EXIF orientation says, as viewers do; False keeps the stored rows and columns
+            (Pillow itself turns TIFF files).
+
+    Raises:
+        CorruptImage: if the bytes cannot be decoded.
+        InputError: if the values of the pixels have no known white.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except DECODING_ERRORS as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk, the permissions or the open files says nothing about the image
+        raise CorruptImage(
+            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error});"
+            " repair or delete the file, or set skip_corrupt=true"
+        ) from error
+    if upright:
+        turn_upright(image)
+    try:
+        return as_rgb(image)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def turn_upright(image: Image.Image) -> None:
+    """Turn a decoded image in place as its EXIF orientation says. Broken metadata leaves it as it is."""
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except DECODING_ERRORS:
+        return
+
+
+def resize_short_side(image: Image.Image, size: int) -> Image.Image:
+    """Scale the short side to `size` pixels and keep the aspect ratio; bicubic, antialiased.
+
+    >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
+    (200, 100)
+    """
+    width, height = (side * size // min(image.size) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)

@@ -1,0 +1,147 @@
+"""Loaders with the same batches for one process and for many, and with or without corrupt images."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+
+from datamodules.datasets import Sample
+from explainers.errors import InputError, check_positive
+
+
+def check_loading(batch_size: int, eval_batch_size: int | None, num_workers: int) -> None:
+    """Raise an InputError that names the first of these settings of a loader which cannot work."""
+    check_positive(batch_size=batch_size)
+    if eval_batch_size is not None:
+        check_positive(eval_batch_size=eval_batch_size)
+    if num_workers < 0:
+        raise InputError(f"expected num_workers of at least 0, got num_workers={num_workers}")
+
+
+class Shard(DistributedSampler[int]):
+    """The indices rank, rank + world size, ...; without padding, so that no image is counted twice.
+
+    It is a `DistributedSampler`, because Lightning by default replaces any other sampler by one that pads.
+
+    >>> list(Shard(range(5), num_replicas=2, rank=1))
+    [1, 3]
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
+
+
+def shuffle(size: int, batch_size: int, rank: int, world_size: int, seed: int) -> DistributedSampler:
+    """A sampler of shuffled samples. Batch k of all processes together is batch k of a single process.
+
+    The order depends on the seed and the epoch only. An incomplete last batch is left out unless it is the only batch.
+
+    Args:
+        size: number of samples of the data set.
+        batch_size: samples per batch and process.
+        rank: number of this process.
+        world_size: number of processes.
+        seed: determines the order, together with the epoch.
+
+    >>> single = list(shuffle(8, batch_size=4, rank=0, world_size=1, seed=0))
+    >>> first, second = (list(shuffle(8, batch_size=2, rank=rank, world_size=2, seed=0)) for rank in (0, 1))
+    >>> set(single[:4]) == set(first[:2] + second[:2])
+    True
+    """
+    drop_last = size >= batch_size * world_size
+    return DistributedSampler(range(size), world_size, rank, shuffle=True, seed=seed, drop_last=drop_last)  # type: ignore[arg-type]
+
+
+def next_readable(samples: Any, start: int) -> Sample:
+    """The first sample that is not corrupt (None), from the position `start` on; the first follows the last.
+
+    Raises:
+        InputError: if all samples are corrupt.
+
+    >>> next_readable([{"index": 0}, None, None], start=1)
+    {'index': 0}
+    """
+    for step in range(len(samples)):
+        sample = samples[(start + step) % len(samples)]
+        if sample is not None:
+            return sample
+    raise InputError(
+        f"expected at least 1 readable image, got {len(samples)} that are all corrupt; repair or replace them"
+    )
+
+
+class Readable(Dataset[Sample]):
+    """The samples of a data set; the next readable sample replaces a corrupt one.
+
+    So every process gets batches of the same size and the same number of them, as distributed training needs.
+
+    Args:
+        samples: the data set, whose corrupt samples are None.
+    """
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return next_readable(self.samples, index)
+
+
+def collate(samples: list[Sample | None]) -> dict[str, Tensor] | None:
+    """Stack the samples to a batch. Corrupt samples are None and are left out; the batch is None if all are corrupt.
+
+    >>> collate([{"label": 3, "index": 0}, None, {"label": 5, "index": 2}])
+    {'label': tensor([3, 5]), 'index': tensor([0, 2])}
+    >>> collate([None, None]) is None
+    True
+    """
+    readable = [sample for sample in samples if sample is not None]
+    return default_collate(readable) if readable else None
+
+
+class EpochLoader(DataLoader[Sample]):
+    """Starts to load when the first batch is requested, not when the iterator is created; skips batches that are None.
+
+    Lightning creates the iterator of a resumed epoch before it calls `set_epoch`, and loader processes draw the order
+    as soon as they start. Without this class every resumed run would silently repeat the order of epoch 0.
+    """
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
+        empty = True
+        for batch in super().__iter__():
+            if batch is not None:
+                empty = False
+                yield batch
+        if empty:
+            next_readable(self.dataset, 0)  # raises if the images of all other processes are corrupt too
+
+
+def epoch_loader(
+    samples: Any, sampler: DistributedSampler, batch_size: int, num_workers: int, drop_last: bool, seed: int
+) -> EpochLoader:
+    """A loader whose processes live as long as it does, and whose random numbers are its own."""
+    return EpochLoader(
+        samples,
+        batch_size,
+        sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=collate,
+        pin_memory=torch.cuda.is_available(),
+        drop_last=drop_last,
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator().manual_seed(seed),  # otherwise each epoch draws from the model's
+    )
+
+
+def rank_and_world_size(datamodule: LightningDataModule) -> tuple[int, int]:
+    """Number of this process, and number of processes; (0, 1) without a trainer."""
+    trainer = datamodule.trainer
+    return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)

@@ -1,0 +1,83 @@
+"""Data sets around stores: the images whose rows are to be computed, and the rows that replace the images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from datamodules.datasets import Sample
+from datamodules.loaders import collate
+from datamodules.store import CORRUPT, WRITTEN, Rows, Store
+from explainers.errors import InputError
+
+
+class Numbered(Dataset[tuple[int, Sample | None]]):
+    """(Position, sample) of some samples of a data set; the sample is None if it is corrupt.
+
+    Args:
+        samples: the data set.
+        positions: positions of the chosen samples in it.
+    """
+
+    def __init__(self, samples: Any, positions: Sequence[int]) -> None:
+        self.samples, self.positions = samples, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: int) -> tuple[int, Sample | None]:
+        return self.positions[index], self.samples[self.positions[index]]
+
+
+def readable_and_corrupt(samples: list[tuple[int, Sample | None]]) -> tuple[dict[str, Tensor] | None, list[int]]:
+    """The batch of the readable samples, None if there are none, and the positions of the corrupt ones.
+
+    >>> readable_and_corrupt([(4, {"index": 4}), (6, None)])
+    ({'index': tensor([4])}, [6])
+    """
+    corrupt = [position for position, sample in samples if sample is None]
+    return collate([sample for _, sample in samples]), corrupt
+
+
+class StoredRows(Dataset[Rows]):
+    """Samples that combine one row of every store. Corrupt images have no rows and are not among the samples.
+
+    `rows` are the positions of the samples in the data set, `corrupt` those of the corrupt images.
+
+    Args:
+        stores: one store per source, all of the same data set and completely filled.
+        labels: class of every image of the data set, int64 (N,); `None` if there are no labels.
+
+    Raises:
+        InputError: if a store lacks the row of an image that is not corrupt, or if all images are corrupt.
+    """
+
+    def __init__(self, stores: Sequence[Store], labels: Tensor | None) -> None:
+        states = np.stack([store.done for store in stores])
+        written, corrupt = (states == WRITTEN).all(0), (states == CORRUPT).any(0)
+        for store, state in zip(stores, states, strict=True):
+            missing = int(((state != WRITTEN) & ~corrupt).sum())
+            if missing:
+                raise InputError(
+                    f"expected rows of {store.size} images, got none of {missing} of them in {store.path}; delete that"
+                    " folder, and its rows are computed again"
+                )
+        if not written.any():
+            raise InputError(
+                f"expected at least 1 readable image, got {len(written)} that are all corrupt; repair or replace them"
+            )
+        self.stores, self.labels = stores, labels
+        self.rows, self.corrupt = np.flatnonzero(written).tolist(), np.flatnonzero(~written).tolist()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Rows:
+        row = self.rows[index]
+        sample = {"index": torch.tensor(row)} | ({} if self.labels is None else {"label": self.labels[row]})
+        for store in self.stores:
+            sample |= store.read(row)
+        return sample

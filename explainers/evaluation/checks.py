@@ -1,0 +1,38 @@
+"""What an evaluation requires of its target, and of the heatmaps that explainers return."""
+
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.target import TargetModel
+
+
+def check_target(target: TargetModel) -> None:
+    """Raise an InputError for a target with a single class, whose probability is 1 whatever is removed."""
+    if target.num_classes < 2:
+        raise InputError(
+            f"expected a target with 2 classes or more, got {target.num_classes}: the probability of a single class is"
+            " 1 for every image, so give a head that tells classes apart"
+        )
+
+
+def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: PatchGrid) -> None:
+    """Raise an InputError that names the explainer unless its heatmaps are finite and have a score for every patch.
+
+    Args:
+        explainer: name of the explainer.
+        heatmaps: what it returned for the images; (B, P, P) is expected.
+        images: (B, C, H, W).
+        grid: the patches.
+    """
+    expected = (len(images), grid.side, grid.side)
+    if heatmaps.shape != expected:
+        raise InputError(
+            f"expected heatmaps of shape {list(expected)} from {explainer}, got {list(heatmaps.shape)}: give it the"
+            " grid of the evaluation"
+        )
+    if not heatmaps.isfinite().all():
+        raise InputError(
+            f"expected finite heatmaps, got NaN or infinity from {explainer}: leave it out, or compute it in float32"
+            " (trainer.precision=32-true)"
+        )

@@ -1,0 +1,95 @@
+"""The settings of an evaluation: everything that the numbers of a task depend on."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from explainers.files import file_hashes
+from explainers.identity import WITHOUT_EFFECT
+
+NOT_MEASURED = {
+    "name": "names the folder",
+    "fresh": "measures what is there already",
+    "results": "files that tables are made of",
+    "reference": "published values in tables",
+    "figures": "made of results",
+    "heatmaps": "pictures",
+    "progress": "shown while measuring",
+    "logger": "copies of the results",
+    "data_dir": "where data are; their contents count",
+    "cache_dir": "where results are that are computed where they are missing",
+    "tasks": "other tasks; the settings of the task itself count",
+    "trainer.accelerator": "devices compute the same, up to rounding",
+    "trainer.devices": "processes measure as one",
+    "trainer.num_nodes": "processes measure as one",
+    "trainer.strategy": "processes measure as one",
+    "trainer.max_epochs": "for training",
+    "trainer.max_steps": "for training",
+    "trainer.gradient_clip_val": "for training",
+    "trainer.limit_train_batches": "for training",
+    "trainer.limit_val_batches": "for training",
+    "trainer.overfit_batches": "for training",
+    "trainer.log_every_n_steps": "for training",
+    "trainer.profiler": "shown after measuring",
+    "trainer.enable_model_summary": "shown before measuring",
+    "trainer.enable_progress_bar": "shown while measuring",
+    "trainer.default_root_dir": "where files of libraries are",
+}
+"""Config keys that change no number of a task, and why. All others do, besides those of `identity.WITHOUT_EFFECT`."""
+
+BATCHES = ("batch_size", "eval_batch_size")
+"""Config keys of data sets that change the measured speed, and which images `trainer.limit_test_batches` takes."""
+
+
+def settings_of(
+    task: str, config: Mapping[str, Any], hashes: Mapping[str, str], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that the numbers of a task depend on.
+
+    It contains the whole resolved config except the keys in `NOT_MEASURED`. Files and data sets count by content.
+
+    >>> config = {"name": "run", "data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "seed": 0}
+    >>> config["tasks"] = {"pets": {"data": {"root": "/disk/pets", "batch_size": 8}, "target": None}, "cars": {}}
+    >>> settings_of("pets", config, hashes={"a/head.safetensors": "5d41"}, data={"images": 12})
+    {'target': {'head': '5d41'}, 'seed': 0, 'task': {'target': None}, 'data': {'images': 12, 'batch_size': 8}}
+
+    Args:
+        task: name of the task.
+        config: resolved config, in nested dicts.
+        hashes: path → SHA-256 of the files that the config names, see `hash_files`.
+        data: fingerprint of the task's data set.
+    """
+    roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
+
+    def reduced(node: Any, path: str) -> Any:
+        if isinstance(node, Mapping):
+            within = {name: f"{path}.{name}".lstrip(".") for name in node}
+            kept = [name for name in node if name not in WITHOUT_EFFECT and within[name] not in NOT_MEASURED]
+            return {name: reduced(node[name], within[name]) for name in kept}
+        if isinstance(node, Sequence) and not isinstance(node, str):
+            return [reduced(item, path) for item in node]
+        if isinstance(node, str):
+            stripped = next((node.removeprefix(root) for root in roots if node.startswith(root)), node)
+            return hashes.get(node, stripped)
+        return node
+
+    own = dict(config["tasks"][task])
+    loader = own.pop("data", None) or {}
+    batches = {key: loader[key] for key in BATCHES if key in loader}
+    return {**reduced(config, ""), "task": reduced(own, "task"), "data": {**data, **batches}}
+
+
+def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
+    """Path → SHA-256 of every file that the config names, wherever numbers depend on it."""
+
+    def strings(node: Any) -> Iterator[str]:
+        if isinstance(node, Mapping | list):
+            for value in node.values() if isinstance(node, Mapping) else node:
+                yield from strings(value)
+        elif isinstance(node, str):
+            yield node
+
+    # Data sets are left out: their own fingerprints count
+    settings = [settings_of(task, {**config, "data_dir": None, "cache_dir": None}, {}, {}) for task in config["tasks"]]
+    paths = sorted({text for text in strings(settings) if os.path.isfile(text)})
+    return dict(zip(paths, file_hashes(paths), strict=True))

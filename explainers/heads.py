@@ -1,0 +1,60 @@
+"""Heads of targets: DeiT's two linear layers, and linear heads as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.identity import Identity
+from explainers.weight_files import read_weights, save_weights
+
+
+class DistilledHead(nn.Module):
+    """DeiT's two linear heads, one on each half of the embedding; the logits are the mean of the two.
+
+    Args:
+        head: head on the class token, the first half of the embedding.
+        head_dist: head on the distillation token, the second half.
+
+    >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
+    [[2.0, 3.0]]
+    """
+
+    def __init__(self, head: nn.Module, head_dist: nn.Module) -> None:
+        super().__init__()
+        self.head, self.head_dist = head, head_dist
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Classify embeddings (..., 2·width) → logits (..., K)."""
+        class_token, distillation_token = embeddings.chunk(2, -1)
+        return (self.head(class_token) + self.head_dist(distillation_token)) / 2
+
+
+def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
+    """Load a linear head: a safetensors file of `weight` (K, D) and `bias` (K,).
+
+    Returns:
+        The head, and its identity (see `save_head`), which is empty for a file that another program wrote.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
+    identity, weights = read_weights(path, "a linear head")
+    if weights.keys() != {"weight", "bias"}:
+        raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
+    classes, width = weights["weight"].shape
+    head = nn.Linear(width, classes)
+    head.load_state_dict(weights)
+    return head, identity
+
+
+def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:
+    """Write a linear head to a safetensors file; returns its path.
+
+    Args:
+        head: the head.
+        path: the file to write.
+        target: identity of the backbone that the head was fitted on.
+        classes: names of the classes, in the order of the logits; empty if they are not known.
+    """
+    return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})

@@ -1,0 +1,136 @@
+"""What results, stored rows and trained weights depend on: weights, settings of architectures, constructor arguments.
+
+An identity is a nested dictionary of names and JSON values. Results, rows and weights are reused only for equal
+identities.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from timm.layers import DropPath, PatchDropout
+from torch import nn
+
+Identity = dict[str, Any]
+
+WITHOUT_EFFECT = {
+    "chunk_size": "limits the memory; batches of another size change results by rounding only",
+    "num_workers": "loads the same samples faster",
+}
+"""Arguments that change no result, wherever they occur, and why."""
+
+INACTIVE = (nn.Identity, nn.Dropout, DropPath, PatchDropout)
+"""Layers without effect in evaluation mode."""
+
+_hashes: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
+
+
+def weights_hash(module: nn.Module) -> str:
+    """Compute the SHA-256 of the names and values of a module's weights.
+
+    The hash is cached, and computed again after PyTorch's version counter or the sum of one of the weights has changed:
+    writing to `.data` leaves the counter as it is.
+
+    >>> layer, same = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> _ = same.load_state_dict(layer.state_dict())
+    >>> weights_hash(layer) == weights_hash(same)
+    True
+    >>> _ = nn.init.zeros_(same.bias)
+    >>> weights_hash(layer) == weights_hash(same)
+    False
+    """
+    state = sorted(module.state_dict().items())
+    stamps = [(name, v.data_ptr(), v.dtype, v.shape, v._version, v.sum().item()) for name, v in state]
+    cached = _hashes.get(module)
+    if cached is not None and cached[0] == stamps:
+        return cached[1]
+    digest = hashlib.sha256()
+    for name, value in state:
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    _hashes[module] = stamps, digest.hexdigest()
+    return digest.hexdigest()
+
+
+def architecture_hash(module: nn.Module) -> str:
+    """Compute the SHA-256 of what a module computes with its weights: the types and settings of its submodules.
+
+    Settings are the attributes that are named like a constructor argument, such as the number of heads, the epsilon of
+    a normalisation or the size of a window. Dropout does not count, because an explained model is in evaluation mode.
+
+    >>> architecture_hash(nn.LayerNorm(2, eps=1e-5)) == architecture_hash(nn.LayerNorm(2, eps=1e-6))
+    False
+    """
+    described = [
+        (name, type(part).__name__, {key: _plain(value) for key, value in sorted(_settings(part).items())})
+        for name, part in module.named_modules()
+        if not isinstance(part, INACTIVE)
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are named like an argument of its class, and hold neither weights nor modules."""
+    names = {name for kind in type(module).__mro__[:-1] for name in inspect.signature(kind).parameters}
+    skipped = ("pretrained_cfg", "default_cfg", "device", "dtype")
+    return {
+        key: value for key, value in vars(module).items() if key in names and key not in skipped and "drop" not in key
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold; a function is described by its name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, partial):
+        return {"function": _plain(value.func), "arguments": _plain(value.args), **_plain(value.keywords)}
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def recipe(instance: object, without: Collection[str] = ()) -> Identity:
+    """Describe how an object was constructed: its class, and its arguments except those `WITHOUT_EFFECT`.
+
+    Args:
+        instance: an object that keeps every constructor argument as an attribute of the same name. An argument with a
+            method `identity` is described by it.
+        without: names of arguments to leave out.
+
+    Raises:
+        TypeError: if an argument is not an attribute.
+
+    >>> from explainers.masking import PatchGrid
+    >>> recipe(PatchGrid(image_size=64, patch_size=8), without=["image_size"])
+    {'class': 'PatchGrid', 'patch_size': 8}
+    """
+    described: Identity = {"class": type(instance).__name__}
+    for name in inspect.signature(type(instance)).parameters:
+        if name in WITHOUT_EFFECT or name in without:
+            continue
+        if not hasattr(instance, name):
+            raise TypeError(
+                f"expected {type(instance).__name__} to keep its argument {name}, because what it computes depends on"
+                f" it: add self.{name} = {name}"
+            )
+        described[name] = _described(getattr(instance, name))
+    return described
+
+
+def _described(value: Any) -> Any:
+    if hasattr(value, "identity"):
+        return value.identity()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+    return _plain(value)

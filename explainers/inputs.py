@@ -1,0 +1,71 @@
+"""What a model and an explainer are given: uint8 images, labels of images, classes to explain."""
+
+import torch
+from torch import Tensor
+
+from explainers.errors import InputError
+
+
+def zero_to_one(images: Tensor) -> Tensor:
+    """Scale the pixels of uint8 images to [0, 1]: float32.
+
+    >>> zero_to_one(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    [0.0, 1.0]
+
+    Raises:
+        InputError: for images of another type, which may have been scaled already.
+    """
+    if images.dtype != torch.uint8:
+        raise InputError(
+            f"expected uint8 images, which every model normalises itself, got {_name(images)}: give the pixels of the"
+            " file, from 0 to 255"
+        )
+    return images.float() / 255
+
+
+def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
+    """Raise an InputError unless all labels (B,) are from 0 to K − 1; −1 is the label of an image without one.
+
+    Args:
+        labels: labels of images, (B,).
+        num_classes: K.
+        otherwise: setting that allows other labels, for the message.
+    """
+    lowest, highest = torch.stack(labels.aminmax()).tolist()
+    if lowest < 0 or highest >= num_classes:
+        raise InputError(
+            f"expected labels from 0 to {num_classes - 1}, got {lowest} to {highest}, where -1 is an image without a"
+            f" label: take labelled images, or {otherwise}"
+        )
+
+
+def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor:
+    """Return the classes to explain as int64.
+
+    Args:
+        classes: one class of each image, integers (B,).
+        images: the images, (B, C, H, W).
+        num_classes: K.
+
+    Raises:
+        InputError: unless there is one integer from 0 to K − 1 for each image.
+
+    >>> checked_classes(torch.tensor([2], dtype=torch.int32), torch.zeros(1, 3, 4, 4), num_classes=3).dtype
+    torch.int64
+    """
+    if classes.shape != images.shape[:1] or classes.is_floating_point():
+        raise InputError(
+            f"expected one class of each of {len(images)} images, integers of shape [{len(images)}], got"
+            f" {_name(classes)} of shape {list(classes.shape)}"
+        )
+    lowest, highest = torch.stack(classes.aminmax()).tolist() if len(classes) else (0, 0)
+    if lowest < 0 or highest >= num_classes:
+        raise InputError(
+            f"expected classes from 0 to {num_classes - 1} of the model that is explained, got {lowest} to {highest}"
+        )
+    return classes.long()
+
+
+def _name(values: Tensor) -> str:
+    """The name of a tensor's type, such as float32."""
+    return str(values.dtype).removeprefix("torch.")

@@ -1,0 +1,128 @@
+"""What a resumed run goes on with: its checkpoint, and the files that its folder and its models were read from."""
+
+import io
+import json
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from explainers.errors import InputError
+from explainers.files import atomic, file_hashes
+
+MODELS = ("target", "explainer", "module")
+"""Config keys of models. Files of data are not hashed, because they may have many gigabytes."""
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes checkpoints that are whole, whenever the process is killed.
+
+    Lightning writes them to the folder of temporary files first, which is often on another disk, and copies them.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a checkpoint to a local file."""
+        content = io.BytesIO()
+        torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
+        with atomic(path) as unfinished:
+            unfinished.write_bytes(content.getbuffer())
+
+
+def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
+    """The checkpoint to go on from: the run's last one by default, or the one that was asked for.
+
+    Args:
+        asked: path of a checkpoint; `last` for the run's last one, or `None` for that one if there is one.
+        last: path of the run's last checkpoint.
+
+    Raises:
+        InputError: if the one that was asked for is not there.
+    """
+    if asked is None:
+        return last if last.exists() else None
+    path = last if asked == "last" else Path(asked)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
+    return path
+
+
+def steps_before(checkpoint: Path | None) -> int:
+    """Number of training steps before a checkpoint; 0 if there is none.
+
+    Raises:
+        InputError: if the file is not a whole checkpoint of a run.
+    """
+    if checkpoint is None:
+        return 0
+    try:
+        return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or something else: go on from another"
+            " checkpoint (ckpt_path=...), or delete it to start the run again"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that a run has written to its folder; empty if there is none.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected what a run has written there, got a damaged file: delete it to go on")
+    return content
+
+
+def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:
+    """Dotted config key → `path` and `sha256` of every file that a model of the config is read from.
+
+    >>> config = {"explainer": {"weights": __file__, "hops": [1]}, "data": {"root": __file__}}
+    >>> files = model_files(config, Path("runs/tve"))
+    >>> list(files), Path(files["explainer.weights"]["path"]).name
+    (['explainer.weights'], 'resuming.py')
+
+    Args:
+        config: resolved config, in nested dicts and lists.
+        folder: the run's folder, whose own files are left out, because the run changes them.
+    """
+
+    own = folder.resolve()
+
+    def paths(node: Any, key: str) -> Iterator[tuple[str, str]]:
+        if isinstance(node, Mapping):
+            for name, value in node.items():
+                yield from paths(value, f"{key}.{name}")
+        elif isinstance(node, list):
+            for i, value in enumerate(node):
+                yield from paths(value, f"{key}.{i}")
+        elif isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own):
+            yield key, node
+
+    found = dict(pair for name in MODELS for pair in paths(config.get(name), name))
+    hashes = file_hashes(list(found.values()))
+    return {key: {"path": path, "sha256": value} for (key, path), value in zip(found.items(), hashes, strict=True)}
+
+
+def replaced_file(earlier: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Describe the first file with other contents as `key: path (hash → hash)`; None if there is none.
+
+    Args:
+        earlier: `model_files` of the run when it began.
+        now: `model_files` of the run when it goes on.
+    """
+    for key, file in now.items():
+        before, after = earlier.get(key, file)["sha256"], file["sha256"]
+        if before != after:
+            return f"{key}: {file['path']} (SHA-256 {before[:12]} → {after[:12]})"
+    return None

@@ -1,0 +1,183 @@
+"""Image files of every mode become the pixels that a viewer shows, or one line that says why not."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.ExifTags import Base
+
+from datamodules.datasets import ImageFiles, annotated_images
+from datamodules.decoding import CorruptImage, as_rgb, read_image, resize_short_side
+from datamodules.folders import image_folder
+from explainers.errors import InputError
+
+
+def noise(width, height, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P"])
+def test_every_image_becomes_rgb(tmp_path, mode):
+    (tmp_path / "c").mkdir()
+    noise(20, 24).convert(mode).save(tmp_path / "c" / "0.tif")
+    assert image_folder(tmp_path, image_size=16)[0]["image"].shape == (3, 16, 16)
+
+
+RAMP = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
+STORED = {
+    "grey": Image.fromarray(RAMP),
+    "16 bits": Image.fromarray(RAMP.astype(np.uint16) * 257),  # 0 to 65535
+    "16 bits, low byte": Image.fromarray(RAMP.astype(np.uint16) * 256 + 255 - RAMP),
+    "32 bits": Image.fromarray(RAMP.astype(np.int32) * 257),
+    "palette": Image.fromarray(RAMP).convert("P"),
+    "grey and transparency": Image.merge("LA", [Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())]),
+    "colours": Image.merge("RGB", [Image.fromarray(RAMP)] * 3),
+    "colours and transparency": Image.merge("RGBA", [Image.fromarray(RAMP)] * 3 + [Image.fromarray(RAMP.T.copy())]),
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tmp_path, stored):
+    """Neither cut off at 255, nor wrapped around, nor blended with a background."""
+    (tmp_path / "c").mkdir()
+    STORED[stored].save(tmp_path / "c" / ("0.tif" if stored == "32 bits" else "0.png"))
+    image = image_folder(tmp_path, image_size=16, crop_fraction=1.0)[0]["image"]
+    assert image.dtype == torch.uint8
+    assert torch.equal(image, torch.from_numpy(RAMP).expand(3, 16, 16))
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+@pytest.mark.parametrize("pixels", [RAMP / np.float32(255), RAMP.astype(np.int32) - 9, RAMP.astype(np.int32) * 1000])
+def test_pixels_without_a_known_white_are_refused(tmp_path, pixels, skip_corrupt):
+    Image.fromarray(pixels).save(tmp_path / "0.tif")
+    with pytest.raises(InputError, match=r"0.tif: expected 8 or 16 bits a channel, got mode [IF], .*convert") as error:
+        ImageFiles([tmp_path / "0.tif"], [0], image_size=16, skip_corrupt=skip_corrupt)[0]
+    assert not isinstance(error.value, CorruptImage) and "decoded" not in str(error.value)
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+@pytest.mark.parametrize("brightest", [1, 255, 4095])
+@pytest.mark.parametrize("kind", [np.uint16, np.int32])
+def test_8_or_12_bits_in_a_wider_type_are_refused_and_not_made_black(tmp_path, kind, brightest, skip_corrupt):
+    """Their high byte is 0 to 15 of 255. They are not corrupt, so skip_corrupt leaves none of them out."""
+    path = tmp_path / "0.tif"
+    Image.fromarray((RAMP.astype(np.int64) * brightest // 255).astype(kind)).save(path)
+    with pytest.raises(InputError, match=rf"{path}: .*, got values up to {brightest}.*convert it to 8 bits") as error:
+        ImageFiles([path], [0], image_size=16, skip_corrupt=skip_corrupt)[0]
+    assert not isinstance(error.value, CorruptImage)
+    assert "decoded" not in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("brightest", [0, 4096, 65535])
+def test_a_black_image_and_a_dark_one_of_16_bits_are_read(brightest):
+    pixels = np.full((4, 4), brightest, dtype=np.uint16)
+    assert np.array(as_rgb(Image.fromarray(pixels))).tolist() == [[[brightest >> 8] * 3] * 4] * 4
+
+
+@pytest.mark.parametrize("size", [(20, 300), (300, 20), (37, 37), (8, 9)])
+def test_the_short_side_is_exact_and_the_long_side_rounds_down(size):
+    width, height = resize_short_side(noise(*size), 73).size
+    assert min(width, height) == 73
+    assert max(width, height) == int(73 * max(size) / min(size))
+
+
+UPRIGHT = np.arange(48, dtype=np.uint8).reshape(4, 12) * 5
+TURNED = {  # orientation → the stored pixels of an image that is UPRIGHT to a viewer
+    1: UPRIGHT,
+    2: UPRIGHT[:, ::-1],
+    3: UPRIGHT[::-1, ::-1],
+    4: UPRIGHT[::-1],
+    5: UPRIGHT.T,
+    6: UPRIGHT.T[::-1],
+    7: UPRIGHT.T[::-1, ::-1],
+    8: UPRIGHT.T[:, ::-1],
+}
+
+
+def save_turned(path, orientation, mode="RGB"):
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    Image.fromarray(np.ascontiguousarray(TURNED[orientation])).convert(mode).save(path, exif=exif, lossless=True)
+    return path
+
+
+@pytest.mark.parametrize("orientation", TURNED)
+@pytest.mark.parametrize("file", ["a.png", "a.webp", "a.tif"])
+def test_an_image_is_turned_upright_as_viewers_show_it(tmp_path, file, orientation):
+    path = save_turned(tmp_path / file, orientation)
+    assert np.array_equal(np.array(read_image(path))[..., 0], UPRIGHT)
+    image = ImageFiles([path], [0], image_size=4, crop_fraction=1.0)[0]["image"]
+    assert torch.equal(image, torch.from_numpy(UPRIGHT[:, 4:8].copy()).expand(3, 4, 4))
+
+
+@pytest.mark.parametrize("orientation", TURNED)
+def test_an_image_with_boxes_stays_as_it_is_stored_because_the_boxes_refer_to_that(tmp_path, orientation):
+    save_turned(tmp_path / "a.png", orientation)
+    (tmp_path / "annotations.json").write_text(json.dumps([{"file": "a.png", "label": 0, "boxes_xyxy": []}]))
+    height, width = TURNED[orientation].shape
+    top, left = (height - 4) // 2, (width - 4) // 2
+    expected = TURNED[orientation][top : top + 4, left : left + 4].copy()
+    sample = annotated_images(tmp_path, image_size=4, crop_fraction=1.0)[0]
+    assert torch.equal(sample["image"], torch.from_numpy(expected).expand(3, 4, 4))
+
+
+def test_16_bits_are_turned_upright_too(tmp_path):
+    exif = Image.Exif()
+    exif[Base.Orientation] = 6
+    Image.fromarray(np.ascontiguousarray(TURNED[6]).astype(np.uint16) * 257).save(tmp_path / "a.png", exif=exif)
+    assert np.array_equal(np.array(read_image(tmp_path / "a.png"))[..., 0], UPRIGHT)
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"Exif\0\0nonsense",
+        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
+        b"Exif\0\0II*\0\xff\xff\xff\xff",
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x02\0\0\0\x01\x06\0\0\0\0\0\0\0",  # the orientation is a text
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x09\0\0\0\0\0\0",  # 9
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x02\0\0\0\x64\0\0\0\0",  # two values, outside the file
+    ],
+)
+def test_broken_metadata_of_a_whole_image_leaves_it_as_it_is_stored(tmp_path, exif):
+    noise(16, 12).save(tmp_path / "a.jpg", exif=exif)
+    noise(16, 12).save(tmp_path / "b.jpg")
+    assert np.array_equal(np.array(read_image(tmp_path / "a.jpg")), np.array(read_image(tmp_path / "b.jpg")))
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image at all", None], ids=["empty", "text", "truncated"])
+def test_a_corrupt_image_is_named_or_left_out(tmp_path, content):
+    broken = tmp_path / "2.png"
+    noise(40, 30).save(broken)
+    broken.write_bytes(broken.read_bytes()[:900] if content is None else content)
+    with pytest.raises(CorruptImage, match=rf"{broken}: expected an image, got .* skip_corrupt=true"):
+        ImageFiles([broken], [0], image_size=8)[0]
+    with pytest.warns(UserWarning, match=f"left out: {broken}"):
+        assert ImageFiles([broken], [0], image_size=8, skip_corrupt=True)[0] is None
+
+
+def test_a_truncated_image_of_16_bits_is_corrupt(tmp_path):
+    noise = np.random.default_rng(0).integers(5000, 60000, (40, 30)).astype(np.uint16)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:900])
+    with pytest.raises(CorruptImage, match="cannot be decoded"):
+        read_image(tmp_path / "a.png")
+
+
+def test_a_damaged_header_is_corrupt(tmp_path):
+    noise(40, 30).save(tmp_path / "a.bmp")
+    content = bytearray((tmp_path / "a.bmp").read_bytes())
+    content[14:18] = struct.pack("<I", 3)
+    (tmp_path / "a.bmp").write_bytes(content)
+    with pytest.raises(CorruptImage, match="cannot be decoded"):
+        read_image(tmp_path / "a.bmp")
+
+
+def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
+    """Skipping it would hide a missing disk."""
+    dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
+    with pytest.raises(FileNotFoundError, match="gone.png"):
+        dataset[0]

@@ -1,0 +1,256 @@
+"""A fingerprint has an entry for each entry of a sample, and changes exactly with what the samples hold."""
+
+import inspect
+import os
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.cached import Cached
+from datamodules.cifar import Upsampled
+from datamodules.datasets import ImageFiles, annotated_images, unlabelled_images
+from datamodules.digits import DOMAINS, TASKS, DigitImages, Digits
+from datamodules.folders import ImageFolders, image_folder
+from datamodules.images import Images
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr("explainers.files.SETTLED", 0)  # also hashes of files that are a moment old are remembered
+
+
+BOXES = [[(1.0, 2.0, 9.0, 8.0)], [], [(0.0, 0.0, 4.0, 4.0), (5.0, 5.0, 20.0, 9.0)], [(3.0, 3.0, 12.0, 12.0)]]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Four files of noise, uncompressed, so that their sizes are equal."""
+    found = [tmp_path / "images" / f"{i}.bmp" for i in range(4)]
+    found[0].parent.mkdir()
+    for i, path in enumerate(found):
+        pixels = np.random.default_rng(i).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return found
+
+
+def image_files(files, **settings):
+    return ImageFiles(**{"paths": files, "labels": [0, 1, 1, 0], "image_size": 8, "boxes": BOXES} | settings)
+
+
+def upsampled(files=None, **settings):
+    def stored(seed=0, targets=(0, 1, 0, 1)):
+        pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+        images = [(Image.fromarray(image), label) for image, label in zip(pixels, targets, strict=True)]
+        own = {"data": pixels, "targets": list(targets), "classes": ["a", "b"], "__getitem__": lambda _, i: images[i]}
+        return type("Stored", (), own)()
+
+    arguments = {"stored": {}, "chosen": (0, 1, 2), "image_size": 48} | settings
+    return Upsampled(**arguments | {"stored": stored(**arguments["stored"])})
+
+
+def digits(files=None, **settings):
+    return Digits(**{"size": 3} | settings)
+
+
+# For each data set and argument: another value, and the entries that it changes
+CHANGES = {
+    image_files: {
+        "paths": (lambda paths: [paths[0], paths[2], paths[1], paths[3]], {"image", "truth"}),
+        "labels": (lambda _: [0, 1, 0, 1], {"label"}),
+        "image_size": (lambda _: 16, {"image", "truth"}),
+        "boxes": (lambda _: BOXES[::-1], {"truth"}),
+        "crop_fraction": (lambda _: 0.5, {"image", "truth"}),
+        "limit": (lambda _: 2, {"image", "label", "truth"}),
+    },
+    upsampled: {
+        "stored": (lambda _: {"seed": 1}, {"image"}),
+        "chosen": (lambda _: (0, 3, 2), {"image"}),
+        "image_size": (lambda _: 64, {"image"}),
+    },
+    digits: {
+        "split": (lambda _: "val", {"image", "label", "truth"}),
+        "task": (lambda _: "odd", {"label"}),
+        "size": (lambda _: 4, {"image", "label", "truth"}),
+        "image_size": (lambda _: 32, {"image", "truth"}),
+        "scraps": (lambda _: 2, {"image", "truth"}),
+        "domain": (lambda _: "textured", {"image", "truth"}),
+        "seed": (lambda _: 1, {"image", "label", "truth"}),
+    },
+}
+EXCLUDED = {
+    image_files: {
+        "classes": (["x", "y"], "names of classes are in no sample; class_names has them"),
+        "skip_corrupt": (True, "decides whether a corrupt image is an error, and changes no sample"),
+    },
+    upsampled: {},
+    digits: {},
+}
+BUILT = {image_files: ImageFiles, upsampled: Upsampled, digits: Digits}
+
+
+def entries(dataset):
+    """The entries of all samples: name → contents in order."""
+    samples = [dataset[i] for i in range(len(dataset))]
+    return {name: [np.asarray(sample[name]).tolist() for sample in samples] for name in samples[0] if name != "index"}
+
+
+def changed(before, after):
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
+@pytest.mark.parametrize("build", BUILT, ids=lambda build: build.__name__)
+def test_every_argument_of_a_data_set_is_dealt_with(build):
+    """A new argument needs a line in one of the two tables above."""
+    arguments = set(inspect.signature(BUILT[build]).parameters)
+    assert arguments == CHANGES[build].keys() | EXCLUDED[build].keys()
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(build, name) for build, table in CHANGES.items() for name in table],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_argument_changes_the_entries_that_it_changes_in_the_samples(paths, build, name):
+    value, expected = CHANGES[build][name]
+    first, second = build(paths), build(paths, **{name: value(paths)})
+    assert changed(first.fingerprint(), second.fingerprint()) == expected
+    assert changed(entries(first), entries(second)) <= expected
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(build, name) for build, table in EXCLUDED.items() for name in table],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_excluded_argument_changes_no_sample(paths, build, name):
+    first, second = build(paths), build(paths, **{name: EXCLUDED[build][name][0]})
+    assert first.fingerprint() == second.fingerprint()
+    assert entries(first) == entries(second)
+
+
+@pytest.mark.parametrize("build", BUILT, ids=lambda build: build.__name__)
+def test_a_fingerprint_has_the_entries_of_a_sample_and_is_repeatable(paths, build):
+    dataset = build(paths)
+    assert dataset.fingerprint().keys() == dataset[0].keys() - {"index"}
+    assert dataset.fingerprint() == build(paths).fingerprint()
+    assert all(isinstance(value, str) for value in dataset.fingerprint().values())
+
+
+def test_images_without_boxes_have_no_truth(paths):
+    dataset = image_files(paths, boxes=None)
+    assert dataset.fingerprint().keys() == dataset[0].keys() - {"index"} == {"image", "label"}
+
+
+def test_one_edited_pixel_changes_the_image_though_size_and_time_are_what_they_were(paths):
+    before, status = image_files(paths, boxes=None).fingerprint(), paths[1].stat()
+    time.sleep(0.05)  # the clock of a file system ticks every few milliseconds
+    content = bytearray(paths[1].read_bytes())
+    content[-1] ^= 1
+    paths[1].write_bytes(content)
+    os.utime(paths[1], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (paths[1].stat().st_size, paths[1].stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert changed(before, image_files(paths, boxes=None).fingerprint()) == {"image"}
+
+
+def test_two_swapped_files_change_the_image_though_the_names_are_what_they_were(paths):
+    before = image_files(paths).fingerprint()
+    contents = [path.read_bytes() for path in paths]
+    time.sleep(0.05)
+    for path, content in zip(paths, [contents[1], contents[0], *contents[2:]], strict=True):
+        path.write_bytes(content)
+    assert changed(before, image_files(paths).fingerprint()) == {"image", "truth"}
+
+
+def test_names_and_folders_of_files_do_not_count(paths, tmp_path):
+    before = image_files(paths).fingerprint()
+    moved = [tmp_path / "elsewhere" / f"{name}.bmp" for name in "abcd"]
+    moved[0].parent.mkdir()
+    for path, target in zip(paths, moved, strict=True):
+        path.rename(target)
+    assert image_files(moved).fingerprint() == before
+
+
+def test_the_same_images_in_another_order_are_others_wherever_their_labels_are_the_same(paths):
+    before = image_files(paths, boxes=None, labels=[0, 0, 0, 0]).fingerprint()
+    assert changed(before, image_files(paths[::-1], boxes=None, labels=[0, 0, 0, 0]).fingerprint()) == {"image"}
+
+
+def test_equal_samples_by_other_arguments_have_equal_fingerprints(paths):
+    half = image_files(paths[::2], labels=[0, 1], boxes=BOXES[::2])
+    assert half.fingerprint() == image_files(paths, limit=2).fingerprint()
+    assert image_files(paths, crop_fraction=0.8).fingerprint() == image_files(paths, crop_fraction=0.805).fingerprint()
+    assert upsampled(chosen=(0, 1)).fingerprint() != upsampled(chosen=(1, 0)).fingerprint()
+
+
+def test_an_image_and_its_label_moved_to_another_class_change_both(tmp_path):
+    for i in range(4):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        Image.new("RGB", (20, 20), (i, 0, 0)).save(tmp_path / "ab"[i % 2] / f"{i}.png")
+    before = image_folder(tmp_path, 8).fingerprint()
+    (tmp_path / "a" / "2.png").rename(tmp_path / "b" / "2.png")
+    assert changed(before, image_folder(tmp_path, 8).fingerprint()) == {"label", "image"}
+    (tmp_path / "b").rename(tmp_path / "c")  # the order stays
+    assert image_folder(tmp_path, 8).fingerprint() == image_folder(tmp_path, 8, skip_corrupt=True).fingerprint()
+
+
+def test_swapped_classes_change_the_labels_alone(paths):
+    first, second = image_files(paths, labels=[0, 1, 1, 0]), image_files(paths, labels=[1, 0, 0, 1])
+    assert changed(first.fingerprint(), second.fingerprint()) == {"label"}
+
+
+def test_boxes_are_those_of_the_file(paths, tmp_path):
+    def annotated(box):
+        text = str([{"file": "0.bmp", "label": 1, "boxes_xyxy": [box]}]).replace("'", '"')
+        (tmp_path / "images" / "annotations.json").write_text(text)
+        return annotated_images(tmp_path / "images", 8).fingerprint()
+
+    assert changed(annotated([1, 2, 9, 9]), annotated([1, 2, 9, 10])) == {"truth"}
+
+
+def test_digits_are_told_apart_by_task_and_domain():
+    assert len({digits(task=task, size=20).fingerprint()["label"] for task in TASKS}) == len(TASKS)
+    assert len({digits(domain=domain).fingerprint()["image"] for domain in DOMAINS}) == len(DOMAINS)
+
+
+def test_a_change_of_what_draws_the_digits_changes_their_images(monkeypatch):
+    before, own = digits().fingerprint(), Digits._background
+    monkeypatch.setattr(Digits, "_background", lambda *args: own(*args) * 0.99)
+    assert changed(before, digits().fingerprint()) == {"image"}
+
+
+def test_loaders_give_the_fingerprint_and_the_number_of_their_images(tmp_path, paths):
+    images = Images(test=partial(image_files, paths, classes=["cat", "dog"]), val=partial(digits, size=2))
+    assert images.fingerprint("test") == image_files(paths).fingerprint() | {"images": "4"}
+    assert images.fingerprint("val")["images"] == "2"
+    assert images.class_names("test") == ["cat", "dog"] and images.class_names("val") == TASKS["digit"][0]
+    stored = Cached(images, str(tmp_path / "rows"))
+    assert stored.fingerprint("test") == images.fingerprint("test")
+    assert stored.class_names("test") == ["cat", "dog"]
+
+
+def test_images_of_unknown_classes_have_no_class_names(paths):
+    unlabelled = partial(unlabelled_images, [str(paths[0].parent)], 8)
+    assert Images(train=unlabelled).class_names("train") == []
+    assert Images(train=lambda: SimpleNamespace()).class_names("train") == []
+
+
+def test_the_two_halves_of_a_folder_have_fingerprints_of_their_own(tmp_path):
+    (tmp_path / "val" / "c").mkdir(parents=True)
+    for i in range(4):
+        Image.new("RGB", (20, 20), (i, 0, 0)).save(tmp_path / "val" / "c" / f"{i}.png")
+    folders = ImageFolders(str(tmp_path), 8, {"val": "val", "test": "val"}, halve=True, num_workers=0)
+    assert folders.fingerprint("val")["image"] != folders.fingerprint("test")["image"]
+    assert folders.fingerprint("val")["images"] == folders.fingerprint("test")["images"] == "2"
+
+
+def test_splits_of_digits_share_no_entry():
+    data = DigitImages(64, size={"train": 3, "val": 3, "test": 3})
+    found = [data.fingerprint(split)["image"] for split in ("train", "val", "test")]
+    assert len(set(found)) == 3 and torch.is_tensor(data.dataset("val").labels)

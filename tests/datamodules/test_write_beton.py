@@ -1,0 +1,216 @@
+"""A .beton file is whole or not there, whatever stops its writer; a damaged one is named."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_decoding import UPRIGHT, save_turned
+from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
+
+from datamodules import write_beton as writing
+from datamodules.beton import check_beton
+from datamodules.decoding import CorruptImage
+from datamodules.ffcv import FFCV
+from datamodules.folders import image_folder
+from datamodules.images import Images
+from datamodules.write_beton import main, write_beton
+from explainers.errors import InputError
+
+pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return draw(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def beton(folder):
+    path = folder.parent / "whole.beton"
+    assert write_beton(folder, path, image_size=SHORT_SIDE, workers=2) == COUNT
+    return path
+
+
+def only_batch(path):
+    (batch,) = FFCV(val=str(path), image_size=S, eval_batch_size=64, num_workers=1).val_dataloader()
+    return batch
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.00001, 0.5, 0.9999, 0.99999])
+def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
+    content, cut = beton.read_bytes(), tmp_path / "cut.beton"
+    cut.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(ValueError, match=r"cut.beton is not a whole .beton .* got .*; write it again: python -m"):
+        FFCV(val=str(cut)).setup("validate")
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("version", "expected version 2"),
+        ("num_samples", "expected .* samples and a table of them"),
+        ("alloc_table_ptr", "expected 46 samples and a table of them"),
+        ("kind of a field", "expected the fields image"),
+        ("place of an image", "expected a place for every image, got 1 images without"),
+        ("end of a region", "expected all data before byte .*, got 1 regions that end after it"),
+    ],
+)
+def test_a_damaged_beton_is_an_error(tmp_path, beton, place, expected):
+    from ffcv.reader import Reader
+    from ffcv.types import FieldDescType, HeaderType
+
+    header, content = Reader(str(beton)).header, bytearray(beton.read_bytes())
+    samples = HeaderType.itemsize + 3 * FieldDescType.itemsize
+    position = {
+        "kind of a field": HeaderType.itemsize,
+        "place of an image": samples + 8 + 3,
+        "end of a region": int(header["alloc_table_ptr"]) + 16 + 5,
+    }.get(place) or HeaderType.fields[place][1] + (3 if place == "num_samples" else 1)
+    content[position] ^= 0x55
+    broken = tmp_path / "broken.beton"
+    broken.write_bytes(content)
+    assert check_beton(beton) == COUNT
+    with pytest.raises(ValueError, match=expected):
+        check_beton(broken)
+
+
+def test_a_page_that_was_written_in_part_is_an_error(tmp_path, beton):
+    """FFCV ignores how much of a page a full disk took, and appends the rest: all later images would be shifted."""
+    from ffcv.reader import Reader
+    from ffcv.types import HeaderType
+
+    table, content = int(Reader(str(beton)).header["alloc_table_ptr"]), bytearray(beton.read_bytes())
+    del content[table - 1000 : table]  # zeros, after the last image of the page
+    position = HeaderType.fields["alloc_table_ptr"][1]
+    content[position : position + 8] = (table - 1000).to_bytes(8, "little")
+    (tmp_path / "a.beton").write_bytes(content)
+    with pytest.raises(InputError, match="expected whole pages of 8388608 bytes, got a table at byte"):
+        check_beton(tmp_path / "a.beton")
+
+
+class DyingImages(writing.StoredImages):
+    """The process that comes to the tenth image dies, as when there is no memory left."""
+
+    def __getitem__(self, index):
+        return os._exit(9) if index == 10 else super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("target", "replacement", "error"),
+    [
+        ("datamodules.write_beton.StoredImages", DyingImages, RuntimeError),
+        ("ffcv.memory_allocator.MemoryAllocator.flush_page", failing, RuntimeError),
+        ("ffcv.writer.DatasetWriter.finalize", failing, OSError),
+        ("os.fsync", failing, OSError),
+    ],
+    ids=["a process dies", "the disk is full", "the end fails", "the disk was full, and says so late"],
+)
+def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch, target, replacement, error):
+    monkeypatch.setattr(target, replacement)
+    with pytest.raises(error):
+        write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def killed_at(replacement, folder, out):
+    """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
+    script = (
+        "import os, pathlib, signal; from datamodules import write_beton as w\n"
+        "own, names = pathlib.Path.replace, []\n"
+        "def replace(path, target):\n"
+        "    names.append(target)\n"
+        f"    return os.kill(os.getpid(), signal.SIGKILL) if len(names) == {replacement} else own(path, target)\n"
+        "pathlib.Path.replace = replace\n"
+        f"w.write_beton({str(folder)!r}, w.Path({str(out)!r}), limit=6, workers=1)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert killed.returncode == -9
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
+    """The next run removes what stayed."""
+    out = tmp_path / "a.beton"
+    killed_at(1, folder, out)
+    assert not out.exists() and len(list(tmp_path.iterdir())) == 2  # the images and their description, unfinished
+    killed_at(2, folder, out)
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert names == {"a.beton.json"}
+    with pytest.raises(InputError, match="expected a .beton file .*a.beton, got none; write it"):
+        FFCV(val=str(out)).setup("validate")
+    other = tmp_path / ".a.b.123.unfinished.beton"  # of another run, which writes a.b.beton
+    other.touch()
+    assert write_beton(folder, out, limit=4, workers=1) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"a.beton", "a.beton.json", other.name}
+    assert check_beton(out) == 4
+
+
+def test_a_failed_run_leaves_the_earlier_files_alone(tmp_path, folder, monkeypatch):
+    write_beton(folder, tmp_path / "a.beton", limit=5, workers=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("ffcv.writer.DatasetWriter.finalize", failing)
+    with pytest.raises(OSError):
+        write_beton(folder, tmp_path / "a.beton", limit=4, workers=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert check_beton(tmp_path / "a.beton") == 5
+
+
+def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
+    (tmp_path / "images" / "c").mkdir(parents=True)
+    for i in range(5):
+        smooth(i).save(tmp_path / "images" / "c" / f"{i}.png")
+    (tmp_path / "images" / "c" / "2.png").write_bytes(b"nothing")
+    out = tmp_path / "a.beton"
+    with pytest.raises(CorruptImage, match=r"2.png: expected an image, got 7 bytes"):
+        write_beton(tmp_path / "images", out, workers=1)
+    assert not out.exists()
+    with pytest.warns(UserWarning, match="left out: .*2.png"):
+        assert write_beton(tmp_path / "images", out, image_size=SHORT_SIDE, workers=1, skip_corrupt=True) == 4
+    batch = only_batch(out)
+    assert batch["index"].tolist() == [0, 1, 2, 3]
+    intact = [
+        Images(val=partial(image_folder, tmp_path / "images", S), num_workers=0).dataset("val")[i] for i in (0, 1, 3, 4)
+    ]
+    expected = torch.stack([sample["image"] for sample in intact]).float()
+    assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+def test_the_writer_refuses_an_image_of_12_bits(tmp_path, skip_corrupt):
+    (tmp_path / "images" / "c").mkdir(parents=True)
+    for i in range(3):
+        smooth(i).save(tmp_path / "images" / "c" / f"{i}.png")
+    Image.fromarray(np.full((30, 30), 4095, np.uint16)).save(tmp_path / "images" / "c" / "1.png")
+    with pytest.raises(InputError, match=r"1.png: .*got values up to 4095"):
+        write_beton(tmp_path / "images", tmp_path / "a.beton", workers=1, skip_corrupt=skip_corrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_the_writer_turns_images_upright(tmp_path):
+    (tmp_path / "c").mkdir()
+    for orientation in (1, 3, 6, 8):
+        save_turned(tmp_path / "c" / f"{orientation}.png", orientation)
+    stored = writing.StoredImages(image_folder(tmp_path, 4), range(4), image_size=4, skip_corrupt=False)
+    for i in range(4):
+        assert np.array_equal(stored[i][0][..., 0], UPRIGHT)
+
+
+def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, capsys):
+    main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--image-size", "32", "--workers", "1"])
+    assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
+    with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):
+        main([str(tmp_path / "gone"), str(tmp_path / "b.beton")])

@@ -1,0 +1,173 @@
+"""What an evaluation and a study refuse, or leave out of their numbers."""
+
+import copy
+
+import pytest
+import torch
+from lightning import Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+from toys import SILENT
+
+from datamodules.digits import Digits
+from explainers.errors import InputError
+from explainers.evaluation.approximation import TwoPointStudy
+from explainers.evaluation.module import Evaluation
+from explainers.evaluation.report import markdown, rows
+from explainers.posthoc.chance import Chance
+from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.self_explaining import SelfExplaining
+
+MODULES = {"evaluation": lambda *args: Evaluation(*args, levels=3), "study": lambda *args: TwoPointStudy(*args, 1, 4)}
+
+
+@pytest.fixture(params=MODULES)
+def build(request):
+    """Builds an evaluation, or a study, of a target, a grid and explainers."""
+    return MODULES[request.param]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return list(Digits("test", size=7, image_size=32))
+
+
+@pytest.fixture
+def target(make_target):
+    return make_target(num_classes=10)
+
+
+def measure(module, samples):
+    """The module after a test, and what it logged."""
+    trainer = Trainer(accelerator="cpu", **SILENT)
+    trainer.test(module, DataLoader(samples, batch_size=3), verbose=False)
+    return module, trainer.callback_metrics
+
+
+def relabelled(samples, labels):
+    return [sample | {"label": torch.tensor(label)} for sample, label in zip(samples, labels, strict=True)]
+
+
+class Sick(nn.Module):
+    """Uniform heatmaps, of which one score of one image is not a number."""
+
+    def __init__(self, value, side=4):
+        super().__init__()
+        self.value, self.side = value, side
+
+    def forward(self, images, classes):
+        heatmaps = torch.rand(len(images), self.side, self.side)
+        heatmaps[-1, 2, 1] = self.value
+        return heatmaps
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_heatmaps_that_are_no_numbers_are_refused_and_their_explainer_is_named(build, target, grid, digits, value):
+    module = build(target, grid, {"chance": Chance(None, grid), "sick": Sick(value)})
+    with pytest.raises(InputError, match=r"^expected finite heatmaps, got NaN or infinity from sick: leave it out, or"):
+        measure(module, digits)
+    measure(build(target, grid, {"sick": Sick(1e30)}), digits)
+
+
+def test_heatmaps_of_another_grid_are_refused_with_both_shapes(build, target, grid, digits):
+    module = build(target, grid, {"fine": Sick(0.0, side=8)})
+    with pytest.raises(InputError, match=r"^expected heatmaps of shape \[3, 4, 4\] from fine, got \[3, 8, 8\]: give"):
+        measure(module, digits)
+
+
+def test_a_target_with_a_single_class_is_refused(build, make_target, grid):
+    for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"):
+        with pytest.raises(InputError, match="^expected a target with 2 classes or more, got 1: the probability"):
+            build(make_target(name, num_classes=1), grid, {})
+
+
+@pytest.mark.parametrize("name", ["keys", "items", "train", "forward", "a.b", "LIME(alpha=0.5)", "", "parts", "ViT/B"])
+def test_an_explainer_may_have_any_name(build, target, grid, digits, name):
+    module = build(target, grid, {"chance": Chance(None, grid), name: (other := Chance(None, grid, seed=1))})
+    assert other in module.modules() and module.forward_passes[name] == 0
+    results = measure(module, digits)[0].results
+    assert {"chance", name} <= results.keys() and results[name] != results["chance"]
+
+
+def test_the_name_of_equation_3_is_taken_in_a_study(target, grid):
+    with pytest.raises(InputError, match="expected no explainer of the name two_point"):
+        TwoPointStudy(target, grid, {"two_point": Chance(None, grid)})
+
+
+def test_images_without_a_label_do_not_count_in_the_accuracy(build, target, grid, digits):
+    predicted = [target(sample["image"][None]).argmax().item() for sample in digits]
+    labels = [predicted[0], predicted[1], (predicted[2] + 1) % 10, -1, -1, -1, -1]
+    module, logged = measure(build(target, grid, {"chance": Chance(None, grid)}), relabelled(digits, labels))
+    assert module.identity()["accuracy"] == pytest.approx(2 / 3) and module.identity()["images"] == 7
+    assert "accuracy" not in logged or logged["accuracy"].item() == pytest.approx(2 / 3)
+
+
+def test_without_any_label_there_is_no_accuracy(build, target, grid, digits):
+    module, logged = measure(build(target, grid, {"chance": Chance(None, grid)}), relabelled(digits, [-1] * 7))
+    assert "accuracy" not in module.identity() and module.identity()["images"] == 7
+    assert "accuracy" not in logged
+
+
+@pytest.mark.parametrize(("known", "accuracy"), [(2, 0.5), (0, None)])
+def test_the_accuracy_of_an_explainer_is_that_on_labelled_images(target, grid, digits, known, accuracy):
+    own = copy.deepcopy(target)
+    own.head = FixedHead(simplex(10, own.embed_dim))
+    explaining = SelfExplaining(own, grid, alpha=1)
+    with torch.no_grad():
+        predicted = [explaining.logits(sample["image"][None]).argmax().item() for sample in digits]
+    labels = [predicted[0], (predicted[1] + 1) % 10][:known] + [-1] * (7 - known)
+    module, _ = measure(Evaluation(target, grid, {"own": explaining}, levels=3), relabelled(digits, labels))
+    assert module.results["own"].get("accuracy") == accuracy
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, label):
+    module = Evaluation(target, grid, {"chance": Chance(None, grid)}, levels=3, classes="label")
+    message = f"^expected labels from 0 to 9, got {min(label, 3)} to {max(label, 3)}, where -1 is an image without a"
+    with pytest.raises(InputError, match=f"{message} label: take labelled images, or evaluation.classes=predicted$"):
+        measure(module, relabelled(digits, [3, 3, label] * 2 + [3]))
+
+
+def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid, digits):
+    one, several = (
+        measure(Evaluation(target, grid, {"chance": Chance(None, grid)}, levels=3), digits[:count])[0]
+        for count in (1, 2)
+    )
+    assert "fidelity_plus_error" not in one.results["chance"] and "fidelity_plus_error" in several.results["chance"]
+    table = markdown(rows({"digit": one.results}, one.columns))
+    assert f"{one.results['chance']['fidelity_plus']:.3f} " in table and "±" not in table
+    assert markdown(rows({"digit": several.results}, several.columns)).count("±") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"levels": 1}, "expected levels of at least 2, got levels=1"),
+        ({"chunk_size": 0}, "expected chunk_size above 0, got chunk_size=0"),
+        ({"agreement": ["iou"], "k": 17}, "expected k from 1 to 16, got k=17"),
+        ({"agreement": ["iou"], "k": 0}, "expected k from 1 to 16, got k=0"),
+    ],
+)
+def test_numbers_of_an_evaluation_are_checked(target, grid, settings, message):
+    for explainers in ({}, {"chance": Chance(None, grid)}):
+        with pytest.raises(InputError, match=f"^{message}$"):
+            Evaluation(target, grid, explainers, **settings)
+
+
+def test_k_does_not_matter_without_iou(target, grid):
+    assert Evaluation(target, grid, {}, agreement=["e_rmse"], k=17).k == 17
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hops": -1}, "expected hops of at least 0, got hops=-1"),
+        ({"patches": 17}, "expected 2 to 16 patches of each image to correlate, got 17"),
+        ({"chunk_size": -1}, "expected chunk_size above 0, got chunk_size=-1"),
+        ({"subsets": ()}, r"expected subsets, one number or more above 0, such as \[16, 32\], got \[\]"),
+        ({"subsets": (16, 0)}, r"expected subsets, one number or more above 0, such as \[16, 32\], got \[16, 0\]"),
+    ],
+)
+def test_numbers_of_a_study_are_checked(target, grid, settings, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
+        TwoPointStudy(target, grid, {}, **settings)

@@ -1,0 +1,137 @@
+"""Everything that can change a number of an evaluation changes its settings, and nothing else does."""
+
+import copy
+from collections.abc import Mapping
+
+import pytest
+from commands import composed
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from explainers.evaluation.settings import BATCHES, NOT_MEASURED, hash_files, settings_of
+from explainers.identity import WITHOUT_EFFECT
+
+COMMAND = (
+    "experiment=quickstart_eval",
+    "explainers=[chance,tve,tve_paper,tve_hg,vit_shapley,kernel_shap,oracle]",
+    "methods=[GAE,{TokenTM:{scale:softmax}}]",
+    "reference=paper",
+    "figures=[curves]",
+    "tasks.odd.data.eval_batch_size=4",
+)
+DATA = "tasks.odd.data."
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    cfg = composed(*COMMAND, folder=folder, config="eval")
+    OmegaConf.set_struct(cfg, False)
+    for missing in OmegaConf.missing_keys(cfg):
+        OmegaConf.update(cfg, missing, "given")
+    return OmegaConf.to_container(cfg, resolve=True)
+
+
+def leaves(node, path=""):
+    """(Path, value) of every leaf of a config; a list of options is one."""
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from leaves(value, f"{path}.{name}".lstrip("."))
+    else:
+        yield path, node
+
+
+def other(value):
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, "other"]
+    return f"{value} or another"
+
+
+def changed(config, path):
+    config = copy.deepcopy(config)
+    *parents, last = path.split(".")
+    node = config
+    for name in parents:
+        node = node[name]
+    node[last] = other(node[last])
+    return config
+
+
+def excluded(path):
+    """Whether the tables of exclusions, each with its reason, name a key or one that it is in."""
+    names = path.split(".")
+    parents = {".".join(names[: i + 1]) for i in range(len(names))} - {"tasks"}
+    return names[-1] in WITHOUT_EFFECT or bool(parents & NOT_MEASURED.keys())
+
+
+def test_every_key_counts_but_those_with_a_reason(config):
+    before, seen = settings_of("odd", config, {}, {}), []
+    for path, _ in leaves(config):
+        counts = settings_of("odd", changed(config, path), {}, {}) != before
+        if path.startswith(DATA):
+            expected = path.removeprefix(DATA) in BATCHES  # the others change the fingerprint: see below
+        else:
+            expected = not excluded(path) and not path.startswith(("tasks.five_or_more", "tasks.loop"))
+        assert counts == expected, path
+        seen.append(path)
+    assert len(seen) > 150
+    named = [name for name in NOT_MEASURED if any(path == name or path.startswith(f"{name}.") for path in seen)]
+    assert named == list(NOT_MEASURED)  # no exclusion outlives its key
+    assert {path.split(".")[-1] for path in seen} >= WITHOUT_EFFECT.keys()
+    assert all([*NOT_MEASURED.values(), *WITHOUT_EFFECT.values()])
+
+
+def test_a_key_that_is_added_counts(config):
+    before = settings_of("odd", config, {}, {})
+    for path in ("trainer", "evaluation", "target.model", "explainers.tve.network", "grid"):
+        more = copy.deepcopy(config)
+        node = more
+        for name in path.split("."):
+            node = node[name]
+        node["added_next_year"] = 1
+        assert settings_of("odd", more, {}, {}) != before, path
+    assert settings_of("odd", config | {"added_next_year": 1}, {}, {}) != before
+
+
+VALUES = {"task": "loop", "domain": "plain", "scraps": 7, "size": {"test": 5}, "image_size": 48}
+WITHOUT_EFFECT_ON_A_TEST = {"seed": "determines the training order", "batch_size": "counts by itself", **WITHOUT_EFFECT}
+
+
+def test_every_key_of_the_data_changes_their_fingerprint_or_has_a_reason(config):
+    """Of data sets of files: see `test_datasets`."""
+    own = dict(config["tasks"]["odd"]["data"], size={"test": 4})
+    keys = own.keys() - {"_target_", "eval_batch_size"}
+    assert keys == {*VALUES, *(WITHOUT_EFFECT_ON_A_TEST.keys() & keys)}
+    fingerprint = instantiate(own).fingerprint("test")
+    for key in keys:
+        now = instantiate(own | {key: VALUES.get(key, 3)}).fingerprint("test")
+        assert (now == fingerprint) == (key in WITHOUT_EFFECT_ON_A_TEST), key
+
+
+def test_files_count_by_their_contents_wherever_they_are_named(config, tmp_path):
+    """Any key may name one."""
+    one, copied, edited = (tmp_path / name for name in ("one", "copied", "edited"))
+    one.write_text("weights"), copied.write_text("weights"), edited.write_text("other weights")
+    found = []
+    for path in (one, copied, edited):
+        named = copy.deepcopy(config)
+        named["explainers"]["tve"]["network"]["anything"] = {"deep": [str(path)]}
+        hashes = hash_files(named)
+        assert hashes.keys() == {str(path)}
+        found.append(settings_of("odd", named, hashes, {}))
+    assert found[0] == found[1] != found[2]
+
+
+def test_the_place_of_data_and_caches_does_not_count(config):
+    def placed(data_dir, cache_dir):
+        own = copy.deepcopy(config) | {"data_dir": data_dir, "cache_dir": cache_dir}
+        own["explainers"]["oracle"]["cache_dir"] = f"{cache_dir}/oracle"
+        own["tasks"]["odd"]["data"]["root"] = f"{data_dir}/odd"
+        return settings_of("odd", own, {}, {})
+
+    assert placed("data", "cache") == placed("/elsewhere", "/else/where")

@@ -1,0 +1,64 @@
+"""Full disks and missing permissions end a command in one line."""
+
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+from commands import QUIET, SMALL_DIGITS, composed
+from forks import forked
+from hydra.errors import InstantiationException
+from safetensors import SafetensorError
+
+from explainers import runs
+
+TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
+RUN = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "place", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/cache.npy"), "/data/cache.npy", "make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "a file in {}", "make room"),
+        (OSError(errno.EROFS, "Read-only file system", "/data/x"), "/data/x", "permissions, or take another path"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x", "permissions"),
+        (PermissionError(errno.EPERM, "Operation not permitted", "/data/x"), "/data/x", "permissions"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "a file in {}", "make room"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_the_disk_refuses_is_named_in_one_line(mistake, place, told, wrapped, tmp_path):
+    composed(*TVE_RUN, folder=tmp_path)
+    with pytest.raises(SystemExit) as ending, runs.errors_in_one_line():
+        if wrapped:
+            raise InstantiationException("Error in call to target") from mistake
+        raise mistake
+    assert ending.value.code.startswith(f"error: cannot read or write {place.format(tmp_path)}: ")
+    assert told in ending.value.code and "\n" not in ending.value.code
+
+
+def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
+    composed(*TVE_RUN, folder=tmp_path)
+    for mistake in (FileNotFoundError(errno.ENOENT, "none", "/x"), OSError("odd"), SafetensorError("header too small")):
+        with pytest.raises(type(mistake)), runs.errors_in_one_line():
+            raise mistake
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(tmp_path, monkeypatch):
+    """A limit of the size of files stands for the full disk."""
+    quiet, folder = runs.quiet_libraries, tmp_path / "run"
+
+    def limited():
+        quiet()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    monkeypatch.setattr(runs, "quiet_libraries", limited)
+    with forked("train.py", *RUN, folder=folder) as process:
+        process.join(120)
+    output = Path(f"{folder}.log").read_text()
+    assert process.exitcode == 1
+    assert f"error: cannot read or write a file in {folder}: File too large: make room" in output
+    assert "Traceback" not in output
+    assert not list(folder.rglob("*.ckpt")) and not (folder / "explainer.safetensors").exists()

@@ -1,0 +1,101 @@
+"""What was measured belongs to what it was measured on: commands with heads, explainers and data of something else."""
+
+import json
+import shutil
+
+import pytest
+from commands import QUIET, SMALL_DIGITS, draw_images, evaluate, train
+from test_errors import error
+
+FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
+HEAD = ("experiment=linear_head", *FOLDER, "cache=none")
+FEW = ("evaluation.levels=3", "logger=csv", *QUIET)
+MEASURE = ("target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *FEW)
+
+
+@pytest.fixture(autouse=True)
+def hashes_of_this_test(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hashes"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    draw_images(folder / "train", count=8), draw_images(folder / "val", count=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(images, tmp_path_factory):
+    """A run that tuned the backbone with its head on cats and dogs."""
+    folder = tmp_path_factory.mktemp("runs") / "tuned"
+    train("experiment=full_finetuning", *FOLDER, f"data_dir={images}", "module.min_crop=null", folder=folder)
+    return folder
+
+
+def measured(*overrides, folder):
+    """The results of the folder's task, and whether they were measured just now."""
+    path = folder / "results.json"
+    before = path.read_text() if path.exists() else ""
+    evaluate(*MEASURE, *overrides, folder=folder)
+    return json.loads(path.read_text()), path.read_text() != before
+
+
+def test_the_head_of_a_tuned_backbone_is_refused_by_the_original_one(images, tuned, tmp_path):
+    head = f"tasks.folder.target.head={tuned / 'head.safetensors'}"
+    message = error(evaluate, *MEASURE, head, f"data_dir={images}", folder=tmp_path)
+    assert "head.safetensors" in message and "got a difference in backbone_sha256" in message
+    backbone = f"target.model.checkpoint_path={tuned / 'target.safetensors'}"
+    results, _ = measured(head, backbone, "target.model.num_classes=2", f"data_dir={images}", folder=tmp_path / "own")
+    assert results["identity"]["folder"]["num_classes"] == 2
+
+
+def test_a_head_of_two_classes_is_refused_for_three_folders_and_for_two_others(images, tmp_path):
+    train(*HEAD, f"data_dir={images}", folder=tmp_path / "head")
+    head = f"tasks.folder.target.head={tmp_path / 'head/head.safetensors'}"
+    for classes, told in ((("bird", "cat", "dog"), "got 3 (bird, cat, dog)"), (("cat", "fox"), "got 2 (cat, fox)")):
+        draw_images(tmp_path / told / "val", count=6, classes=classes)
+        message = error(evaluate, *MEASURE, head, f"data_dir='{tmp_path / told}'", folder=tmp_path / "run")
+        assert f"expected images of the head's 2 classes (cat, dog), {told}: give the head of this task" in message
+    message = error(evaluate, *MEASURE, f"data_dir={images}", folder=tmp_path / "run")  # the tiny model's own head
+    assert "expected images of the head's 10 classes, got 2 (cat, dog)" in message
+
+
+OWN_HEAD = ("target.model.num_classes=2",)
+
+
+def test_edited_images_and_swapped_labels_are_measured_again(images, tmp_path, capsys):
+    shutil.copytree(images, data := tmp_path / "images")
+    command = (*OWN_HEAD, f"data_dir={data}")
+    first, _ = measured(*command, folder=tmp_path / "run")
+    assert measured(*command, folder=tmp_path / "run") == (first, False)
+    assert "folder: not measured again" in capsys.readouterr().out
+    cats = sorted((data / "val/cat").iterdir())
+    shutil.copy(data / "train/dog/7.jpg", cats[0])  # an edited image
+    edited, again = measured(*command, folder=tmp_path / "run")
+    assert again and "settings differ: data.image: " in capsys.readouterr().out
+    dogs = sorted((data / "val/dog").iterdir())
+    cats[1].rename(data / "val/dog" / f"0{dogs[0].name}"), dogs[0].rename(data / "val/cat" / f"9{cats[1].name}")
+    swapped, again = measured(*command, folder=tmp_path / "run")
+    assert again
+    results = [content["results"]["folder"]["chance"] for content in (first, edited, swapped)]
+    assert len({json.dumps(row["fidelity_plus_curve"]) for row in results}) > 1
+
+
+def test_moved_images_are_not_measured_again(images, tmp_path):
+    first, _ = measured(*OWN_HEAD, f"data_dir={images}", folder=tmp_path / "run")
+    shutil.copytree(images, tmp_path / "moved/deeper")
+    assert measured(*OWN_HEAD, f"data_dir={tmp_path / 'moved/deeper'}", folder=tmp_path / "run") == (first, False)
+
+
+def test_a_finished_training_that_is_run_again_makes_nothing_measured_again(tmp_path):
+    """Its exported file is the same, byte for byte."""
+    command = ("target=tiny", "data=digits", *SMALL_DIGITS, "explainer=tve_light", "explainer.network.width=24")
+    command += ("explainer.hops=[1]", "logger=csv", *QUIET)
+    for _ in range(2):
+        train(*command, folder=tmp_path / "tve")
+        explainer = f"explainers.tve.weights={tmp_path / 'tve/explainer.safetensors'}"
+        digits = ("tasks=[digits]", "explainers=[tve]", "tasks.digits.data.size.test=4", *FEW)
+        network = ("explainers.tve.network.width=24", "explainers.tve.hops=[1]")
+        evaluate("target=tiny", *digits, explainer, *network, folder=tmp_path / "eval")
+    assert len(json.loads((tmp_path / "eval/results.json").read_text())["runs"]) == 1

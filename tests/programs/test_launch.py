@@ -1,0 +1,121 @@
+"""The processes that torchrun starts get the config of the command, whatever flags and overrides chose it."""
+
+import json
+import os
+import runpy
+import sys
+
+import pytest
+from commands import QUIET, composed
+from forks import FORK, forked
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from explainers import processes, runs
+
+TWO = ("trainer.devices=2", "data.size.train=16", *QUIET)
+
+
+@pytest.fixture
+def configs(tmp_path):
+    """A folder of the user's own configs: a config of another name, an experiment, and an option of a group."""
+    folder = tmp_path / "configs"
+    for group in ("experiment", "data", "nested"):
+        (folder / group).mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [train, _self_]\nobjective: val/accuracy\n")
+    override = "defaults: [override /target: tiny, override /data: small]\n"
+    (folder / "experiment/own.yaml").write_text(
+        f"# @package _global_\n{override}name: own\ntitle: job ${{hydra:job.num}}\n"
+    )
+    (folder / "data/small.yaml").write_text("defaults: [digits]\nscraps: 1\n")
+    (folder / "nested/place.yaml").write_text("# @package _global_\ndata_dir: nested\n")
+    return folder
+
+
+def record(cfg, folder, go_on):
+    """Instead of a training: keep the config."""
+    (folder / "child.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    (folder / "metrics.json").write_text("{}")
+    sys.exit(0)
+
+
+def child(program, *arguments):
+    """One of the processes that torchrun starts."""
+    os.environ["LOCAL_RANK"] = "0"
+    runs.start_record = record
+    GlobalHydra.instance().clear()  # of the process that this one is a fork of
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+
+
+class Torchrun:
+    """What Popen gives for a torchrun, of which one process runs, as far as its config is there."""
+
+    def __init__(self, command):
+        start = command.index("--nproc_per_node=2") + 1
+        assert command[1:start] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        self.process = FORK.Process(target=child, args=command[start:])
+        self.process.start()
+
+    def wait(self):
+        self.process.join(120)
+        return self.process.exitcode
+
+
+def configs_of(folder):
+    """What the command has recorded, and what its process got."""
+    pair = [OmegaConf.load(folder / name) for name in ("config.yaml", "child.yaml")]
+    return [OmegaConf.to_container(config) for config in pair]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.subprocess, "Popen", Torchrun)
+    for name in ("LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments):
+        folder = tmp_path / "run"
+        with forked("train.py", *arguments, *TWO, f"hydra.sweep.dir={tmp_path / 'sweep'}", folder=folder) as process:
+            process.join(200)
+        assert process.exitcode == 0, (tmp_path / "run.log").read_text()
+        return folder
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attached", [True, False])
+def test_flags_and_overrides_reach_the_processes_of_a_run(attached, run, configs):
+    flags = [("--config-dir", str(configs)), ("--config-name", "mine")]
+    flags = [f"{name}={value}" for name, value in flags] if attached else [part for flag in flags for part in flag]
+    folder = run(*flags, "experiment=own", "+nested=place", "hydra.job_logging.root.level=ERROR", "title='two words'")
+    parent, got = configs_of(folder)
+    assert got == parent
+    assert (got["objective"], got["name"], got["data"]["scraps"]) == ("val/accuracy", "own", 1)
+    assert (got["data_dir"], got["title"]) == ("nested", "two words")
+
+
+@pytest.mark.slow
+def test_each_job_of_a_sweep_gets_its_own_overrides_and_all_flags(run, configs, tmp_path):
+    run("--config-name", "mine", "-m", f"--config-dir={configs}", "experiment=own", "seed=3,4")
+    pairs = sorted(map(configs_of, (tmp_path / "sweep").glob("*/")), key=lambda pair: pair[0]["seed"])
+    assert [got for _, got in pairs] == [parent for parent, _ in pairs]
+    assert [(got["seed"], got["objective"], got["title"]) for _, got in pairs] == [
+        (3, "val/accuracy", "job 0"),
+        (4, "val/accuracy", "job 1"),
+    ]
+
+
+def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_the_folder(tmp_path, monkeypatch):
+    passed = ["hydra.verbose=true", "hydra/job_logging=none", "+hydra.job.env_set.TOLD=1"]
+    dropped = ["hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=1", "hydra/sweeper=basic", "hydra/launcher=basic"]
+    commands = []
+    monkeypatch.setattr(processes, "torchrun", lambda count, program: commands.append(program) or 0)
+    monkeypatch.setattr(runs, "torchrun", processes.torchrun)
+    folder = tmp_path / "it's here"
+    composed("seed=5", *passed, *dropped, folder=json.dumps(str(folder)))
+    assert runs.launch(2)
+    ((_, *arguments),) = commands
+    assert {*passed, "seed=5", "hydra.mode=RUN"} <= set(arguments) and not {*dropped} & set(arguments)
+    assert arguments[-1] == "hydra.run.dir='" + str(folder).replace("'", r"\'") + "'"

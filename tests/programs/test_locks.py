@@ -1,0 +1,106 @@
+"""One command at a time in the folder of a run."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from commands import QUIET, SMALL_DIGITS
+from forks import FORK, forked
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from explainers import processes
+from explainers.errors import InputError
+from explainers.processes import locked
+
+TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
+ENDLESS = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET, "trainer.max_epochs=100000")
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists() and process.is_alive():
+        assert time.monotonic() < deadline, f"no {path} in time"
+        time.sleep(0.05)
+    assert process.is_alive()
+
+
+def hold(folder, wait=100.0):
+    with locked(folder):
+        (folder / "held").touch()
+        time.sleep(wait)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder that another process has locked, and that process."""
+    process = FORK.Process(target=hold, args=(tmp_path,))
+    process.start()
+    wait_for(tmp_path / "held", process)
+    yield tmp_path, process
+    process.kill()
+    process.join()
+
+
+def free(folder):
+    try:
+        with locked(folder):
+            return True
+    except InputError:
+        return False
+
+
+def test_a_second_command_is_told_who_has_the_folder(held, monkeypatch):
+    folder, process = held
+    monkeypatch.setattr(processes.socket, "gethostname", lambda: "elsewhere")
+    told = rf"{folder} is in use by process {process.pid} on \S+: wait until .*name=\.\.\."
+    with pytest.raises(InputError, match=told) as raised, locked(folder):
+        pass
+    assert "elsewhere" not in str(raised.value)
+
+
+def test_a_killed_process_leaves_no_lock(held):
+    folder, process = held
+    assert not free(folder)
+    process.kill()
+    process.join()
+    assert free(folder) and free(folder)
+
+
+def test_processes_that_the_holder_starts_work_under_its_lock_and_do_not_end_it(tmp_path):
+    with locked(tmp_path):
+        child = FORK.Process(target=hold, args=(tmp_path, 0.0))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        stranger = FORK.Process(target=hold_as_stranger, args=(tmp_path,))
+        stranger.start()
+        stranger.join()
+        assert stranger.exitcode != 0
+    assert free(tmp_path) and processes.LOCKED not in os.environ
+
+
+def hold_as_stranger(folder):
+    del os.environ[processes.LOCKED]
+    hold(folder, 0.0)
+
+
+def test_of_processes_that_torchrun_or_slurm_start_only_the_first_needs_the_lock(held, monkeypatch):
+    folder, _ = held
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert free(folder)
+
+
+@pytest.mark.slow
+def test_training_and_evaluation_in_the_folder_of_a_running_command_end_with_one_line(tmp_path):
+    folder = tmp_path / "run"
+    with forked("train.py", *ENDLESS, folder=folder) as process:
+        wait_for(folder / "checkpoints/last.ckpt", process)
+        for command in (("train.py", *ENDLESS), ("eval.py", "experiment=quickstart_eval", "target=tiny")):
+            with forked(*command, folder=folder) as second:
+                second.join(120)
+            assert second.exitcode == 1
+            (line,) = Path(f"{folder}.log").read_text().replace("\0", "").splitlines()
+            assert line.startswith(f"error: {folder} is in use by process {process.pid} on ")
+        assert process.is_alive()
+    assert free(folder)

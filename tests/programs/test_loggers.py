@@ -1,0 +1,85 @@
+"""The history of a run in metrics.csv: one file, however often the run is killed and resumed."""
+
+import csv
+
+import pytest
+from commands import csv_rows
+
+from explainers.evaluation.run_figures import loss_curves
+from explainers.loggers import HISTORY, History, forget_later_rows
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def log(folder, *rows):
+    logger = History(str(folder))
+    for step, metrics in rows:
+        logger.log_metrics(metrics, step)
+        logger.save()
+
+
+def column(folder, name):
+    return [row[name] for row in csv_rows(folder / HISTORY)]
+
+
+def test_a_second_logger_goes_on_with_the_file_and_may_add_columns(tmp_path):
+    log(tmp_path, (0, {"loss": 0.5}), (1, {"loss": 0.25}))
+    log(tmp_path, (2, {"loss": 0.125}), (2, {"accuracy": 1.0}))
+    assert column(tmp_path, "step") == ["0", "1", "2", "2"]
+    assert column(tmp_path, "loss") == ["0.5", "0.25", "0.125", ""]
+    assert column(tmp_path, "accuracy") == ["", "", "", "1.0"]
+    assert [path.name for path in (tmp_path / "csv").iterdir()] == ["version_0"]
+
+
+def test_rows_after_the_checkpoint_are_forgotten_and_those_before_stay_as_they_are(tmp_path):
+    log(tmp_path, (0, {"loss": 0.5}))
+    before = (tmp_path / HISTORY).read_bytes()
+    log(tmp_path, (1, {"loss": 0.25}), (2, {"loss": 0.125}))
+    forget_later_rows(tmp_path, 1)
+    assert (tmp_path / HISTORY).read_bytes() == before
+    forget_later_rows(tmp_path, 0)
+    assert not (tmp_path / HISTORY).exists()
+    forget_later_rows(tmp_path, 0)
+    log(tmp_path, (0, {"accuracy": 1.0}))
+    assert csv_rows(tmp_path / HISTORY) == [{"accuracy": "1.0", "step": "0"}]
+
+
+@pytest.mark.parametrize("cut", ["0.1", "0.1,", "0.12,1", "\0\0\0\0", "0.1\n", "0.1,x\r\n"])
+def test_a_line_that_a_kill_has_cut_is_left_out(tmp_path, cut):
+    log(tmp_path, (0, {"loss": 0.5}))
+    before = (tmp_path / HISTORY).read_bytes()
+    (tmp_path / HISTORY).write_bytes(before + cut.encode())
+    forget_later_rows(tmp_path, 5)
+    assert (tmp_path / HISTORY).read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "lo", "loss,step\r\n", "\0"])
+def test_a_file_without_rows_is_begun_again(tmp_path, content):
+    (tmp_path / HISTORY).parent.mkdir(parents=True)
+    (tmp_path / HISTORY).write_text(content)
+    forget_later_rows(tmp_path, 5)
+    log(tmp_path, (5, {"loss": 0.5}))
+    assert csv_rows(tmp_path / HISTORY) == [{"loss": "0.5", "step": "5"}]
+
+
+def test_a_kill_while_columns_are_added_loses_no_row(tmp_path, monkeypatch):
+    log(tmp_path, (0, {"loss": 0.5}))
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(csv.DictWriter, "writerows", killed)
+        log(tmp_path, (1, {"accuracy": 1.0}))
+    assert csv_rows(tmp_path / HISTORY) == [{"loss": "0.5", "step": "0"}]
+
+
+@pytest.mark.parametrize("cut", ["0.", "-", "0.1,", "0.1,3"])
+def test_figures_leave_out_a_line_that_a_kill_has_cut(tmp_path, cut):
+    log(tmp_path, *((step, {"train/loss": 0.5}) for step in range(3)))
+    with open(tmp_path / HISTORY, "a") as file:
+        file.write(cut)
+    (axis,) = loss_curves({"run": tmp_path / HISTORY}).axes
+    assert [list(line.get_xdata()) for line in axis.lines] == [[0, 1, 2]] * 2

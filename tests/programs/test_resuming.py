@@ -1,0 +1,166 @@
+"""What a resumed run goes on with, and when it refuses to: its history, schedule, files and folder."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from commands import QUIET, SMALL_DIGITS, csv_rows, train
+
+from explainers.resuming import model_files
+
+TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
+RUN = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET, "trainer.log_every_n_steps=1")
+HISTORY = "csv/version_0/metrics.csv"
+STEPS = 2  # in an epoch
+
+
+def epochs(count):
+    return f"trainer.max_epochs={count}"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of three epochs."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(*RUN, epochs(3), folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same run after its first epoch."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    train(*RUN, epochs(1), folder=folder)
+    return folder
+
+
+@pytest.fixture
+def run(stopped, tmp_path):
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def error(*overrides, folder):
+    with pytest.raises(SystemExit) as ending:
+        train(*overrides, folder=folder)
+    assert "\n" not in ending.value.code
+    return ending.value.code
+
+
+def rates(folder):
+    """Step → learning rate."""
+    return {int(row["step"]): float(row["lr-AdamW"]) for row in csv_rows(folder / HISTORY) if row["lr-AdamW"]}
+
+
+def test_a_longer_run_has_the_learning_rates_of_its_own_length(run, whole):
+    assert set(rates(run)) == {0, 1}
+    train(*RUN, epochs(3), "ckpt_path=last", folder=run)
+    expected = rates(whole)
+    assert rates(run) == {step: rates(run)[step] if step < STEPS else expected[step] for step in range(3 * STEPS)}
+
+
+def test_the_history_of_a_resumed_run_is_one_file_like_that_of_a_whole_run(run, whole):
+    first = (run / HISTORY).read_text()
+    train(*RUN, epochs(3), "ckpt_path=last", folder=run)
+    assert (run / HISTORY).read_text().startswith(first)
+    assert [path.name for path in (run / "csv").iterdir()] == ["version_0"]
+    resumed, straight = csv_rows(run / HISTORY), csv_rows(whole / HISTORY)
+    assert resumed[0].keys() == straight[0].keys()
+    resumed, straight = ([{name for name, cell in row.items() if cell} for row in rows] for rows in (resumed, straight))
+    assert resumed == straight
+
+
+@pytest.mark.parametrize("later", ["1,,2,0.9,,,,,\r\n,0.001,3,,,,,,\r\n1,,3,0.", "", "\0\0\0"])
+def test_rows_that_are_logged_again_and_a_line_that_was_cut_are_left_out(run, whole, later):
+    """As a kill in the middle of the next epoch leaves them."""
+    with open(run / HISTORY, "a") as file:
+        file.write(later)
+    train(*RUN, epochs(3), "ckpt_path=last", folder=run)
+    assert len(csv_rows(run / HISTORY)) == len(csv_rows(whole / HISTORY))
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_its_history_again(run, whole):
+    shutil.rmtree(run / "checkpoints")
+    train(*RUN, epochs(3), folder=run)
+    assert len(csv_rows(run / HISTORY)) == len(csv_rows(whole / HISTORY))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("checkpoints/last.ckpt", 0.5), ("checkpoints/last.ckpt", 0), ("metrics.json", 0.5)]
+)
+def test_a_cut_file_of_the_run_is_named(run, name, size):
+    content = (run / name).read_bytes()
+    (run / name).write_bytes(content[: int(len(content) * size)])
+    message = error(*RUN, epochs(1), folder=run)
+    assert message.startswith(f"error: {run / name}: expected") and "delete it" in message
+
+
+@pytest.mark.parametrize("text", ["seed: [0\n", "- a list\n", "\0", "", None])
+def test_a_corrupt_config_of_the_run_is_named(run, text):
+    cut = (run / "config.yaml").read_text()[:-2]
+    (run / "config.yaml").write_text(cut if text is None else text)
+    message = error(*RUN, epochs(1), folder=run)
+    assert message.startswith(f"error: {run}/config.yaml: expected") and "delete it" in message
+
+
+def test_a_record_that_cannot_be_read_is_named(run):
+    (run / "versions.json").write_text("{")
+    message = error(*RUN, epochs(1), folder=run)
+    assert message.startswith(f"error: {run}/versions.json: expected") and "delete it" in message
+
+
+def test_a_file_that_is_no_checkpoint_of_a_run_is_named(run):
+    torch.save({"weight": torch.zeros(3)}, run / "model.pth")
+    message = error(*RUN, epochs(1), f"ckpt_path={run}/model.pth", folder=run)
+    assert f"{run}/model.pth: expected a checkpoint" in message
+
+
+def test_weights_that_were_replaced_since_the_run_began_are_refused(stopped, tmp_path):
+    weights, folder = tmp_path / "weights.safetensors", tmp_path / "run"
+    shutil.copy(stopped / "explainer.safetensors", weights)
+    command = (*RUN, f"explainer.weights={weights}")
+    train(*command, epochs(1), folder=folder)
+    weights.touch()
+    train(*command, epochs(1), folder=folder)
+    shutil.copy(folder / "explainer.safetensors", weights)
+    message = error(*command, epochs(1), folder=folder)
+    assert re.search(
+        rf"explainer\.weights: {weights} \(SHA-256 \w{{12}} → \w{{12}}\)\. .*name=.*ckpt_path=last", message
+    )
+    train(*command, epochs(2), "ckpt_path=last", folder=folder)
+    train(*command, epochs(2), folder=folder)
+
+
+@pytest.mark.parametrize("key", ["target.head", "explainer.target.head", "module.network.mae", "explainer.heads.1"])
+def test_files_of_models_are_recorded_wherever_the_config_names_them(key, tmp_path):
+    paths = [str(tmp_path / name) for name in ("mine", "other")]
+    Path(paths[0]).write_text("weights")
+    config = {"data": {"root": paths[0]}, "cache_dir": paths[0]}
+    *parents, last = key.split(".")
+    node = config
+    for name in parents:
+        node = node.setdefault(name, {})
+    node[last] = paths[0]
+    if key.endswith("1"):
+        config["explainer"]["heads"] = [paths[1], paths[0]]
+    assert list(model_files(config, tmp_path / "run")) == [key]
+    assert not model_files(config, tmp_path)  # the run itself has written it
+
+
+@pytest.mark.slow
+def test_a_teacher_that_was_replaced_is_refused_even_if_asked_to_go_on(tmp_path):
+    """Its hash is in the checkpoint, because the attributions that are learned are the teacher's."""
+    tiny = ("target=tiny", "grid.patch_size=16", "projection@explainer.projection=simplex", "logger=csv", *QUIET)
+    sizes = ("data.size.train=8", "data.size.val=4", "data.batch_size=4", f"cache_dir={tmp_path}", "callbacks=train")
+    run, teacher = tmp_path / "run", tmp_path / "teacher.safetensors"
+    for seed in (0, 1):
+        own = (f"seed={seed}", epochs(1))
+        train("experiment=quickstart_predicting", *tiny, *sizes, *own, folder=tmp_path / str(seed))
+    shutil.copy(tmp_path / "0/model.safetensors", teacher)
+    learns = ("experiment=quickstart_explaining", *tiny, *sizes, "explainer.labels.budget=4", "cache=none")
+    command = (*learns, f"explainer.teacher={teacher}")
+    train(*command, epochs(1), folder=run)
+    shutil.copy(tmp_path / "1/model.safetensors", teacher)
+    assert f"explainer.teacher: {teacher}" in error(*command, epochs(1), folder=run)
+    assert "teacher_sha256" in error(*command, epochs(2), "ckpt_path=last", folder=run)

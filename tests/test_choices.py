@@ -1,0 +1,107 @@
+"""A misspelt choice is refused wherever one is taken, with the name of the argument and everything to choose from."""
+
+import importlib
+import inspect
+import pkgutil
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+import datamodules
+import explainers
+from datamodules.mura import mura
+from explainers import blocks, posthoc
+from explainers.errors import InputError, checks_choices
+from explainers.posthoc import masks, token_tm, white_box
+from explainers.sampling import stream
+
+# Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
+EXCLUDED = {
+    blocks.attention_features: "ViTCX checks its features",
+    blocks.attention_module: "ViTCX checks its features",
+    masks.patch_masked_scores: "LIME and Occlusion check their removal, and so does masked_probabilities inside",
+    stream: "its purposes are written in the code, not in a config",
+    token_tm.transformation_weights: "TokenTM checks its scale",
+    white_box.class_functionals: "WhiteBox checks its output",
+    mura: "a folder that does not exist is named",
+}
+
+
+def modules():
+    for package in (explainers, datamodules):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            yield importlib.import_module(found.name)
+
+
+def choices_in(hint):
+    """The choices of a type hint: of a `Literal`, or of one anywhere inside, such as in a sequence."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for part in get_args(hint) for choice in choices_in(part))
+
+
+def takers():
+    """(class or function, argument, choices) of everything in the two packages that takes a choice."""
+    for module in modules():
+        for found in list(vars(module).values()):
+            if not (inspect.isclass(found) or inspect.isfunction(found)) or found.__module__ != module.__name__:
+                continue
+            call = found.__init__ if inspect.isclass(found) else found
+            if not inspect.isfunction(call) or call.__module__.split(".")[0] not in ("explainers", "datamodules"):
+                continue  # a constructor of torchmetrics, Lightning or Python itself
+            for name, parameter in inspect.signature(call).parameters.items():
+                if choices_in(parameter.annotation):
+                    yield found, name, choices_in(parameter.annotation)
+
+
+TAKERS = list(takers())
+CHECKED = [taker for taker in TAKERS if taker[0] not in EXCLUDED]
+
+
+def test_those_that_take_choices_are_found():
+    found = {(taker.__name__, name) for taker, name, _ in TAKERS}
+    wanted = {("Evaluation", "classes"), ("Evaluation", "agreement"), ("TVE", "reduction"), ("Classifier", "tune")}
+    assert wanted | {("Rules", "residual"), ("ShapleyLabels", "score"), ("check_removal", "removal")} <= found
+    assert len({taker for taker, _, _ in TAKERS}) > 40
+    assert {taker for taker, _, _ in TAKERS} >= EXCLUDED.keys()
+
+
+@pytest.mark.parametrize(
+    ("taker", "name", "choices"), CHECKED, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_a_misspelt_choice_is_named_with_all_that_there_are(taker, name, choices):
+    """Nothing else is given: a choice is checked before everything else."""
+    for misspelt in (f"{choices[0]}x", None, ""):
+        with pytest.raises(InputError, match=f"expected {name} ") as caught:
+            taker(**{name: misspelt})
+        message = str(caught.value)
+        assert all(choice in message for choice in choices) and message.endswith(f"got {misspelt}")
+
+
+def test_a_misspelt_option_of_a_method_by_its_name_is_refused(target, grid):
+    with pytest.raises(InputError, match="expected output logit or probability, got logits"):
+        posthoc.build_all([{"GAE": {"output": "logits"}}], target, grid)
+
+
+@checks_choices
+def drawn(count: int, colours: list[Literal["red", "green"]], shape: Literal["circle", "square"] = "circle") -> str:
+    return f"{count} {'-'.join(colours)} {shape}"
+
+
+def test_choices_that_there_are_pass_in_a_list_and_alone():
+    assert drawn(2, ["red", "green"], "square") == "2 red-green square"
+    assert drawn(1, colours=()) == "1  circle"
+
+
+@pytest.mark.parametrize("colours", [["red", "blue"], "red", None])
+def test_a_list_of_choices_is_a_list_and_all_of_it_is_checked(colours):
+    with pytest.raises(InputError) as caught:
+        drawn(1, colours)
+    assert str(caught.value) == f"expected colours as a list of red or green, got {colours}"
+
+
+def test_arguments_that_do_not_exist_are_an_error_of_the_function_itself():
+    with pytest.raises(TypeError, match=r"drawn\(\) got an unexpected keyword argument 'size'"):
+        drawn(1, [], size=3)
+    with pytest.raises(TypeError, match=r"drawn\(\) missing 1 required positional argument: 'colours'"):
+        drawn(1)

@@ -1,0 +1,166 @@
+"""Numbers that make no sense are refused by constructors, before any image is seen, in a line that names them."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import partial
+
+import pytest
+import torch
+from toys import three_models
+
+import explainers
+from explainers import posthoc
+from explainers.errors import InputError, check_range
+from explainers.evaluation import Evaluation, TwoPointStudy
+from explainers.masking import PatchGrid, in_chunks, neighbourhoods
+from explainers.metrics.error_bound import ErrorBound
+from explainers.networks import LightNetwork, LightShapleyNetwork, PaperNetwork, ViTShapleyNetwork
+from explainers.posthoc.pixel_gradients import PixelExplainer
+from explainers.rules import Rules
+from explainers.shapley import KernelSHAP, Shapley, ShapleyLabels
+from explainers.shapley.coalitions import CoalitionValues
+from explainers.tve import TVE, Oracle
+from explainers.tve.meta_attribution import MetaAttributions
+from explainers.vectors import ExplainabilityVector, SelfExplaining
+from explainers.vectors.heads import FixedHead, prototypes_of, text_of
+
+LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
+SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+BUILDERS = {
+    Evaluation: partial(Evaluation, explainers={}),
+    TwoPointStudy: partial(TwoPointStudy, explainers={}),
+    TVE: partial(TVE, network=LIGHT),
+    Shapley: partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0], width=12)),
+    CoalitionValues: partial(CoalitionValues, count=3),
+    LightNetwork: LIGHT,
+    LightShapleyNetwork: partial(LightShapleyNetwork, blocks=[0], width=12),
+    PaperNetwork: partial(PaperNetwork, **SMALL, head_layers=2),
+}
+HOPS = "expected hops, one radius or more of 0 patches or more, such as [2], got "
+REFUSED = [
+    (posthoc.LIME, {"samples": 0}, "expected samples above 0, got samples=0"),
+    (posthoc.LIME, {"alpha": 0.0}, "expected alpha above 0, got alpha=0.0"),
+    (posthoc.LIME, {"kernel_width": 0}, "expected kernel_width above 0, got kernel_width=0"),
+    (posthoc.Occlusion, {"window": 2}, "expected an odd window, which has a patch in its middle, got window=2"),
+    (posthoc.RISE, {"cells": -1}, "expected cells above 0, got cells=-1"),
+    (posthoc.RISE, {"probability": 1.5}, "expected probability from 0 to 1, got probability=1.5"),
+    (posthoc.RISE, {"probability": 0}, "expected probability above 0, got probability=0"),
+    (posthoc.ViTCX, {"delta": -0.1}, "expected delta of at least 0, got delta=-0.1"),
+    (posthoc.ViTCX, {"sigma": -0.1}, "expected sigma of at least 0, got sigma=-0.1"),
+    (posthoc.SmoothGrad, {"samples": 0}, "expected samples above 0, got samples=0"),
+    (posthoc.SmoothGrad, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),
+    (posthoc.IntegratedGradients, {"steps": 0}, "expected steps above 0, got steps=0"),
+    (posthoc.GradientSHAP, {"samples": 0}, "expected samples above 0, got samples=0"),
+    (posthoc.GradientSHAP, {"stdevs": -1.0}, "expected stdevs of at least 0, got stdevs=-1.0"),
+    (posthoc.TAM, {"steps": 0}, "expected steps above 0, got steps=0"),
+    (posthoc.ResLRP, {"gamma": -0.5}, "expected gamma of at least 0, got gamma=-0.5"),
+    (Oracle, {"hops": -1}, "expected hops of at least 0, got hops=-1"),
+    (TVE, {"pooling": 4}, "expected an odd pooling, a window with a patch in its middle, got pooling=4"),
+    (TVE, {"pooling": -1}, "expected an odd pooling, a window with a patch in its middle, got pooling=-1"),
+    (TVE, {"patches_per_image": 0}, "expected patches_per_image from 1 to 16, got patches_per_image=0"),
+    (TVE, {"patches_per_image": 17}, "expected patches_per_image from 1 to 16, got patches_per_image=17"),
+    (TVE, {"hops": []}, f"{HOPS}[]"),
+    (TVE, {"hops": [2, -1]}, f"{HOPS}[2, -1]"),
+    (MetaAttributions, {"patches": 17}, "expected patches from 1 to 16, got patches=17"),
+    (MetaAttributions, {"hops": ()}, f"{HOPS}[]"),
+    (KernelSHAP, {"budget": 0}, "expected budget above 0, got budget=0"),
+    (CoalitionValues, {"count": 0}, "expected count above 0, got count=0"),
+    (Shapley, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
+    (LightNetwork, {"blocks": []}, "expected blocks of vit_tiny_patch16_224 to read, got none"),
+    (LightNetwork, {"hops": []}, f"{HOPS}[]"),
+    (LightNetwork, {"width": 0}, "expected width above 0, got width=0"),
+    (LightShapleyNetwork, {"depth": 0}, "expected depth above 0, got depth=0"),
+    (PaperNetwork, {"head_layers": 1}, "expected head_layers of at least 2, got head_layers=1"),
+    (PaperNetwork, {"depth": 0}, "expected depth above 0, got depth=0"),
+    (PaperNetwork, {"decoder_depth": -1}, "expected decoder_depth above 0, got decoder_depth=-1"),
+    (PaperNetwork, {"width": 10}, "expected a width that is a multiple of 4 and of 2 heads, got width=10"),
+    (PaperNetwork, {"heads": 3}, "expected a width that is a multiple of 4 and of 3 heads, got width=16"),
+    (PaperNetwork, {"heads": 0}, "expected a width that is a multiple of 4 and of 0 heads, got width=16"),
+    (PaperNetwork, {"decoder_width": 0}, "expected a decoder_width that is a multiple of 4 and of 2 heads, got"),
+    (ViTShapleyNetwork, {"ratio": 0}, "expected ratio above 0, got ratio=0"),
+    (SelfExplaining, {"alpha": 0}, "expected alpha above 0 and at most 1"),
+    (SelfExplaining, {"scale": 0}, "expected scale above 0, got scale=0"),
+]
+
+
+def takers_of_chunks():
+    """Every class of the library whose constructor takes a chunk size."""
+    for found in pkgutil.walk_packages(explainers.__path__, "explainers."):
+        for taker in vars(importlib.import_module(found.name)).values():
+            own = inspect.isclass(taker) and taker.__module__ == found.name and inspect.isfunction(taker.__init__)
+            if own and "chunk_size" in inspect.signature(taker).parameters and taker is not PixelExplainer:
+                yield taker
+
+
+CHUNKED = [
+    (taker, {"chunk_size": size}, f"expected chunk_size above 0, got chunk_size={size}")
+    for taker in takers_of_chunks()
+    for size in (0, -1)
+]
+
+
+def name_of(value):
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("builder", "settings", "message"), REFUSED + CHUNKED, ids=name_of)
+def test_a_number_that_makes_no_sense_is_refused(target, grid, builder, settings, message):
+    build = BUILDERS.get(builder, builder)
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        build(target, grid=grid, **settings)
+
+
+def test_all_that_works_in_chunks_is_found():
+    found = {taker for taker, _, _ in CHUNKED}
+    assert {Evaluation, TwoPointStudy, TVE, Oracle, MetaAttributions, ShapleyLabels, KernelSHAP} < found
+    assert {posthoc.RISE, posthoc.LIME, posthoc.Saliency, posthoc.ViTCX, posthoc.ScoreCAM} < found and len(found) >= 18
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PatchGrid(32, 0), "expected patch_size above 0, got patch_size=0"),
+        (lambda: PatchGrid(32, -8), "expected patch_size above 0, got patch_size=-8"),
+        (lambda: PatchGrid(0, 8), "expected image_size above 0, got image_size=0"),
+        (lambda: neighbourhoods(PatchGrid(32, 8), -1), "expected hops of at least 0, got hops=-1"),
+        (lambda: ErrorBound(limit=0), "expected limit above 0, got limit=0"),
+        (lambda: Rules(gamma=-1.0), "expected gamma of at least 0, got gamma=-1.0"),
+        (lambda: FixedHead(torch.eye(2), scale=-1.0), "expected scale above 0, got scale=-1.0"),
+        (lambda: prototypes_of(None, None, limit=0), "expected limit above 0, got limit=0"),
+        (lambda: prototypes_of(None, None, batch_size=0), "expected batch_size above 0, got batch_size=0"),
+        (
+            lambda: text_of(None, Classes(), "ViT-B-32", "", templates=[]),
+            "expected templates, one prompt or more with {} in place of the class, got none",
+        ),
+        (
+            lambda: in_chunks(lambda images, masks: masks, torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4).bool(), 0),
+            "expected chunk_size above 0, got chunk_size=0",
+        ),
+        (lambda: check_range(0, 1, share=float("nan")), "expected share from 0 to 1, got share=nan"),
+    ],
+)
+def test_numbers_without_a_target_are_checked_too(build, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        build()
+
+
+class Classes:
+    classes = ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tolerance": -0.1}, "expected tolerance of at least 0, got tolerance=-0.1"),
+        ({"k": 17}, "expected k from 1 to 16, got k=17"),
+        ({"k": 0}, "expected k from 1 to 16, got k=0"),
+        ({"hurtful_cosine": 2.0}, "expected hurtful_cosine from -1 to 1, got hurtful_cosine=2.0"),
+    ],
+)
+def test_the_numbers_of_a_transfer_are_checked(target, grid, tmp_path, settings, message):
+    files = three_models(target, grid, tmp_path, classes=5)
+    labels = partial(ShapleyLabels, budget=20)
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        ExplainabilityVector(target, grid, **files, lambda_1=[1.0], lambda_2=[1.0], labels=labels, **settings)
