@@ -7,6 +7,7 @@ from pathlib import Path
 import hydra
 from hydra.utils import instantiate
 from lightning import Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
@@ -53,7 +54,7 @@ def train(cfg: DictConfig) -> float | None:
     return metrics.get(cfg.objective)
 
 
-def build_trainer(cfg: DictConfig, loggers: list) -> Trainer:
+def build_trainer(cfg: DictConfig, loggers: list[Logger]) -> Trainer:
     """Build the trainer, and log the config."""
     callbacks = runs.build_all(cfg.get("callbacks"))
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])

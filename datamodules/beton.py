@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.datasets import read_json
 from datamodules.fingerprints import digest
 from explainers.errors import InputError
 from explainers.files import atomic
@@ -145,11 +144,11 @@ def class_names(path: Path) -> list[str]:
     beside = description_file(path)
     if not beside.exists():
         return []
-    content = read_json(beside)
     own = identity(path)
     try:
+        content = json.loads(beside.read_text())
         classes, described = [str(name) for name in content["classes"]], {name: content[name] for name in own}
-    except (KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"expected {beside} as write_beton writes it, got something else; write it again: {command(path)}"
         ) from error

@@ -151,7 +151,8 @@ class Cached(LightningDataModule):
             print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
         hidden = None if share and rank == 0 else True  # None: hidden where the output is no terminal
         for batch, corrupt in tqdm(loader, description, disable=hidden, unit="batch", leave=False):
-            store.mark_corrupt(corrupt)
+            if corrupt:
+                store.mark_corrupt(corrupt)
             if batch is not None:
                 store.write(batch["index"], self._compute(source, batch))
         trainer.strategy.barrier(description)

@@ -54,7 +54,8 @@ class ImageFolders(Images):
         crop_fraction: fraction of the short side that the centre crop keeps.
         limit: split → maximum number of images, spread evenly over the classes; `None` takes all.
         halve: if `val` and `test` are the same folder, each takes every second image of it.
-        skip_corrupt: leave out images that cannot be decoded, with a warning; otherwise they are an error.
+        skip_corrupt: warn of images that cannot be decoded, and do without them as `Images` does; otherwise they are an
+            error.
         batch_size: see `Images`.
         eval_batch_size: see `Images`.
         num_workers: see `Images`.

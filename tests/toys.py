@@ -103,7 +103,7 @@ class Marked(Dataset):
             self.images[i, self.labels[i]][references.window(patch, 4, 8)] = 255
 
     def fingerprint(self):
-        return f"marked {self.seed}"
+        return {"image": f"marked {self.seed}", "label": f"marked {self.seed}"}
 
     def __len__(self):
         return len(self.images)

@@ -37,11 +37,10 @@ def beton(folder):
     return path
 
 
-@pytest.mark.slow
 def test_a_run_killed_between_description_and_images_is_noticed(tmp_path, folder):
     """Then the file is the earlier one, which the new description does not fit, though it is as long."""
     out = tmp_path / "a.beton"
-    other = draw(tmp_path / "images", names="xyz")
+    other = draw(tmp_path / "images", names="xyz", first=100)
     write_beton(other, out, limit=6, workers=1)
     size = out.stat().st_size
     killed_at(2, folder, out)

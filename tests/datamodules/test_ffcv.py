@@ -31,11 +31,11 @@ def smooth(seed):
     return Image.fromarray(colours).resize(size, Image.Resampling.BICUBIC)
 
 
-def draw(root, names="abc"):
+def draw(root, names="abc", first=0):
     """A folder of three class folders."""
     for i in range(COUNT):
         (root / names[i % 3]).mkdir(parents=True, exist_ok=True)
-        smooth(i).save(root / names[i % 3] / f"{i:02}.png")
+        smooth(first + i).save(root / names[i % 3] / f"{i:02}.png")
     return root
 
 

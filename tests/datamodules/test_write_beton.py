@@ -2,13 +2,14 @@
 
 import os
 import re
-import subprocess
-import sys
+import signal
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forks import FORK
 from PIL import Image
 from test_decoding import UPRIGHT, save_turned
 from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
@@ -126,22 +127,25 @@ def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
+def write_and_die(replacement, folder, out):
+    own, names = Path.replace, []
+
+    def replace(path, target):
+        names.append(target)
+        return os.kill(os.getpid(), signal.SIGKILL) if len(names) == replacement else own(path, target)
+
+    Path.replace = replace
+    write_beton(folder, out, limit=6, workers=1)
+
+
 def killed_at(replacement, folder, out):
     """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
-    script = (
-        "import os, pathlib, signal; from datamodules import write_beton as w\n"
-        "own, names = pathlib.Path.replace, []\n"
-        "def replace(path, target):\n"
-        "    names.append(target)\n"
-        f"    return os.kill(os.getpid(), signal.SIGKILL) if len(names) == {replacement} else own(path, target)\n"
-        "pathlib.Path.replace = replace\n"
-        f"w.write_beton({str(folder)!r}, w.Path({str(out)!r}), limit=6, workers=1)"
-    )
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
-    assert killed.returncode == -9
+    process = FORK.Process(target=write_and_die, args=(replacement, folder, out))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
     """The next run removes what stayed."""
     out = tmp_path / "a.beton"

@@ -16,6 +16,8 @@ import torch
 from commands import QUIET, ROOT, SMALL_DIGITS, TINY_RUN, draw_images
 from fault_forks import Started, Work
 from fault_results import Torn, differences, parts
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from datamodules import write_beton
@@ -76,7 +78,7 @@ MEASURED = (
         "evaluation.levels=3",
         *("heatmaps.images=1", "figures=[curves]", *QUIET),
     ),
-    *("explainers.tve_untrained.network.width=24", "explainers.tve.network.width=24"),
+    *("~explainers.tve_untrained", "explainers.tve.network.width=24"),
     *("explainers.tve.weights={place}/inputs/explainer.safetensors", "explainers.oracle.cache_dir={place}/oracle"),
     *(f"tasks.{task}.target.head={{place}}/inputs/head.safetensors" for task in TASKS),
     *(f"tasks.{task}.data.{size}" for task in TASKS for size in ("size.test=6", "eval_batch_size=3")),
@@ -121,7 +123,6 @@ JOBS = {
 
 
 MADE_BY = {
-    "target.safetensors": ("target", "run/target.safetensors"),
     "explainer.safetensors": ("training", "run/explainer.safetensors"),
     "beton": ("beton", "images.beton*"),
 }
@@ -173,6 +174,9 @@ class Lab:
         path.parent.mkdir(exist_ok=True)
         if name == "images":
             draw_images(path / "train", count=48), draw_images(path / "val", count=8)
+        elif name == "target.safetensors":
+            torch.manual_seed(0)
+            save_file(instantiate(OmegaConf.load(ROOT / "configs/target/tiny.yaml").target.model).state_dict(), path)
         elif name == "head.safetensors":
             weight = torch.randn(2, 48, generator=torch.Generator().manual_seed(0))
             save_file({"weight": weight, "bias": torch.zeros(2)}, path)
@@ -191,7 +195,7 @@ class Lab:
             ending = Started(job.work, place).ending()
             seconds = time.monotonic() - start
             assert ending.code == 0, f"{job.name} fails undisturbed:\n{ending.output}"
-            kept = place.rename(self.root / f"reference_{len(self.references)}")
+            kept = place.rename(self.root / f"undisturbed {job.name}")
             self.references[job.name] = SimpleNamespace(place=kept, results=parts(kept), seconds=seconds)
         return self.references[job.name]
 

@@ -14,6 +14,9 @@ from PIL import Image
 HISTORY = "run/csv/version_0/metrics.csv"
 """The only result that grows while a command runs: rows of a later epoch are left out when the command runs again."""
 
+NO_RESULTS = {".lock": "of the run", ".filler": "of `faults.py`", "hparams.yaml": "a copy of config.yaml, by Lightning"}
+"""Files that are not compared, and why."""
+
 Parts = dict[str, Any]
 """Name of a result, such as a file, a row of a store or a task → its content."""
 
@@ -31,7 +34,7 @@ def parts(place: Path) -> Parts:
     found: Parts = {}
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()
-        if not path.is_file() or name.startswith(("inputs/", "home/")) or unfinished(path):
+        if not path.is_file() or name.startswith(("inputs/", "home/")) or path.name in NO_RESULTS or unfinished(path):
             continue
         try:
             found |= READERS.get(path.suffix, _nothing)(name, path)
@@ -41,8 +44,8 @@ def parts(place: Path) -> Parts:
 
 
 def unfinished(path: Path) -> bool:
-    """Whether the name of a file says that it is no result: an unfinished file, or a lock."""
-    return path.name.startswith(".") or ".unfinished" in path.name or path.suffix == ".partial"
+    """Whether a file has the name of an unfinished one."""
+    return ".unfinished" in path.name or path.suffix == ".partial"
 
 
 def differences(found: Parts, expected: Parts, whole: bool) -> list[str]:
@@ -69,6 +72,8 @@ def _json(name: str, path: Path) -> Parts:
     content = json.loads(path.read_text())
     if name == "run/versions.json":  # with the command
         return {name: sorted(content)}
+    if path.name == "images.beton.json":
+        return {name: content["classes"]}  # the rest depends on where the samples are, see `_beton`
     if path.name != "results.json":
         return {name: _without_speed(content)}
     tasks = content["results"].items()
@@ -115,7 +120,7 @@ def _beton(name: str, path: Path) -> Parts:
     """The samples by index: label, and the bytes of the image. Where in the file they are depends on the processes."""
     from ffcv import types
 
-    from datamodules.write_beton import check_beton
+    from datamodules.beton import check_beton
 
     check_beton(path)
     header = np.fromfile(path, types.HeaderType, count=1)[0]

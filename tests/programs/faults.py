@@ -94,17 +94,23 @@ def kills(lab: Lab, job: Job, count: int) -> Row:
                 again = Started(job.work, place).kill(lab.random.uniform(0, seconds))
                 row.notes += ["killed again"] * again
                 lost += lab.losses(job, place, False, "after the second kill")
-            row.notes += ["unfinished files stayed"] * any(map(unfinished, place.rglob("*")))
+            row.notes += ["unfinished files stayed"] * any(map(unfinished, place.rglob("*.*")))
             lost += lab.losses_again(job, place)
     return row
 
 
-def file_limits(lab: Lab, job: Job, count: int) -> Row:
-    """No file may grow above a limit: one byte less than a file that the undisturbed command has written."""
-    row, reference = Row(job.name, "full disk (RLIMIT_FSIZE)"), lab.reference(job)
-    results = [path for path in reference.place.rglob("*") if path.is_file() and not unfinished(path)]
-    own = [path for path in results if path.relative_to(reference.place).parts[0] not in ("inputs", "home")]
-    for limit in thinned(sorted({0, *(path.stat().st_size - 1 for path in own)}), count):
+def sizes(lab: Lab, job: Job) -> list[int]:
+    """For each file that the undisturbed command has written, one byte less than its size."""
+    place = lab.reference(job).place
+    files = [path for path in place.rglob("*") if path.is_file() and not unfinished(path)]
+    own = [path for path in files if path.relative_to(place).parts[0] not in ("inputs", "home")]
+    return sorted({max(0, path.stat().st_size - 1) for path in own})
+
+
+def file_limits(lab: Lab, job: Job, limits: Iterable[int]) -> Row:
+    """No file may grow above a limit, in bytes."""
+    row = Row(job.name, "full disk (RLIMIT_FSIZE)")
+    for limit in limits:
         place = lab.place(job)
         with row.round(f"files of at most {limit} bytes") as lost:
             ending = Started(job.work, place, partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, -1))).ending()
@@ -186,14 +192,17 @@ def damage(lab: Lab, job: Job, pattern: str) -> Row:
             if ending.code == 0:
                 lost += lab.losses(job, place, not pattern.endswith(".csv"), "without an error")
             else:
-                lost += refused(ending, str(path)) + lab.losses(job, place, False, "after the error")
+                lost += refused(ending, str(path))
             row.notes.append(f"{what}: {'LOST' if lost else 'one line' if ending.code else 'same results'}")
     return row
 
 
 FAULTS: dict[str, Callable[[Lab, Job, argparse.Namespace], Iterable[Row]]] = {
     "kill": lambda lab, job, options: [kills(lab, job, options.kills)],
-    "disk": lambda lab, job, options: [full_disks(lab, job, options.disks), file_limits(lab, job, options.disks)],
+    "disk": lambda lab, job, options: [
+        full_disks(lab, job, options.disks),
+        file_limits(lab, job, thinned(sizes(lab, job), options.disks)),
+    ],
     "read-only": lambda lab, job, options: [read_only(lab, job)],
     "damage": lambda lab, job, options: (damage(lab, job, pattern) for pattern in DAMAGED.get(job.name, "").split()),
 }

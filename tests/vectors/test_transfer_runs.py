@@ -209,7 +209,7 @@ def test_attributions_on_another_grid_are_kept_apart(build, target, files, tmp_p
         module = build(over=grid, k=2)
         trainer().validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4), verbose=False)
         labels = LABELS(exported_target(target, files["onto"]), grid)
-        key = labels.key() | {"images": "marked 1", "precision": "32-true"}
+        key = labels.key() | {"data": Marked(7, seed=1).fingerprint(), "precision": "32-true"}
         store = Store(tmp_path / "rows", key, 7)
         assert not store.missing() and store.read(0)["shapley"].shape == (grid.num_patches,)
         kept[grid] = store.path

@@ -1,0 +1,48 @@
+"""Kills, full disks, missing permissions and damaged files lose nothing. `faults.py` tries far more of them."""
+
+import pytest
+from fault_jobs import JOBS, Lab
+from faults import damage, file_limits, kills, read_only
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return Lab(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.parametrize("name", ["training", "store", "evaluation"])
+def test_killed_commands_that_run_again_end_as_undisturbed_ones(name, lab):
+    row = kills(lab, JOBS[name], 2)
+    assert row.rounds == 2 and row.lost == []
+
+
+def test_a_beton_is_written_whole_or_not_at_all(lab):
+    pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
+    row = kills(lab, JOBS["beton"], 1)
+    assert row.rounds == 1 and row.lost == []
+
+
+@pytest.mark.parametrize(("name", "limit"), [("training", 100_000), ("store", 10_000)])
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(name, limit, lab):
+    """The checkpoint of the training, and the arrays of the store, are larger."""
+    row = file_limits(lab, JOBS[name], [limit])
+    assert row.rounds == 1 and row.lost == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(lab):
+    assert read_only(lab, JOBS["training"]).lost == []
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("training", "run/checkpoints/last.ckpt"),
+        ("training", "run/metrics.json"),
+        ("store", "cache/*/*/meta.npy"),
+    ],
+)
+def test_a_damaged_file_is_named_or_does_no_harm(name, pattern, lab):
+    row = damage(lab, JOBS[name], pattern)
+    assert row.rounds == 2 and row.lost == []
