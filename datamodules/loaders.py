@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from datamodules.datasets import Sample
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_positive, check_range
 
 
 def check_loading(batch_size: int, eval_batch_size: int | None, num_workers: int) -> None:
@@ -17,8 +17,7 @@ def check_loading(batch_size: int, eval_batch_size: int | None, num_workers: int
     check_positive(batch_size=batch_size)
     if eval_batch_size is not None:
         check_positive(eval_batch_size=eval_batch_size)
-    if num_workers < 0:
-        raise InputError(f"expected num_workers of at least 0, got num_workers={num_workers}")
+    check_range(0, num_workers=num_workers)
 
 
 class Shard(DistributedSampler[int]):

@@ -47,6 +47,14 @@ def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, **arguments):
     return copy.deepcopy(built(name, seed, num_classes, tuple(arguments.items())))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Hashes of files are remembered in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)

@@ -9,7 +9,6 @@ import pytest
 
 import datamodules
 import explainers
-from datamodules.mura import mura
 from explainers import blocks, posthoc
 from explainers.errors import InputError, checks_choices
 from explainers.posthoc import masks, token_tm, white_box
@@ -23,7 +22,6 @@ EXCLUDED = {
     stream: "its purposes are written in the code, not in a config",
     token_tm.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",
-    mura: "a folder that does not exist is named",
 }
 
 

@@ -172,14 +172,18 @@ def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size:
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])
     embeddings, labels = [], []
     for batch in DataLoader(images, batch_size, num_workers=data.num_workers, collate_fn=_readable):
-        embeddings.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float().cpu())
-        labels.append(batch["label"])
+        if batch is not None:
+            embeddings.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float().cpu())
+            labels.append(batch["label"])
+    if not embeddings:
+        raise InputError(f"expected readable training images for prototypes, got {count} that are all corrupt")
     return prototypes(torch.cat(embeddings), torch.cat(labels), len(data.classes))
 
 
-def _readable(samples: list[dict[str, Any] | None]) -> dict[str, Tensor]:
-    """The batch without corrupt images, which are `None`."""
-    return default_collate([sample for sample in samples if sample is not None])
+def _readable(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] | None:
+    """The batch without corrupt images, which are `None`; `None` if all are corrupt."""
+    readable = [sample for sample in samples if sample is not None]
+    return default_collate(readable) if readable else None
 
 
 def text_of(

@@ -23,11 +23,6 @@ from explainers.tve.module import TVE
 STILL = partial(torch.optim.SGD, lr=0.0)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 class Noise(Dataset):
     """Images with labels, the last one first."""
 

@@ -20,11 +20,6 @@ from datamodules.store import Store
 from explainers.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 class Means:
     """The mean of an image; it writes down which rows it computes."""
 

@@ -39,13 +39,6 @@ def draw(root, names="abc", first=0):
     return root
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("images"))

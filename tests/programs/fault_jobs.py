@@ -22,10 +22,9 @@ from safetensors.torch import save_file
 
 from datamodules import write_beton
 
-WARM = (
-    "callbacks.heatmaps datamodules.cached datamodules.digits datamodules.folders explainers.evaluation scipy.spatial"
-)
-WARM += " explainers.targets explainers.tve matplotlib.figure matplotlib.backends.backend_agg sklearn.datasets ffcv"
+WARM = "callbacks.heatmaps callbacks.throughput contourpy datamodules.cached datamodules.digits datamodules.folders"
+WARM += " explainers.evaluation.figures explainers.networks explainers.targets explainers.tve scipy.spatial"
+WARM += " matplotlib.figure matplotlib.backends.backend_agg sklearn.datasets ffcv"
 """Modules that a command imports late; they are imported before the first fork. FFCV may be missing."""
 
 
@@ -49,7 +48,8 @@ def program(name: str, *overrides: str) -> Work:
 
     def work(place: Path) -> None:
         os.chdir(ROOT)
-        sys.argv = [name, *(text.replace("{place}", str(place)) for text in overrides), f"hydra.run.dir={place}/run"]
+        given = [text.replace("{place}", str(place)) for text in overrides]
+        sys.argv = [name, "--run", *given, f"hydra.run.dir={place}/run"]  # --run saves Hydra from composing twice
         runpy.run_path(name, run_name="__main__")
 
     return work
@@ -81,7 +81,7 @@ MEASURED = (
     *("~explainers.tve_untrained", "explainers.tve.network.width=24"),
     *("explainers.tve.weights={place}/inputs/explainer.safetensors", "explainers.oracle.cache_dir={place}/oracle"),
     *(f"tasks.{task}.target.head={{place}}/inputs/head.safetensors" for task in TASKS),
-    *(f"tasks.{task}.data.{size}" for task in TASKS for size in ("size.test=6", "eval_batch_size=3")),
+    *(f"tasks.{task}.data.{size}" for task in TASKS for size in ("size.test=4", "eval_batch_size=2")),
 )
 JOBS = {
     job.name: job
@@ -90,7 +90,7 @@ JOBS = {
             "target",
             program("train.py", "experiment=quickstart_target", "target=tiny", "trainer.max_epochs=3", *SETTINGS),
         ),
-        Job("training", program("train.py", *TVE, "cache=none", "trainer.max_epochs=4"), ("target.safetensors",)),
+        Job("training", program("train.py", *TVE, "cache=none", "trainer.max_epochs=3"), ("target.safetensors",)),
         Job(
             "store",
             program(

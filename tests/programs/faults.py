@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,9 @@ sys.path.extend(str(Path(__file__).parents[number]) for number in (1, 2))  # as 
 from fault_forks import Ending, Started, give_up_rights
 from fault_jobs import JOBS, Job, Lab
 from fault_results import unfinished
+
+SHARES = {"half": 0.5, "empty": 0.0}
+"""What is left of a damaged file."""
 
 FILLER = ".filler"
 """A file on a full disk; when it is removed, the disk has room again."""
@@ -158,12 +161,12 @@ def mount(place: Path, job: Job, lab: Lab, free: int) -> None:
         os.posix_fallocate(file.fileno(), 0, max(1, shutil.disk_usage(place).free - free))
 
 
-def read_only(lab: Lab, job: Job) -> Row:
-    """The place of a command that was never started, and one of a command that has ended, may not be written to."""
+def read_only(lab: Lab, job: Job, before: Iterable[str] = ("new", "finished")) -> Row:
+    """No folder may be written to, before the command was ever started, or after it has ended."""
     row = Row(job.name, "read-only folder")
-    for copied in (None, lab.reference(job).place):
-        place = lab.place(job, copied)
-        with row.round("new" if copied is None else "finished") as lost:
+    for what in before:
+        place = lab.place(job, None if what == "new" else lab.reference(job).place)
+        with row.round(what) as lost:
             folders = [place, *(path for path in place.rglob("*") if path.is_dir())]
             for folder in folders:
                 folder.chmod(0o555)
@@ -175,10 +178,10 @@ def read_only(lab: Lab, job: Job) -> Row:
     return row
 
 
-def damage(lab: Lab, job: Job, pattern: str) -> Row:
+def damage(lab: Lab, job: Job, pattern: str, shares: Mapping[str, float] = SHARES) -> Row:
     """A file that the command reads has lost its second half, or all of its content."""
     row, top = Row(job.name, f"damaged `{pattern}`"), pattern.partition("/")[0]
-    for what, share in (("half", 0.5), ("empty", 0.0)):
+    for what, share in shares.items():
         place = lab.place(job, None if top == "inputs" else lab.reference(job).place)
         if top in ("cache", "oracle", "home"):  # read by a new run
             shutil.rmtree(place / "run")

@@ -13,11 +13,6 @@ FEW = ("evaluation.levels=3", "logger=csv", *QUIET)
 MEASURE = ("target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *FEW)
 
 
-@pytest.fixture(autouse=True)
-def hashes_of_this_test(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "hashes"))
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")

@@ -1,12 +1,14 @@
 import math
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import references
 import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset
+from toys import Marked
 
 from datamodules.images import Images
 from explainers.errors import InputError
@@ -235,3 +237,14 @@ def test_text_heads_say_in_one_line_that_they_need_open_clip(target, monkeypatch
     with pytest.raises(InputError) as raised:
         text_of(target, images_of(Few()), CLIP, "", ["{}"])
     assert str(raised.value) == "text heads need open_clip: pip install transferable-explainers[clip]"
+
+
+def test_prototypes_leave_corrupt_images_out_also_where_a_whole_batch_is(target):
+    dataset = Marked(9, seed=3)
+    readable = [dataset[i] for i in (0, 1, 2, 6, 7, 8)]
+    some = [dataset[i] if i not in (3, 4, 5) else None for i in range(9)]
+    expected = prototypes_of(target, SimpleNamespace(dataset=lambda _: readable, classes="abc", num_workers=0))
+    found = prototypes_of(target, SimpleNamespace(dataset=lambda _: some, classes="abc", num_workers=0), batch_size=3)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(InputError, match="expected readable training images for prototypes, got 4 that are all"):
+        prototypes_of(target, SimpleNamespace(dataset=lambda _: [None] * 4, classes="abc", num_workers=0))
