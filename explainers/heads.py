@@ -17,6 +17,7 @@ class DistilledHead(nn.Module):
         head: head on the class token, the first half of the embedding.
         head_dist: head on the distillation token, the second half.
 
+    >>> import torch
     >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
     [[2.0, 3.0]]
     """

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -61,6 +62,7 @@ class Started:
             del os.environ[name]
         os.environ |= {"XDG_CACHE_HOME": f"{place}/home", "OMP_NUM_THREADS": "1"}
         torch.set_num_threads(1)
+        gc.freeze()  # or the collector would look at, and so copy, all that was imported
         ask_no_gpu()
         prepare()
         work(place)

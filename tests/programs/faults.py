@@ -93,7 +93,7 @@ def kills(lab: Lab, job: Job, count: int) -> Row:
             continue  # this time it was faster
         with row.round(f"{moment:.2f} s after the start") as lost:
             lost += lab.losses(job, place, False, "after the kill")
-            if row.rounds % 2:
+            if row.rounds % 2 == 0:
                 again = Started(job.work, place).kill(lab.random.uniform(0, seconds))
                 row.notes += ["killed again"] * again
                 lost += lab.losses(job, place, False, "after the second kill")
