@@ -22,7 +22,7 @@ def evaluate(cfg: DictConfig) -> None:
     if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    data = {task: instantiate(settings.data) for task, settings in cfg.tasks.items()}
+    data = {task: build_named("tasks", task, settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task show before the first one is measured
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
@@ -44,11 +44,23 @@ def evaluate(cfg: DictConfig) -> None:
     publish(cfg)
 
 
+def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:
+    """Instantiate what `group=[..., name, ...]` asks for; an experiment may have settings for more than that."""
+    if "_target_" not in (node or {}):
+        raise InputError(
+            f"expected {name} among {group}=[...], got settings of it alone: add it there, or leave its settings out"
+            f" (~{group}.{name})"
+        )
+    return instantiate(node, **given)
+
+
 def build(cfg: DictConfig, settings: DictConfig) -> Any:
     """The evaluation of one task: its target, and explainers of that target."""
     target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
-    explainers: dict[Any, Any] = {name: instantiate(node, target=target) for name, node in nodes.items()}
+    explainers: dict[Any, Any] = {
+        name: build_named("explainers", name, node, target=target) for name, node in nodes.items()
+    }
     explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid))
     return instantiate(cfg.evaluation, target=target, explainers=explainers)
 

@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,9 @@ Work = Callable[[Path], None]
 
 PIPE_SIZE = 2**20
 
+MESSAGE = re.compile(r"(error|\w*Error|CorruptImage): ")
+"""The beginning of the line that ends `train.py` and `eval.py`, or `write_beton`, which names the kind of its error."""
+
 
 @dataclass
 class Ending:
@@ -31,7 +35,7 @@ class Ending:
     @property
     def line(self) -> str | None:
         """The message of a command that ended with one line and no traceback; None for every other ending."""
-        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        lines = [line for line in self.output.splitlines() if MESSAGE.match(line)]
         last = self.output.strip().rpartition("\n")[2]
         return last if self.code > 0 and lines == [last] and "Traceback" not in self.output else None
 
@@ -91,19 +95,22 @@ class Started:
         self.process.kill()
         self.process.join()
         deadline = time.monotonic() + 10
-        while self._left() and time.monotonic() < deadline:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid or 0, signal.SIGKILL)
+        while (left := self._left()) and time.monotonic() < deadline:
+            for process, command in left.items():
+                if "resource_tracker" not in command:  # Python's own: it removes shared memory, and ends
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
             time.sleep(0.005)
 
-    def _left(self) -> bool:
-        """Whether a process of the command's session lives."""
-        for path in Path("/proc").glob("[0-9]*/stat"):
+    def _left(self) -> dict[int, str]:
+        """Number → command line of each living process of the command's session."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                state, _, _, session, *_ = path.read_text().rpartition(")")[2].split()
+                state, _, _, session, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
                 if session == str(self.process.pid) and state not in "ZX":
-                    return True
-        return False
+                    found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace")
+        return found
 
 
 def give_up_rights() -> None:

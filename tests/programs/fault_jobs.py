@@ -62,65 +62,54 @@ def write(place: Path) -> None:
 
 
 TASKS = ("odd", "loop")
-SETTINGS = (*SMALL_DIGITS, "trainer.log_every_n_steps=1", *QUIET)
+DIGITS = (*SMALL_DIGITS, "trainer.log_every_n_steps=1")
 ON_TARGET = ("target=tiny", "target.model.checkpoint_path={place}/inputs/target.safetensors")
 ONE_PICTURE = ("explainer.patches_per_image=2", "callbacks.heatmaps.images=1")
-TVE = (*TINY_RUN, *SETTINGS, *ON_TARGET, *ONE_PICTURE)
+TVE = (*TINY_RUN, *DIGITS, *ON_TARGET, *ONE_PICTURE)
 FROM_FILES = (
     *("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv", *QUIET, *ON_TARGET),
     *("trainer.max_epochs=1", "data.batch_size=8", "data.num_workers=1", *ONE_PICTURE),
 )
 MEASURED = (
-    *(
-        "experiment=quickstart_eval",
-        *ON_TARGET,
-        "~tasks.five_or_more",
-        "evaluation.levels=3",
-        *("heatmaps.images=1", "figures=[curves]", *QUIET),
-    ),
-    *("~explainers.tve_untrained", "explainers.tve.network.width=24"),
+    *("experiment=quickstart_eval", *ON_TARGET, "~tasks.five_or_more", "evaluation.levels=3", *QUIET),
+    *("heatmaps.images=1", "figures=[curves]", "~explainers.tve_untrained", "explainers.tve.network.width=24"),
     *("explainers.tve.weights={place}/inputs/explainer.safetensors", "explainers.oracle.cache_dir={place}/oracle"),
     *(f"tasks.{task}.target.head={{place}}/inputs/head.safetensors" for task in TASKS),
     *(f"tasks.{task}.data.{size}" for task in TASKS for size in ("size.test=4", "eval_batch_size=2")),
 )
-JOBS = {
-    job.name: job
-    for job in (
-        Job(
-            "target",
-            program("train.py", "experiment=quickstart_target", "target=tiny", "trainer.max_epochs=3", *SETTINGS),
+LIST = (
+    Job(
+        "target",
+        program("train.py", "experiment=quickstart_target", "target=tiny", "trainer.max_epochs=3", *DIGITS, *QUIET),
+    ),
+    Job("training", program("train.py", *TVE, "cache=none", "trainer.max_epochs=3"), ("target.safetensors",)),
+    Job(
+        "store",
+        program(
+            *("train.py", *TVE, "cache=sources", "cache_dir={place}/cache", "cache.batch_size=2"),
+            *("trainer.max_epochs=1", "data.size.train=64"),
         ),
-        Job("training", program("train.py", *TVE, "cache=none", "trainer.max_epochs=3"), ("target.safetensors",)),
-        Job(
-            "store",
-            program(
-                *("train.py", *TVE, "cache=sources", "cache_dir={place}/cache", "cache.batch_size=2"),
-                *("trainer.max_epochs=1", "data.size.train=64"),
-            ),
-            ("target.safetensors",),
+        ("target.safetensors",),
+    ),
+    Job("beton", write, ("images",)),
+    Job(
+        "evaluation", program("eval.py", *MEASURED), ("target.safetensors", "explainer.safetensors", "head.safetensors")
+    ),
+    Job(
+        "image folder",
+        program("train.py", *FROM_FILES, "data=folder", "data.root={place}/inputs/images"),
+        ("target.safetensors", "images"),
+    ),
+    Job(
+        "FFCV",
+        program(
+            *("train.py", *FROM_FILES, "data=imagenet"),
+            *(f"data.{split}={{place}}/inputs/beton/images.beton" for split in ("train", "val")),
         ),
-        Job("beton", write, ("images",)),
-        Job(
-            "evaluation",
-            program("eval.py", *MEASURED),
-            ("target.safetensors", "explainer.safetensors", "head.safetensors"),
-        ),
-        Job(
-            "image folder",
-            program("train.py", *FROM_FILES, "data=folder", "data.root={place}/inputs/images"),
-            ("target.safetensors", "images"),
-        ),
-        Job(
-            "FFCV",
-            program(
-                *("train.py", *FROM_FILES, "data=imagenet"),
-                *(f"data.{split}={{place}}/inputs/beton/images.beton" for split in ("train", "val")),
-            ),
-            ("target.safetensors", "beton"),
-        ),
-    )
-}
-
+        ("target.safetensors", "beton"),
+    ),
+)
+JOBS = {job.name: job for job in LIST}
 
 MADE_BY = {
     "explainer.safetensors": ("training", "run/explainer.safetensors"),

@@ -97,8 +97,8 @@ def kills(lab: Lab, job: Job, count: int) -> Row:
                 again = Started(job.work, place).kill(lab.random.uniform(0, seconds))
                 row.notes += ["killed again"] * again
                 lost += lab.losses(job, place, False, "after the second kill")
-            row.notes += ["unfinished files stayed"] * any(map(unfinished, place.rglob("*.*")))
             lost += lab.losses_again(job, place)
+            row.notes += ["unfinished files stayed"] * any(map(unfinished, place.rglob("*.*")))
     return row
 
 
@@ -221,7 +221,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="determines the moments of the kills (0)")
     parser.add_argument("--folder", type=Path, help="where the commands run (a temporary folder)")
     options = parser.parse_args(arguments)
-    lab = Lab(Path(tempfile.mkdtemp(prefix="faults_", dir=options.folder)), options.seed)
+    with tempfile.TemporaryDirectory(prefix="faults_", dir=options.folder) as root:
+        lost = table(Lab(Path(root), options.seed), options)
+    print(*("", f"{len(lost)} rounds lost", *(f"- {text}" for text in lost)), sep="\n")
+    sys.exit(bool(lost))
+
+
+def table(lab: Lab, options: argparse.Namespace) -> list[str]:
+    """Print a row for each fault of each job; returns descriptions of all lost rounds."""
     print("| job | fault | rounds | lost | seconds | |\n|---|---|---|---|---|---|", flush=True)
     lost: list[str] = []
     for name in options.jobs:
@@ -234,10 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in FAULTS[fault](lab, JOBS[name], options):
                 print(row, flush=True)
                 lost += row.lost
-    print(*("", f"{len(lost)} rounds lost", *(f"- {text}" for text in lost)), sep="\n")
-    if lost:
-        sys.exit(1)
-    shutil.rmtree(lab.root)
+    return lost
 
 
 if __name__ == "__main__":

@@ -60,6 +60,14 @@ def test_missing_images_of_the_last_task_show_before_the_first_is_measured(tmp_p
     assert str(tmp_path / "nothing/val") in message
 
 
+def test_settings_of_a_task_or_an_explainer_that_is_not_asked_for_are_named(tmp_path):
+    message = error(evaluate, "experiment=eval_vit_tiny", "tasks=[digits]", *QUIET, folder=tmp_path)
+    assert "expected imagenet_val among tasks=[...], got settings of it alone" in message
+    few = (*EVALUATION, "tasks.odd.data.size.test=4", "explainers=[chance]", "tasks.odd.target.head=null")
+    message = error(evaluate, *few, "tasks.odd.data.task=digit", folder=tmp_path)
+    assert "expected oracle among explainers=[...]" in message and "(~explainers.oracle)" in message
+
+
 def test_an_unknown_experiment_lists_those_that_there_are(tmp_path):
     with pytest.raises(MissingConfigException, match="(?s)experiment/tve_vitg.*tve_vitb"):
         composed("experiment=tve_vitg", folder=tmp_path)
