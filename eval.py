@@ -22,7 +22,7 @@ def evaluate(cfg: DictConfig) -> None:
     if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    data = {task: build_named("tasks", task, settings.get("data")) for task, settings in cfg.tasks.items()}
+    data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task show before the first one is measured
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
@@ -59,7 +59,7 @@ def build(cfg: DictConfig, settings: DictConfig) -> Any:
     target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
     explainers: dict[Any, Any] = {
-        name: build_named("explainers", name, node, target=target) for name, node in nodes.items()
+        name: build_named("explainers", str(name), node, target=target) for name, node in nodes.items()
     }
     explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid))
     return instantiate(cfg.evaluation, target=target, explainers=explainers)

@@ -122,7 +122,7 @@ def test_files_count_by_their_contents_wherever_they_are_named(config, tmp_path)
         named = copy.deepcopy(config)
         named["explainers"]["tve"]["network"]["anything"] = {"deep": [str(path)]}
         hashes = hash_files(named)
-        assert hashes.keys() == {str(path)}
+        assert str(path) in hashes
         found.append(settings_of("odd", named, hashes, {}))
     assert found[0] == found[1] != found[2]
 

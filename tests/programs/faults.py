@@ -23,14 +23,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-sys.path.extend(str(Path(__file__).parents[number]) for number in (1, 2))  # as `pythonpath` in setup.cfg
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as `pythonpath` in setup.cfg
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fault_forks import Ending, Started, give_up_rights
 from fault_jobs import JOBS, Job, Lab
 from fault_results import unfinished
 
-SHARES = {"half": 0.5, "empty": 0.0}
-"""What is left of a damaged file."""
+SHARES = {"half": 0.5, "empty": 0.0, "gone": None}
+"""What is left of a damaged file: a share of its bytes, or no file."""
 
 FILLER = ".filler"
 """A file on a full disk; when it is removed, the disk has room again."""
@@ -73,17 +74,6 @@ class Row:
         self.lost += [f"{self.job}, {self.fault}, {what}: {'; '.join(lost)}"] if lost else []
 
 
-def thinned(values: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the values, evenly spread, with the first and the last.
-
-    >>> thinned([1, 2, 3, 4, 5], 3)
-    [1, 3, 5]
-    """
-    if len(values) <= count:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
-
-
 def kills(lab: Lab, job: Job, count: int) -> Row:
     """SIGKILL at random moments, in every second round twice; then the same command runs to its end."""
     row, seconds = Row(job.name, "kill -9"), lab.reference(job).seconds
@@ -102,17 +92,19 @@ def kills(lab: Lab, job: Job, count: int) -> Row:
     return row
 
 
-def sizes(lab: Lab, job: Job) -> list[int]:
-    """For each file that the undisturbed command has written, one byte less than its size."""
+def sizes(lab: Lab, job: Job, count: int) -> list[int]:
+    """One byte less than `count` files that the undisturbed command has written, or fewer, with the largest."""
     place = lab.reference(job).place
     files = [path for path in place.rglob("*") if path.is_file() and not unfinished(path)]
     own = [path for path in files if path.relative_to(place).parts[0] not in ("inputs", "home")]
-    return sorted({max(0, path.stat().st_size - 1) for path in own})
+    found = sorted({max(0, path.stat().st_size - 1) for path in own}, reverse=True)
+    return found[:: -(-len(found) // count)]
 
 
 def file_limits(lab: Lab, job: Job, limits: Iterable[int]) -> Row:
     """No file may grow above a limit, in bytes."""
     row = Row(job.name, "full disk (RLIMIT_FSIZE)")
+    lab.reference(job)  # it takes the place
     for limit in limits:
         place = lab.place(job)
         with row.round(f"files of at most {limit} bytes") as lost:
@@ -162,26 +154,28 @@ def mount(place: Path, job: Job, lab: Lab, free: int) -> None:
 
 
 def read_only(lab: Lab, job: Job, before: Iterable[str] = ("new", "finished")) -> Row:
-    """No folder may be written to, before the command was ever started, or after it has ended."""
-    row = Row(job.name, "read-only folder")
+    """No folder and no file may be written to, before the command was ever started, or after it has ended."""
+    row, reference = Row(job.name, "read-only folder"), lab.reference(job)
     for what in before:
-        place = lab.place(job, None if what == "new" else lab.reference(job).place)
+        place = lab.place(job, None if what == "new" else reference.place)
         with row.round(what) as lost:
-            folders = [place, *(path for path in place.rglob("*") if path.is_dir())]
-            for folder in folders:
-                folder.chmod(0o555)
+            everything = [place, *place.rglob("*")]
+            for path in everything:
+                path.chmod(0o555 if path.is_dir() else 0o444)
             ending = Started(job.work, place, give_up_rights).ending()
-            for folder in folders:
-                folder.chmod(0o755)
+            for path in everything:
+                path.chmod(0o755 if path.is_dir() else 0o644)
             lost += refused(ending, str(place)) + lab.losses(job, place, False, "in the read-only folder")
             lost += lab.losses_again(job, place)
     return row
 
 
-def damage(lab: Lab, job: Job, pattern: str, shares: Mapping[str, float] = SHARES) -> Row:
-    """A file that the command reads has lost its second half, or all of its content."""
+def damage(lab: Lab, job: Job, pattern: str, shares: Mapping[str, float | None] = SHARES) -> Row:
+    """A file that the command reads has lost its second half, or all of its content, or is gone."""
     row, top = Row(job.name, f"damaged `{pattern}`"), pattern.partition("/")[0]
     for what, share in shares.items():
+        if share is None and pattern.startswith("inputs/images/"):
+            continue  # other images give other results
         place = lab.place(job, None if top == "inputs" else lab.reference(job).place)
         if top in ("cache", "oracle", "home"):  # read by a new run
             shutil.rmtree(place / "run")
@@ -190,7 +184,10 @@ def damage(lab: Lab, job: Job, pattern: str, shares: Mapping[str, float] = SHARE
             row.notes.append("there is no such file")
             return row
         with row.round(what) as lost:
-            os.truncate(path, int(path.stat().st_size * share))
+            if share is None:
+                path.unlink()
+            else:
+                os.truncate(path, int(path.stat().st_size * share))
             ending = Started(job.work, place).ending()
             if ending.code == 0:
                 lost += lab.losses(job, place, not pattern.endswith(".csv"), "without an error")
@@ -204,7 +201,7 @@ FAULTS: dict[str, Callable[[Lab, Job, argparse.Namespace], Iterable[Row]]] = {
     "kill": lambda lab, job, options: [kills(lab, job, options.kills)],
     "disk": lambda lab, job, options: [
         full_disks(lab, job, options.disks),
-        file_limits(lab, job, thinned(sizes(lab, job), options.disks)),
+        file_limits(lab, job, sizes(lab, job, options.disks)),
     ],
     "read-only": lambda lab, job, options: [read_only(lab, job)],
     "damage": lambda lab, job, options: (damage(lab, job, pattern) for pattern in DAMAGED.get(job.name, "").split()),

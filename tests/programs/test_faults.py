@@ -32,13 +32,13 @@ def test_a_folder_that_cannot_be_written_to_is_named(lab):
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"),
+    ("name", "pattern", "share"),
     [
-        ("training", "run/checkpoints/last.ckpt"),
-        ("training", "run/metrics.json"),
-        ("store", "cache/*/*/meta.npy"),
+        ("training", "run/checkpoints/last.ckpt", 0.5),
+        ("training", "run/metrics.json", None),  # as if the command had been killed before it wrote this last file
+        ("store", "cache/*/*/meta.npy", 0.5),
     ],
 )
-def test_a_damaged_file_is_named_or_does_no_harm(name, pattern, lab):
-    row = damage(lab, JOBS[name], pattern, {"half": 0.5})
+def test_a_file_that_is_damaged_or_gone_is_named_or_does_no_harm(name, pattern, share, lab):
+    row = damage(lab, JOBS[name], pattern, {"rest": share})
     assert row.rounds == 1 and row.lost == []
