@@ -48,8 +48,7 @@ def program(name: str, *overrides: str) -> Work:
 
     def work(place: Path) -> None:
         os.chdir(ROOT)
-        given = [text.replace("{place}", str(place)) for text in overrides]
-        sys.argv = [name, "--run", *given, f"hydra.run.dir={place}/run"]  # --run saves Hydra from composing twice
+        sys.argv = [name, *(text.replace("{place}", str(place)) for text in overrides), f"hydra.run.dir={place}/run"]
         runpy.run_path(name, run_name="__main__")
 
     return work
@@ -72,7 +71,7 @@ FROM_FILES = (
 )
 MEASURED = (
     *("experiment=quickstart_eval", *ON_TARGET, "~tasks.five_or_more", "evaluation.levels=3", *QUIET),
-    *("heatmaps.images=1", "figures=[curves]", "~explainers.tve_untrained", "explainers.tve.network.width=24"),
+    *("heatmaps.images=1", "figures=[bars]", "~explainers.tve_untrained", "explainers.tve.network.width=24"),
     *("explainers.tve.weights={place}/inputs/explainer.safetensors", "explainers.oracle.cache_dir={place}/oracle"),
     *(f"tasks.{task}.target.head={{place}}/inputs/head.safetensors" for task in TASKS),
     *(f"tasks.{task}.data.{size}" for task in TASKS for size in ("size.test=4", "eval_batch_size=2")),
@@ -87,7 +86,7 @@ LIST = (
         "store",
         program(
             *("train.py", *TVE, "cache=sources", "cache_dir={place}/cache", "cache.batch_size=2"),
-            *("trainer.max_epochs=1", "data.size.train=64"),
+            *("trainer.max_epochs=1", "data.size.train=32"),
         ),
         ("target.safetensors",),
     ),
