@@ -12,7 +12,7 @@ from explainers import posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation import report
 from explainers.evaluation.results import ResultsFile, read_columns
-from explainers.files import write_atomically
+from explainers.files import atomic, write_atomically
 from explainers.processes import locked
 
 
@@ -82,7 +82,8 @@ def publish(cfg: DictConfig) -> None:
     for name, text in tables.items():
         write_atomically(folder / name, text)
     for name, figure in (cfg.get("figures") or {}).items():
-        instantiate(figure).savefig(folder / f"{name}.png", dpi=120)
+        with atomic(folder / f"{name}.png") as unfinished:
+            instantiate(figure).savefig(unfinished, dpi=120)
     pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
     print(tables.get("table.md", ""), f"Tables and pictures are in {runs.relative(folder)}: {pictures}", sep="\n")
 

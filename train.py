@@ -15,14 +15,15 @@ from explainers import runs
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
 from explainers.processes import locked
-from explainers.resuming import WholeCheckpoints, checkpoint_to_resume, read_json, steps_before
+from explainers.resuming import WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
 
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
     folder, start = runs.run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
-    steps, metrics = steps_before(checkpoint), read_json(folder / "metrics.json")
+    steps, metrics = progress_of(checkpoint)
+    metrics |= read_json(folder / "metrics.json")
     seed_everything(cfg.seed, workers=True, verbose=False)
     data = instantiate(cfg.data)
     if cfg.get("cache") is not None:

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
+from explainers.files import atomic
+
 
 def draw_heatmaps(
     images: Tensor, heatmaps: Mapping[str, Tensor], truth: Tensor | None = None, titles: list[str] | None = None
@@ -119,9 +121,9 @@ class Heatmaps(Callback):
     ) -> None:
         """Draw a figure, and write it to the file and to the loggers that take images."""
         figure = draw_heatmaps(images, heatmaps, truth, titles)
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self.name}.png"
-        figure.savefig(path, dpi=120)
+        with atomic(path) as unfinished:
+            figure.savefig(unfinished, dpi=120)
         for logger in trainer.loggers:
             if hasattr(logger, "log_image"):
                 logger.log_image(key=self.name, images=[str(path)])

@@ -12,23 +12,32 @@ from pathlib import Path
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tqdm import tqdm
 
+UMASK = os.umask(0)
+os.umask(UMASK)  # it can only be read by setting it
+
 SETTLED = 2.0
 """Seconds after which a file's times tell two contents apart. A younger file is hashed again the next time."""
 
 
 @contextmanager
-def atomic(path: str | Path) -> Iterator[Path]:
+def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file written there replaces `path` if the block succeeds.
 
     A reader of `path` sees the old file or the whole new one, whenever the process is killed. If the block fails, the
     temporary file is deleted.
+
+    Args:
+        path: the file to write.
+        alone: no other process writes this file at the same time; what a killed one has left is then overwritten.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays, because libraries infer the format from it
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
+    owner = "" if alone else f".{os.getpid()}"
+    unfinished = path.with_name(f".{path.stem}{owner}.unfinished{path.suffix}")
     try:
         yield unfinished
+        unfinished.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read its files
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

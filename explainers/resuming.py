@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from safetensors import SafetensorError, safe_open
 
 from explainers.errors import InputError
 from explainers.files import atomic, file_hashes
@@ -28,7 +29,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         """Write a checkpoint to a local file."""
         content = io.BytesIO()
         torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
-        with atomic(path) as unfinished:
+        with atomic(path, alone=True) as unfinished:
             unfinished.write_bytes(content.getbuffer())
 
 
@@ -50,16 +51,17 @@ def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
     return path
 
 
-def steps_before(checkpoint: Path | None) -> int:
-    """Number of training steps before a checkpoint; 0 if there is none.
+def progress_of(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
+    """Number of training steps before a checkpoint, and the metrics at its time; 0 and none if there is no checkpoint.
 
     Raises:
         InputError: if the file is not a whole checkpoint of a run.
     """
     if checkpoint is None:
-        return 0
+        return 0, {}
     try:
-        return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(saved["global_step"]), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or something else: go on from another"
@@ -82,6 +84,26 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected what a run has written there, got a damaged file: delete it to go on")
     return content
+
+
+def check_model_files(config: Any) -> None:
+    """Raise an InputError for a file of weights that is missing or damaged, because timm does not name it.
+
+    Args:
+        config: resolved config, in nested dicts and lists.
+    """
+    if isinstance(config, Mapping | list):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            check_model_files(value)
+    checkpoint = config.get("checkpoint_path") if isinstance(config, Mapping) else None
+    if checkpoint and not os.path.isfile(checkpoint):
+        raise InputError(f"no model at {checkpoint}: train it first with train.py, or correct checkpoint_path")
+    if isinstance(config, str) and config.endswith(".safetensors") and os.path.isfile(config):
+        try:
+            with safe_open(config, "pt"):
+                pass
+        except SafetensorError as error:
+            raise InputError(f"{config}: expected weights, got a damaged file: write or fetch it again") from error
 
 
 def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:

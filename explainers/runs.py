@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -28,7 +30,7 @@ from explainers.errors import InputError
 from explainers.files import write_atomically
 from explainers.processes import arguments, torchrun
 from explainers.records import devices, first_difference, versions
-from explainers.resuming import model_files, read_json, replaced_file
+from explainers.resuming import check_model_files, model_files, read_json, replaced_file
 
 FULL = "make room on its disk, or write to another one"
 DENIED = "change its permissions, or take another path"
@@ -117,6 +119,19 @@ def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float, not
     print(f"{cfg.title or cfg.name}: {said}")
 
 
+class WritableFolder(Callback):
+    """Hydra's callback that says in one line that the run's folder cannot be written to, before Hydra logs there."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.run.dir).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            sys.exit(f"error: cannot write to {folder}: {error.strerror}: {OF_THE_DISK.get(error.errno or 0, DENIED)}")
+
+
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
@@ -201,10 +216,10 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
         go_on: continue the run of this folder even if its config or its files were different.
 
     Raises:
-        InputError: if the folder holds a run of another config, or of other contents of the files that it names; the
-            message names the first key that differs.
+        InputError: if a file of weights is damaged, or the folder holds a run of another config or of other such files.
     """
     resolved: Any = OmegaConf.to_container(cfg, resolve=True)
+    check_model_files(resolved)
     files = model_files(resolved, folder)
     if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not go_on:
         earlier = _read_config(folder / "config.yaml")

@@ -103,10 +103,12 @@ class TrainingModule(LightningModule):
         check_identity(saved, self.identity(), path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remove the frozen parts from the checkpoint, and add the identity."""
+        """Remove the frozen parts from the checkpoint, and add the identity and the latest metrics."""
         for part in self.frozen:
             checkpoint["state_dict"] = without_part(checkpoint["state_dict"], part)
         checkpoint["identity"] = self.identity()
+        # A run that is killed after its last checkpoint measures nothing again
+        checkpoint["metrics"] = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the identity, and add this module's frozen parts, because Lightning expects a complete state dict."""

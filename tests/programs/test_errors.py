@@ -245,3 +245,15 @@ def test_a_class_that_only_the_validation_images_have_is_named(tmp_path, no_down
 def test_a_folder_that_is_not_mura_is_named(tmp_path, no_download):
     message = error(train, "experiment=linear_head", "data=mura", f"data_dir={tmp_path}", folder=tmp_path / "run")
     assert str(tmp_path / "MURA-v1.1/train") in message and "study1_positive/image1.png" in message
+
+
+@pytest.mark.parametrize("content", [None, b"", b"torn"])
+def test_a_missing_or_damaged_file_of_the_target_is_named(content, tmp_path):
+    """timm would not name it."""
+    path = tmp_path / "target.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    for function, command in ((train, (*TVE_RUN, *DIGITS)), (evaluate, (*EVALUATION, "~tasks.odd", "~tasks.loop"))):
+        message = error(function, *command, f"target.model.checkpoint_path={path}", folder=tmp_path / "run")
+        told = f"no model at {path}: train it first" if content is None else f"{path}: expected weights, got a damaged"
+        assert told in message
