@@ -9,6 +9,7 @@ the source and the settings.
 
 import argparse
 import contextlib
+import errno
 import multiprocessing
 import os
 import re
@@ -68,10 +69,21 @@ class WatchedProcess(multiprocessing.Process):
         super().start()
         self.started.append(self)
 
+    def run(self) -> None:
+        """Work; an error of the disk ends the process with the number of the error, without a traceback."""
+        try:
+            super().run()
+        except OSError as error:
+            os._exit(error.errno or 1)
+
 
 @contextlib.contextmanager
-def watched_processes() -> Iterator[None]:
-    """Raise if a WatchedProcess dies in the block, because FFCV would wait for it. Main thread only."""
+def watched_processes(out: Path) -> Iterator[None]:
+    """Raise if a WatchedProcess dies in the block, because FFCV would wait for it. Main thread only.
+
+    Args:
+        out: the file that the processes write, for the message.
+    """
     WatchedProcess.started.clear()
     done = threading.Event()
     main_thread = threading.get_ident()
@@ -84,7 +96,10 @@ def watched_processes() -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         if not done.is_set():
-            raise RuntimeError("a writing process died, its error stands above; is the disk full, or the memory?")
+            code = next(process.exitcode for process in WatchedProcess.started if process.exitcode)
+            if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise OSError(code, os.strerror(code), str(out))
+            raise RuntimeError("a writing process died, its error stands above; is the memory full?")
 
     earlier = signal.signal(signal.SIGUSR1, stop)
     watcher = threading.Thread(target=watch)
@@ -106,7 +121,7 @@ def write_samples(samples: StoredImages, out: Path, quality: int, workers: int) 
 
     writer.Process = WatchedProcess
     fields = {"image": RGBImageField("jpg", jpeg_quality=quality), "label": IntField(), "index": IntField()}
-    with watched_processes():
+    with watched_processes(out):
         writer.DatasetWriter(str(out), fields, num_workers=workers).from_indexed_dataset(samples, chunksize=32)
 
 

@@ -1,5 +1,6 @@
 """A .beton file is whole or not there, whatever stops its writer; a damaged one is named."""
 
+import errno
 import os
 import re
 import signal
@@ -103,15 +104,20 @@ class DyingImages(writing.StoredImages):
         return os._exit(9) if index == 10 else super().__getitem__(index)
 
 
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
 @pytest.mark.parametrize(
     ("target", "replacement", "error"),
     [
         ("datamodules.write_beton.StoredImages", DyingImages, RuntimeError),
         ("ffcv.memory_allocator.MemoryAllocator.flush_page", failing, RuntimeError),
+        ("ffcv.memory_allocator.MemoryAllocator.flush_page", full_disk, OSError),
         ("ffcv.writer.DatasetWriter.finalize", failing, OSError),
         ("os.fsync", failing, OSError),
     ],
-    ids=["a process dies", "the disk is full", "the end fails", "the disk was full, and says so late"],
+    ids=["a process dies", "a process fails", "the disk is full", "the end fails", "the disk was full, and says so late"],
 )
 def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch, target, replacement, error):
     monkeypatch.setattr(target, replacement)
