@@ -117,7 +117,7 @@ def full_disk(*_):
         ("ffcv.writer.DatasetWriter.finalize", failing, OSError),
         ("os.fsync", failing, OSError),
     ],
-    ids=["a process dies", "a process fails", "the disk is full", "the end fails", "the disk was full, and says so late"],
+    ids=["a process dies", "a process fails", "the disk is full", "the end fails", "the disk was full, said late"],
 )
 def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch, target, replacement, error):
     monkeypatch.setattr(target, replacement)
