@@ -75,7 +75,7 @@ Stamp = tuple[str, int, int, int]
 
 def _stamp(path: Path) -> Stamp:
     status = path.stat()
-    return os.path.realpath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _hash(path: str) -> str:
