@@ -66,7 +66,8 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
         hashes = tqdm(threads.map(_hash, [path for path, *_ in new]), "hashing files", len(new), False, delay=2)
         found = dict(zip(new, hashes, strict=True))
     _remember(found)
-    return [(known | found)[stamp] for stamp in stamps]
+    known |= found
+    return [known[stamp] for stamp in stamps]
 
 
 Stamp = tuple[str, int, int, int]
