@@ -1,5 +1,6 @@
 """What is recorded with every result: software versions, devices, and changes of the config."""
 
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -36,6 +37,23 @@ def devices() -> list[str]:
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [
         f"CPU, {torch.get_num_threads()} threads"
     ]
+
+
+def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every leaf of a nested config.
+
+    Args:
+        config: nested mappings and lists.
+        key: prefix of the keys; used in the recursion.
+
+    >>> list(leaves({"seed": 0, "explainer": {"hops": [1, 2]}}))
+    [('seed', 0), ('explainer.hops.0', 1), ('explainer.hops.1', 2)]
+    """
+    if isinstance(config, Mapping | list):
+        for name, value in config.items() if isinstance(config, Mapping) else enumerate(config):
+            yield from leaves(value, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, config
 
 
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:

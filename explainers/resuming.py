@@ -4,7 +4,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from explainers.errors import InputError
 from explainers.files import atomic, file_hashes
+from explainers.records import leaves
 
 MODELS = ("target", "explainer", "module")
 """Config keys of models. Files of data are not hashed, because they may have many gigabytes."""
@@ -92,18 +93,15 @@ def check_model_files(config: Any) -> None:
     Args:
         config: resolved config, in nested dicts and lists.
     """
-    if isinstance(config, Mapping | list):
-        for value in config.values() if isinstance(config, Mapping) else config:
-            check_model_files(value)
-    checkpoint = config.get("checkpoint_path") if isinstance(config, Mapping) else None
-    if checkpoint and not os.path.isfile(checkpoint):
-        raise InputError(f"no model at {checkpoint}: train it first with train.py, or correct checkpoint_path")
-    if isinstance(config, str) and config.endswith(".safetensors") and os.path.isfile(config):
-        try:
-            with safe_open(config, "pt"):
-                pass
-        except SafetensorError as error:
-            raise InputError(f"{config}: expected weights, got a damaged file: write or fetch it again") from error
+    for key, path in leaves(config):
+        if key.endswith("checkpoint_path") and path and not os.path.isfile(path):
+            raise InputError(f"no model at {path}: train it first with train.py, or correct checkpoint_path")
+        if isinstance(path, str) and path.endswith(".safetensors") and os.path.isfile(path):
+            try:
+                with safe_open(path, "pt"):
+                    pass
+            except SafetensorError as error:
+                raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error
 
 
 def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:
@@ -118,20 +116,13 @@ def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, 
         config: resolved config, in nested dicts and lists.
         folder: the run's folder, whose own files are left out, because the run changes them.
     """
-
     own = folder.resolve()
 
-    def paths(node: Any, key: str) -> Iterator[tuple[str, str]]:
-        if isinstance(node, Mapping):
-            for name, value in node.items():
-                yield from paths(value, f"{key}.{name}")
-        elif isinstance(node, list):
-            for i, value in enumerate(node):
-                yield from paths(value, f"{key}.{i}")
-        elif isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own):
-            yield key, node
+    def read_by_a_model(node: Any) -> bool:
+        return isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own)
 
-    found = dict(pair for name in MODELS for pair in paths(config.get(name), name))
+    models = {name: config.get(name) for name in MODELS}
+    found = {key: path for key, path in leaves(models) if read_by_a_model(path)}
     hashes = file_hashes(list(found.values()))
     return {key: {"path": path, "sha256": value} for (key, path), value in zip(found.items(), hashes, strict=True)}
 

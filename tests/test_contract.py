@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from toys import three_models
+from toys import PAPER, three_models
 
 import explainers
 from explainers import FunctionalExplainer, posthoc
@@ -25,15 +25,6 @@ from explainers.tve import TVE, General, Oracle
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.heads import FixedHead, simplex
 
-PAPER = {
-    "width": 16,
-    "depth": 1,
-    "heads": 2,
-    "decoder_width": 8,
-    "decoder_depth": 1,
-    "decoder_heads": 2,
-    "head_layers": 3,
-}
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 
 

@@ -14,6 +14,7 @@ import timm
 import torch
 from conftest import TINY_VIT
 from torch import nn
+from toys import PAPER
 
 import explainers
 from explainers import networks
@@ -160,15 +161,6 @@ def test_labels_count_for_those_who_read_them(target):
 # Of networks and learned explainers
 
 
-PAPER = {
-    "width": 16,
-    "depth": 1,
-    "heads": 2,
-    "decoder_width": 8,
-    "decoder_depth": 1,
-    "decoder_heads": 2,
-    "head_layers": 3,
-}
 NETWORKS = {
     networks.LightNetwork: ({"blocks": [0, 1]}, {"blocks": [1], "hops": [1, 2], "width": 24, "depth": 1}),
     networks.LightShapleyNetwork: ({"blocks": [0, 1]}, {"blocks": [1], "hops": [2], "width": 24, "depth": 1}),

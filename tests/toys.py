@@ -15,6 +15,17 @@ from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
+PAPER = {
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "decoder_width": 8,
+    "decoder_depth": 1,
+    "decoder_heads": 2,
+    "head_layers": 3,
+}
+"""A small size of the paper's network."""
+
 SILENT = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 

@@ -1,11 +1,12 @@
 """The settings of an evaluation: everything that the numbers of a task depend on."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explainers.files import file_hashes
 from explainers.identity import WITHOUT_EFFECT
+from explainers.records import leaves
 
 NOT_MEASURED = {
     "name": "names the folder",
@@ -81,15 +82,7 @@ def settings_of(
 
 def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
     """Path → SHA-256 of every file that the config names, wherever numbers depend on it."""
-
-    def strings(node: Any) -> Iterator[str]:
-        if isinstance(node, Mapping | list):
-            for value in node.values() if isinstance(node, Mapping) else node:
-                yield from strings(value)
-        elif isinstance(node, str):
-            yield node
-
     # Data sets are left out: their own fingerprints count
     settings = [settings_of(task, {**config, "data_dir": None, "cache_dir": None}, {}, {}) for task in config["tasks"]]
-    paths = sorted({text for text in strings(settings) if os.path.isfile(text)})
+    paths = sorted({text for _, text in leaves(settings) if isinstance(text, str) and os.path.isfile(text)})
     return dict(zip(paths, file_hashes(paths), strict=True))
