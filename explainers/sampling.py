@@ -33,16 +33,22 @@ def uniform(counter: Tensor, seed: int) -> Tensor:
     return _mix(bits).double() / 2**32
 
 
-def stream(purpose: Literal["patches", "hops", "crops", "coalitions", "dropout"], seed: int, epoch: int) -> int:
+Purpose = Literal["patches", "hops", "crops", "coalitions", "dropout", "functionals"]
+POSITIVE = "patches", "hops", "crops", "coalitions"
+NEGATIVE = "dropout", "functionals"
+"""Purposes whose seeds are at least 0, or below 0; so a new purpose does not change the draws of the others."""
+
+
+def stream(purpose: Purpose, seed: int, epoch: int) -> int:
     """Return a seed of its own for every purpose and epoch, because equal seeds would give correlated draws.
 
     >>> stream("patches", seed=0, epoch=0), stream("hops", seed=0, epoch=0), stream("patches", seed=0, epoch=1)
     (0, 1, 4)
     """
     number = seed * 100_003 + epoch
-    if purpose == "dropout":
-        return -1 - number  # the other purposes share the numbers from 0
-    return 4 * number + ("patches", "hops", "crops", "coalitions").index(purpose)
+    if purpose in NEGATIVE:
+        return -1 - len(NEGATIVE) * number - NEGATIVE.index(purpose)
+    return len(POSITIVE) * number + POSITIVE.index(purpose)
 
 
 def _mix(bits: Tensor) -> Tensor:
@@ -96,10 +102,12 @@ def random_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
     return order < (size * (num_patches + 1)).long()[..., None]
 
 
-def shapley_coalitions(index: Tensor, num_patches: int, count: int, seed: int, paired: bool = True) -> Tensor:
+def shapley_coalitions(
+    index: Tensor, num_patches: int, count: int, seed: int, paired: bool = True, power: float = 1.0
+) -> Tensor:
     """Draw coalitions for which a least-squares fit gives the Shapley values (Charnes et al., 1988).
 
-    First a size k in 1 ... N − 1, with a probability proportional to 1 / (k (N − k)), then k patches, uniformly.
+    First a size k in 1 ... N − 1, with a probability proportional to 1 / (k (N − k))^power, then k patches, uniformly.
 
     Args:
         index: index of each image in the data set, (B,).
@@ -107,6 +115,8 @@ def shapley_coalitions(index: Tensor, num_patches: int, count: int, seed: int, p
         count: number of coalitions for each image.
         seed: a different one for every epoch, see `stream`.
         paired: make every second coalition the complement of the one before, which lowers the variance.
+        power: 1 for the Shapley kernel; 1/2 has the smallest variance if the fit weighs coalitions by
+            `shapley_weights`; 0 makes all sizes equally likely.
 
     Returns:
         Boolean, (B, count, N); True for the patches in the coalition, which are visible.
@@ -125,10 +135,33 @@ def shapley_coalitions(index: Tensor, num_patches: int, count: int, seed: int, p
     if num_patches < 2:
         raise InputError(f"Shapley coalitions need at least 2 patches, got {num_patches}: take smaller patches")
     draws, order = _size_and_order(index, num_patches, -(-count // 2) if paired else count, seed)
-    sizes = torch.arange(1, num_patches, device=index.device, dtype=torch.double)
-    cumulative = (1 / (sizes * (num_patches - sizes))).cumsum(0)
+    cumulative = _size_density(num_patches, power).to(index.device).cumsum(0)
     keep = order < torch.searchsorted(cumulative / cumulative[-1], draws, right=True)[..., None] + 1
     return torch.stack([keep, ~keep], 2).flatten(1, 2)[:, :count] if paired else keep
+
+
+def shapley_weights(keep: Tensor, power: float) -> Tensor:
+    """Compute the weights with which coalitions of `shapley_coalitions` with any `power` stand for those of power 1.
+
+    Args:
+        keep: coalitions of 1 to N − 1 patches, boolean (..., N).
+        power: the power that they were drawn with.
+
+    Returns:
+        Ratio of the probabilities of the size with both powers, with expectation 1: (...).
+
+    >>> shapley_weights(torch.tensor([[True, False, False, False], [True, True, False, False]]), power=0).tolist()
+    [1.0909..., 0.8181...]
+    """
+    num_patches = keep.shape[-1]
+    wanted, drawn = (_size_density(num_patches, each).to(keep.device) for each in (1.0, power))
+    return ((wanted / wanted.sum()) / (drawn / drawn.sum()))[keep.sum(-1) - 1].float()
+
+
+def _size_density(num_patches: int, power: float) -> Tensor:
+    """The probabilities of the sizes 1 ... N − 1, up to a factor."""
+    sizes = torch.arange(1, num_patches, dtype=torch.double)
+    return (sizes * (num_patches - sizes)) ** -power
 
 
 def _size_and_order(index: Tensor, num_patches: int, count: int, seed: int) -> tuple[Tensor, Tensor]:

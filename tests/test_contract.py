@@ -12,12 +12,14 @@ from toys import PAPER, three_models
 
 import explainers
 from explainers import FunctionalExplainer, posthoc
+from explainers.decomposition import Decomposition
 from explainers.errors import InputError
 from explainers.networks import (
     FastSHAPNetwork,
     LightNetwork,
     LightShapleyNetwork,
     PaperNetwork,
+    VectorNetwork,
     ViTShapleyNetwork,
 )
 from explainers.shapley import KernelSHAP, Shapley, ShapleyLabels
@@ -92,6 +94,7 @@ BUILDERS = {
             TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
         ),
     },
+    Decomposition: {"": partial(Decomposition, network=partial(VectorNetwork, blocks=[0, 1], width=12, depth=1))},
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
     Shapley: {
         "light": partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)),

@@ -18,6 +18,8 @@ from toys import PAPER
 
 import explainers
 from explainers import networks
+from explainers.decomposition import Coalitions, Decomposition, Propagation
+from explainers.decomposition import module as decomposition_module
 from explainers.identity import WITHOUT_EFFECT, architecture_hash, recipe, weights_hash
 from explainers.masking import PatchGrid
 from explainers.shapley import Shapley, ShapleyLabels
@@ -121,8 +123,20 @@ SOURCES = {
             "classes": "all",
         },
     ),
+    Coalitions: (
+        {"grid": GRID, "count": 4},
+        {"grid": OTHER_GRID, "count": 6, "seed": 1, "fit": "shapley", "removal": "black"},
+    ),
+    Propagation: (
+        {"grid": GRID},
+        {"grid": OTHER_GRID, "seed": 1, "method": "AttnLRP-PLUS", "functionals": ["isotropic"]},
+    ),
 }
 """Source → arguments besides its model, and another value of every argument that its rows depend on."""
+
+
+LOSSES = {Coalitions: {"functionals": ["isotropic"]}, Propagation: {"objective": "correlation"}}
+"""Teacher → another value of every argument that changes its loss, not its rows."""
 
 
 def test_no_source_is_missing():
@@ -134,11 +148,13 @@ def test_the_key_of_a_source_changes_with_every_argument_but_those_without_effec
     given, changes = SOURCES[kind]
     target, other = make_target(), make_target(seed=1)
     models = {name: target for name in ("target", "model") if name in arguments(kind)}
-    assert arguments(kind) == {*models, *changes} | (arguments(kind) & WITHOUT_EFFECT.keys())
+    assert arguments(kind) == {*models, *changes, *LOSSES.get(kind, {})} | (arguments(kind) & WITHOUT_EFFECT.keys())
     key = kind(**models, **given).key()
     assert key == kind(**models, **given).key() == json.loads(json.dumps(key))
     for name, value in {**changes, **dict.fromkeys(models, other)}.items():
         assert kind(**models | given | {name: value}).key() != key, name
+    for name, value in LOSSES.get(kind, {}).items():
+        assert kind(**models, **given, **{name: value}).key() == key, name
     for name in arguments(kind) & WITHOUT_EFFECT.keys():
         assert kind(**models, **given, **{name: 3}).key() == key, name
 
@@ -149,7 +165,7 @@ def test_rows_that_a_head_computes_depend_on_it_and_those_of_the_backbone_do_not
     for kind, (given, _) in SOURCES.items():
         if kind is not Pixels:
             same = kind(target, **given).key() == kind(other, **given).key()
-            assert same == (kind in (Features, MetaAttributions)), kind
+            assert same == (kind in (Features, MetaAttributions, Coalitions)), kind
 
 
 def test_labels_count_for_those_who_read_them(target):
@@ -169,6 +185,10 @@ NETWORKS = {
         {**{name: 2 * value for name, value in PAPER.items()}, "token_mixing": True, "shared_trunk": True},
     ),
     networks.ViTShapleyNetwork: ({}, {"freeze": True, "ratio": 2, "tanh": False}),
+    networks.VectorNetwork: (
+        {"blocks": [0, 1]},
+        {"blocks": [1], "width": 24, "depth": 1, "heads": 2, "head_width": 8},
+    ),
     networks.FastSHAPNetwork: ({"backbone": "test_resnet"}, {"backbone": "test_convnext"}),
 }
 """Network → arguments besides target and grid, and another value of every argument that its function depends on."""
@@ -182,7 +202,8 @@ def test_no_network_is_missing():
 def test_weights_are_refused_by_a_network_of_another_recipe(kind, target, tmp_path):
     given, changes = NETWORKS[kind]
     assert arguments(kind) - {"target", "grid", *INITIAL_WEIGHTS} == changes.keys()
-    module = Shapley if "Shap" in kind.__name__ or "SHAP" in kind.__name__ else TVE
+    shapley = "Shap" in kind.__name__ or "SHAP" in kind.__name__
+    module = Shapley if shapley else Decomposition if kind is networks.VectorNetwork else TVE
     build = lambda settings, **more: module(target, GRID, partial(kind, **given | settings), **more)  # noqa: E731
     weights = str(build({}).export(tmp_path))
     build({}, weights=weights)
@@ -193,8 +214,10 @@ def test_weights_are_refused_by_a_network_of_another_recipe(kind, target, tmp_pa
 
 LIGHT = partial(networks.LightNetwork, blocks=[0], width=8, depth=1)
 LIGHT_SHAPLEY = partial(networks.LightShapleyNetwork, blocks=[0], width=8, depth=1)
+VECTORS = partial(networks.VectorNetwork, blocks=[0], width=8, depth=1)
 LEARNED = {
     TVE: (LIGHT, {"grid": OTHER_GRID, "hops": [1]}, {**tve_module.TRAINING, **tve_module.READING}),
+    Decomposition: (VECTORS, {"grid": OTHER_GRID}, {**decomposition_module.TRAINING, **decomposition_module.READING}),
     Shapley: (LIGHT_SHAPLEY, {"grid": OTHER_GRID, "normalisation": "none"}, shapley_module.TRAINING),
 }
 """Explainer → network, another value of what its weights depend on, and the other arguments with the reason."""
@@ -211,6 +234,8 @@ def test_every_argument_of_a_learned_explainer_is_compared_or_named_with_a_reaso
     for name, value in others.items():
         assert kind(**given | {name: value}).identity() != identity, name
     for name, value in {"seed": 3, "min_crop": 0.5, "chunk_size": 2}.items():
+        if name not in arguments(kind):
+            continue
         assert kind(**given | {name: value}).identity() == identity, name
 
 

@@ -1,8 +1,9 @@
 import pytest
 import references
+import references_decomposition
 import torch
 
-from explainers.sampling import random_coalitions, random_patches, shapley_coalitions, uniform
+from explainers.sampling import random_coalitions, random_patches, shapley_coalitions, shapley_weights, stream, uniform
 
 
 def chi_square(values, bins):
@@ -91,6 +92,42 @@ def test_shapley_coalitions_have_the_sizes_of_the_shapley_kernel_exactly(num_pat
             assert counts.tolist() == [0, counts.sum(), 0]
         else:
             assert distance(counts, references.shapley_sizes(num_patches)) < 5
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("paired", [True, False])
+def test_coalitions_of_any_power_have_the_sizes_that_it_asks_for(power, paired):
+    keep = shapley_coalitions(torch.arange(4000), 9, 6, seed=3, paired=paired, power=power)
+    for drawn in (keep[:, :1], keep[:, 4:5], keep[:, ::2]):
+        counts = drawn.sum(-1).flatten().bincount(minlength=10)
+        assert distance(counts, references_decomposition.coalition_sizes(9, power)) < 5
+    if power == 0:
+        assert distance(keep[:, 0].sum(-1).bincount(minlength=10), [0, *[1 / 8] * 8, 0]) < 5
+    if power == 1:
+        assert torch.equal(keep, shapley_coalitions(torch.arange(4000), 9, 6, seed=3, paired=paired))
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+def test_weighed_coalitions_of_any_power_stand_for_those_of_the_shapley_kernel(power):
+    """The expectation of any function of the size is the same: exactly, and as a mean over draws."""
+    drawn, kernel = references_decomposition.coalition_sizes(9, power), references.shapley_sizes(9)
+    one_of_each = torch.ones(9, 9).tril(-1)[1:].bool()  # of the sizes 1 to 8
+    weights = shapley_weights(one_of_each, power)
+    torch.testing.assert_close(weights * torch.tensor(drawn[1:9]), torch.tensor(kernel[1:9]))
+    keep = shapley_coalitions(torch.arange(4000), 9, 6, seed=3, power=power)
+    weights, sizes = shapley_weights(keep, power), keep.sum(-1)
+    assert weights.shape == (4000, 6)
+    for size in range(1, 9):
+        share = (weights * (sizes == size)).mean().item()
+        assert share == pytest.approx(kernel[size], abs=5 * (kernel[size] * weights.max().item() / 12_000) ** 0.5)
+    assert weights.mean().item() == pytest.approx(1, abs=0.03)
+    assert (weights == 1).all() == (power == 1)
+
+
+def test_no_two_purposes_and_epochs_share_a_seed():
+    purposes = ("patches", "hops", "crops", "coalitions", "dropout", "functionals")
+    seeds = [stream(purpose, seed, epoch) for purpose in purposes for seed in range(3) for epoch in range(50)]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_random_coalitions_have_every_size_equally_often():

@@ -10,11 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from explainers.networks.light import LightNetwork, at_patches
+from explainers.networks.vectors import VectorNetwork
 from explainers.vectors.heads import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
+VECTORS = partial(VectorNetwork, blocks=[0, 1], width=32, depth=1, heads=2, head_width=4)
 PAPER = {
     "width": 16,
     "depth": 1,

@@ -3,7 +3,7 @@
 The attribute `blocks` of a network lists the blocks of the target whose feature maps it reads. A network with an empty
 list reads the images only, and needs no forward pass of the target. Networks that predict meta-attributions have the
 interface `MetaNetwork`. Networks that predict Shapley values are called as `network(images, embeddings, maps)` and
-return (B, N, K).
+return (B, N, K); those that predict vectors c_z as `network(embeddings, maps)`, (B, N, D).
 """
 
 from typing import Protocol
@@ -13,8 +13,17 @@ from torch import Tensor
 from explainers.networks.light import LightNetwork
 from explainers.networks.paper import PaperNetwork
 from explainers.networks.shapley import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
+from explainers.networks.vectors import VectorNetwork
 
-__all__ = ["FastSHAPNetwork", "LightNetwork", "LightShapleyNetwork", "MetaNetwork", "PaperNetwork", "ViTShapleyNetwork"]
+__all__ = [
+    "FastSHAPNetwork",
+    "LightNetwork",
+    "LightShapleyNetwork",
+    "MetaNetwork",
+    "PaperNetwork",
+    "VectorNetwork",
+    "ViTShapleyNetwork",
+]
 
 
 class MetaNetwork(Protocol):

@@ -148,7 +148,7 @@ class TransformerAttribution(WhiteBox):
         super().__init__(target, grid, output)
         self.start = layer_index(target, start)
 
-    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         with trace(self.target, LRP_RULES, attention=True, start=self.start) as lrp:
             embeddings = self.target.embed(self.target.normalise(images))
         seeds = positive_seeds(embeddings, functionals_of(embeddings))
@@ -182,7 +182,7 @@ class TAM(WhiteBox):
         check_positive(steps=steps)
         self.steps = self.forward_passes = steps
 
-    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         functionals, attention, gradients = None, [], []
         for alpha in torch.linspace(1, 0, self.steps).tolist():
             with trace(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
@@ -211,7 +211,7 @@ class LeGrad(WhiteBox):
 
     attention = True
 
-    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         with trace(self.target, self.rules, attention=True) as record:
             embeddings = self.target.embed(self.target.normalise(images))
             of_layers = [embed_tokens(self.target, tokens) for tokens in record.outputs]

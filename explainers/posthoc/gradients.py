@@ -58,6 +58,8 @@ def x_grad_cam(features: Tensor, gradient: Tensor) -> Tensor:
 class InputXGradient(Layerwise):
     """Input × Gradient of the tokens that enter a layer (SkipPLUS, Equation 1). With PLUS it is CAT."""
 
+    linear = True
+
     def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]
         pairs = zip(tokens, gradients(tokens), strict=True)
@@ -77,6 +79,7 @@ class AttIxG(Layerwise):
     """
 
     attention = True
+    linear = True
 
     @checks_choices
     def __init__(
@@ -119,7 +122,7 @@ class GradCAM(Layerwise):
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = False
     ) -> None:
         super().__init__(target, grid, output, layer)
-        self.relu = relu
+        self.relu, self.linear = relu, not relu
 
     def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]

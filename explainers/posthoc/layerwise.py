@@ -130,7 +130,7 @@ class Aggregation(WhiteBox):
         object.__setattr__(self, "method", method)  # no submodule: the target must not be in the state twice
         self.start = layer_index(target, start)
         self.rules, self.attention, self.biases = method.rules, method.attention, method.biases
-        self.ignores_classes = method.ignores_classes
+        self.ignores_classes, self.linear = method.ignores_classes, method.linear
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
         return self.method.seeds(embeddings, functionals)

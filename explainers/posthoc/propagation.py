@@ -40,6 +40,7 @@ class LRP(InputXGradient):
     """Layer-wise relevance propagation by the α = 1 rule (Binder et al., 2016; rules of Chefer et al., CVPR 2021)."""
 
     rules = LRP_RULES
+    linear = False  # which summands are positive depends on v
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
         return positive_seeds(embeddings, functionals)

@@ -63,7 +63,8 @@ def _shares(size: int, side: int) -> Tensor:
 class WhiteBox(nn.Module):
     """Base class of methods that record one forward pass and take gradients of it.
 
-    Subclasses say how the backward pass runs and what is recorded, and compute heatmaps in `heatmaps`.
+    Subclasses say how the backward pass runs and what is recorded, and compute heatmaps in `heatmaps`. A method is
+    `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it.
 
     Args:
         target: the model to explain, a timm transformer.
@@ -76,6 +77,7 @@ class WhiteBox(nn.Module):
     biases: bool = False
     start: int = 0
     ignores_classes: bool = False
+    linear: bool = False
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
@@ -88,7 +90,7 @@ class WhiteBox(nn.Module):
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
         self.grid.check(images)
         wanted = checked_classes(classes, images, self.target.num_classes)
-        return self._explain(images, lambda embeddings: self._of_classes(embeddings, wanted))[:, 0]
+        return self.explain_all(images, lambda embeddings: self._of_classes(embeddings, wanted))[:, 0]
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
@@ -102,8 +104,8 @@ class WhiteBox(nn.Module):
         """
         self.grid.check(images)
         if functionals.dim() == 2:
-            return self._explain(images, lambda _: functionals[:, None])[:, 0]
-        return self._explain(images, lambda _: functionals)
+            return self.explain_all(images, lambda _: functionals[:, None])[:, 0]
+        return self.explain_all(images, lambda _: functionals)
 
     def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
         """Compute heatmaps (B, V, P, P) from the record of a forward pass and gradients of what it recorded."""
@@ -113,8 +115,8 @@ class WhiteBox(nn.Module):
         """Return what the backward pass starts from, (B, V, D); the functionals themselves, unless a rule differs."""
         return functionals
 
-    def _explain(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Heatmaps (B, V, P, P) of the functionals (B, V, D) that belong to embeddings (B, D)."""
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Explain functionals (B, V, D) that depend on the embeddings (B, D), in one forward pass: (B, V, P, P)."""
         # Without gradients, the graph would be memory for nothing
         start = len(blocks_of(self.target)) if self.ignores_classes else self.start
         with trace(self.target, self.rules, self.attention, self.biases, start) as record:

@@ -136,3 +136,26 @@ class NetworkExplainer(TrainingModule):
         saved, weights = read_weights(path)
         self.check_identity(saved, path)
         load_weights(self.network, weights, path)
+
+
+def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: bool) -> None:
+    """Compare the identity of weights that belong to a backbone, whatever its head, with that of a module.
+
+    Args:
+        saved: identity in the file.
+        own: identity of the module; both describe the backbone as `target`.
+        path: name of the file, for the message.
+        allow_finetuned: accept weights that were trained for other weights of the same backbone.
+
+    Raises:
+        InputError: if they differ in anything else than what is allowed.
+    """
+    target = saved.get("target", {})
+    weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
+    check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
+    if trained != weights and not allow_finetuned:
+        raise InputError(
+            f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
+            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
+            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune"
+        )

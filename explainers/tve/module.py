@@ -15,10 +15,9 @@ from explainers.masking import PatchGrid
 from explainers.metrics.error_bound import ErrorBound
 from explainers.sources import complete, network_inputs
 from explainers.target import TargetModel
-from explainers.training.module import NetworkExplainer
+from explainers.training.module import NetworkExplainer, check_backbone
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.tve.meta_attribution import MetaAttributions, transfer
-from explainers.weight_files import check_identity
 
 TRAINING = {
     "optimizer": "how the weights were found",
@@ -206,18 +205,5 @@ class TVE(NetworkExplainer):
         return own | recipe(self, without=(*own, *TRAINING, *READING))
 
     def check_identity(self, saved: Identity, path: str) -> None:
-        """Compare the identity of trained weights with this module's.
-
-        Raises:
-            InputError: for another backbone, network, grid or neighbourhood size; other weights of the backbone are
-                accepted with `allow_finetuned_backbone`.
-        """
-        own, target = self.identity(), saved.get("target", {})
-        weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
-        check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
-        if trained != weights and not self.allow_finetuned_backbone:
-            raise InputError(
-                f"{path} was trained on other weights of {self.target.name} (SHA-256 {trained[:12]}) than this target's"
-                f" ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
-                " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune"
-            )
+        """Compare the identity of trained weights with this module's, see `check_backbone`."""
+        check_backbone(saved, self.identity(), path, self.allow_finetuned_backbone)

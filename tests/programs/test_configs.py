@@ -43,7 +43,18 @@ GROUPS = sorted(
     (path.parent.name, path.stem)
     for path in (ROOT / "configs").glob("*/*.yaml")
     if path.parent.name
-    not in ("experiment", "explainers", "figures", "labels", "metrics", "projection", "reference", "sweeps", "tasks")
+    not in (
+        "experiment",
+        "explainers",
+        "figures",
+        "labels",
+        "metrics",
+        "projection",
+        "reference",
+        "sweeps",
+        "tasks",
+        "teacher",
+    )
 )
 
 

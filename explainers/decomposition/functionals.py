@@ -1,0 +1,126 @@
+"""Linear functionals v of the embedding: those of the classes of a head, and random ones to learn from."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explainers.errors import InputError, checks_choices
+from explainers.sampling import uniform
+
+Functional = Literal["predicted", "other", "difference", "mixture", "isotropic"]
+LIKELY = 20
+"""`other` is one of the classes that follow the predicted one in the order of their probabilities, at most so many."""
+
+
+def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor) -> Tensor:
+    """Compute the functional W_y of every class of a linear head, without its bias.
+
+    Args:
+        head: embeddings (..., D) → logits (..., K).
+        embed_dim: D.
+        like: a tensor on the device of the head.
+
+    Returns:
+        W, (K, D).
+
+    Raises:
+        InputError: if the head is not linear.
+
+    >>> class_rows(torch.nn.Linear(3, 2), 3, torch.zeros(1)).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(head, nn.Linear):
+        return head.weight.detach()
+    with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
+        points = torch.eye(embed_dim, device=like.device)
+        mixed = torch.arange(embed_dim, device=like.device) % 4 - 1.5  # of both signs, and exact in low precision
+        bias, *rows, of_mixed = head(torch.cat([0 * points[:1], points, mixed[None]])).float()
+        found = torch.stack(rows) - bias
+        if not torch.allclose(mixed @ found, of_mixed - bias, rtol=1e-3, atol=1e-3 * found.abs().max().item()):
+            raise InputError(
+                "expected a linear head, whose classes are linear functionals of the embedding, got one of another"
+                " kind: fit a linear one with `python train.py experiment=linear_head`"
+            )
+    return found.mT
+
+
+def score_functionals(
+    rows: Tensor, logits: Tensor, temperature: float | None = None, classes: Tensor | None = None
+) -> Tensor:
+    """Compute the gradient of the score z_y − T log Σ_k exp(z_k / T) at the embedding, for logits z = W e + b.
+
+    It is W_y − Σ_k p_k W_k, where p is the softmax of z / T.
+
+    Args:
+        rows: W, (K, D).
+        logits: z, (B, K).
+        temperature: T. 1: the score is the log-probability of the class. Infinity: its logit relative to the mean
+            logit. `None`: its logit, W_y.
+        classes: (B,); `None` for all classes.
+
+    Returns:
+        v, (B, D), or (B, K, D) for all classes.
+
+    >>> score_functionals(torch.eye(2), torch.zeros(1, 2), temperature=1.0, classes=torch.tensor([1])).tolist()
+    [[-0.5, 0.5]]
+    """
+    wanted = rows.expand(len(logits), -1, -1) if classes is None else rows[classes]
+    if temperature is None:
+        return wanted
+    alternatives = (logits / temperature).softmax(-1) @ rows  # (B, D)
+    return wanted - (alternatives[:, None] if classes is None else alternatives)
+
+
+@checks_choices
+def random_functionals(kinds: Sequence[Functional], rows: Tensor, logits: Tensor, index: Tensor, seed: int) -> Tensor:
+    """Draw functionals of every image, which depend on its index and its predictions alone.
+
+    Args:
+        kinds: the kind of each of V functionals. `predicted`: W_y of the predicted class, relative to the mean of all
+            rows W̄. `other`: W_k of another likely class, relative to W̄. `difference`: W_i − W_j of two random classes.
+            `mixture`: a sum of all W_k − W̄ with normal weights, so that its covariance is that of the rows.
+            `isotropic`: normal entries.
+        rows: W, (K, D).
+        logits: (B, K).
+        index: index of each image in the data set, (B,).
+        seed: a different one for every epoch, see `sampling.stream`.
+
+    Returns:
+        v of unit length, (B, V, D).
+    """
+    classes, width = rows.shape
+    centred = rows - rows.mean(0)
+    ranked = logits.argsort(-1, descending=True)
+    functionals = []
+    for position, kind in enumerate(kinds):
+        draws = uniform(
+            (index[:, None] * len(kinds) + position) * max(classes, width)
+            + torch.arange(max(classes, width), device=index.device),
+            seed,
+        )
+        if kind == "predicted":
+            functional = centred[ranked[:, 0]]
+        elif kind == "other":
+            place = 1 + draws[:, :1] * min(LIKELY, classes - 1)
+            functional = centred[ranked.gather(1, place.long())[:, 0]]
+        elif kind == "difference":
+            first, second = draws[:, :classes].argsort(-1)[:, :2].unbind(1)
+            functional = rows[first] - rows[second]
+        elif kind == "mixture":
+            functional = normal(draws[:, :classes]) @ centred
+        else:
+            functional = normal(draws[:, :width])
+        functionals.append(functional)
+    return F.normalize(torch.stack(functionals, 1).float(), dim=-1)
+
+
+def normal(draws: Tensor) -> Tensor:
+    """Turn numbers that are uniform in [0, 1) into standard normal ones, float32.
+
+    >>> normal(torch.tensor([0.5, 0.84134475], dtype=torch.double)).round(decimals=3).tolist()
+    [0.0, 1.0]
+    """
+    return torch.special.ndtri(draws.clamp(min=2**-33)).float()

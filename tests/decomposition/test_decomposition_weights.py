@@ -1,0 +1,82 @@
+"""What the module that learns vectors c_z starts from, reads and writes."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from toys import ADAM, VECTORS, batch_of, equal, fit, state
+
+from explainers.decomposition import Coalitions, Decomposition, Propagation
+from explainers.errors import InputError
+from explainers.identity import weights_hash
+from explainers.masking import PatchGrid
+from explainers.sources import complete
+
+pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
+
+
+@pytest.fixture(params=[Propagation, partial(Coalitions, count=6)], ids=["propagation", "coalitions"])
+def teacher(request):
+    return request.param
+
+
+def test_the_first_step_sets_the_unit_and_no_later_one_does(target, grid, images, teacher, tmp_path):
+    explainer = Decomposition(target, grid, VECTORS, teacher, ADAM)
+    unit = explainer.teacher.unit(complete(batch_of(images[:4]), explainer.sources))  # of the first batch
+    fit(explainer, images, epochs=2)
+    torch.testing.assert_close(explainer.network.scale, unit)
+    again = Decomposition(target, grid, VECTORS, teacher, ADAM, weights=str(explainer.export(tmp_path)), seed=5)
+    fit(again, images.flip(0), epochs=1)
+    assert torch.equal(again.network.scale, explainer.network.scale)
+
+
+def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(target, grid, images, teacher):
+    explainer, cropping = (Decomposition(target, grid, VECTORS, teacher, min_crop=crop) for crop in (None, 0.3))
+    cropping.network.load_state_dict(explainer.network.state_dict())
+    explainer.uncalibrated = cropping.uncalibrated = False
+    seen = complete(batch_of(images), explainer.sources)
+    stored = {name: row for name, row in seen.items() if name != "image"}
+    loss = explainer.training_step(batch_of(images), 0)
+    torch.testing.assert_close(explainer.training_step(stored, 0), loss)
+    assert not torch.allclose(cropping.training_step(batch_of(images), 0), loss)
+    with pytest.raises(InputError, match="^expected min_crop=null with cached rows"):
+        cropping.training_step(stored, 0)
+
+
+def test_exported_weights_explain_as_before(target, make_target, grid, images, teacher, tmp_path):
+    explainer = Decomposition(target, grid, VECTORS, teacher, ADAM)
+    fit(explainer, images, epochs=1)
+    path = explainer.export(tmp_path)
+    assert path == tmp_path / "explainer.safetensors"
+    again = Decomposition(target, grid, VECTORS, weights=str(path)).eval()
+    assert torch.equal(again(images), explainer.eval()(images))
+    other = make_target()
+    other.head = nn.Linear(24, 2)  # the same vectors explain another task
+    of_task = Decomposition(other, grid, VECTORS, weights=str(path)).eval()
+    assert torch.equal(of_task(images), explainer.explain_tasks(images, [other.head])[:, 0])
+
+
+def test_a_checkpoint_holds_no_weights_of_the_target_and_is_resumed(target, grid, images, tmp_path):
+    build = partial(Decomposition, target, grid, VECTORS, Propagation, ADAM)
+    fit(build(), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert checkpoint["state_dict"] and not any(name.startswith("target.") for name in checkpoint["state_dict"])
+    assert checkpoint["identity"]["target"]["backbone_sha256"] == weights_hash(target.backbone)
+    assert fit(build(), images, epochs=2, resume=tmp_path / "last.ckpt").current_epoch == 2
+
+
+def test_weights_of_another_backbone_need_to_be_allowed(target, make_target, grid, images, tmp_path):
+    trained, finetuned = Decomposition(target, grid, VECTORS), make_target(seed=1)
+    path = str(trained.export(tmp_path))
+    with pytest.raises(InputError, match="was trained on other weights of .* allow_finetuned_backbone=true"):
+        Decomposition(finetuned, grid, VECTORS, weights=path)
+    explainer = Decomposition(finetuned, grid, VECTORS, weights=path, allow_finetuned_backbone=True)
+    assert equal(state(explainer.network), state(trained.network))
+    for other, settings, line in (
+        (make_target(embed_dim=48), {"grid": grid}, "target.embed_dim: 24 → 48"),
+        (target, {"grid": PatchGrid(32, 16)}, "grid.patch_size: 8 → 16"),
+    ):
+        with pytest.raises(InputError, match=re.escape(line)):
+            Decomposition(other, network=VECTORS, weights=path, allow_finetuned_backbone=True, **settings)

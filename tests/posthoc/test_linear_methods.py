@@ -1,0 +1,72 @@
+"""White-box methods say of themselves whether they are linear in the functional; all of the room are found here."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.posthoc.layerwise import Layerwise, Transitions
+from explainers.posthoc.names import AGGREGATIONS, method_names
+from explainers.posthoc.white_box import WhiteBox
+
+METHODS = [name for name in method_names() if issubclass(getattr(posthoc, name), WhiteBox)]
+LINEAR = {
+    *("InputXGradient", "AttIxG", "GradCAM", "XGradCAM", "FullGrad", "CAT", "AttCAT"),
+    *("ConservativeLRP", "DecompX", "AttnLRP", "ResLRP", "LibraGrad"),
+}
+
+
+def variants(name, target, grid):
+    """A method by its name, with the rules of LibraGrad, and with every aggregation that takes it."""
+    found, of = {}, getattr(posthoc, name)
+    kinds = ["", "-PLUS", "-SkipPLUS"] if issubclass(of, Layerwise) else [""]
+    kinds += ["-Rollout"] if issubclass(of, Transitions) else []
+    for full in [f"{prefix}{name}{kind}" for prefix in ("", "Libra") for kind in kinds]:
+        try:
+            found[full] = posthoc.build(full, target, grid)
+        except InputError as error:
+            assert full.startswith("Libra") and "plain gradients" in str(error)
+    return found
+
+
+@pytest.fixture
+def target(make_target):
+    """The last layer's Input × Gradient is 0 where the scale of LayerNorm is no constant: two layers have to count."""
+    return make_target(depth=4)
+
+
+def departure(method, images):
+    """How far a(v + 2 w) is from a(v) + 2 a(w), relative to its largest value."""
+    v, w = torch.randn(2, len(images), 24, generator=torch.Generator().manual_seed(3))
+    of_v, of_w, of_sum = method.explain(images, torch.stack([v, w, v + 2 * w], 1)).unbind(1)
+    return ((of_sum - of_v - 2 * of_w).abs().max() / of_sum.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_say_so_are_linear_in_the_functional_and_no_others(target, grid, images, name):
+    for full, method in variants(name, target, grid).items():
+        assert method.linear == (name in LINEAR), full
+        found = departure(method, images)
+        assert found < 1e-4 if method.linear else found > 1e-2, full
+
+
+def test_methods_of_both_kinds_are_found(target, grid):
+    assert set(METHODS) > LINEAR | {"GAE", "LRP", "TokenTM", "TAM", "LeGrad", "ALTI", "RawAttention"}
+    assert {"DecompX-SkipPLUS", "DecompX-PLUS"} < variants("DecompX", target, grid).keys()
+    assert {"FullGrad-PLUS", "LibraFullGrad-SkipPLUS"} < variants("FullGrad", target, grid).keys()
+    assert {"GenAtt-Rollout", "LibraGenAtt-PLUS"} < variants("GenAtt", target, grid).keys()
+    assert AGGREGATIONS.keys() == {"PLUS", "SkipPLUS", "Rollout"}
+
+
+def test_a_relu_ends_the_linearity(target, grid, images):
+    for build in (posthoc.GradCAM, posthoc.XGradCAM):
+        for method in (build(target, grid, relu=True), posthoc.PLUS(target, grid, partial(build, relu=True))):
+            assert not method.linear and departure(method, images) > 1e-2
+    assert posthoc.GradCAM(target, grid).linear  # which the others have not changed
+
+
+def test_the_kind_of_the_class_score_makes_no_difference(target, grid, images):
+    method = posthoc.PLUS(target, grid, partial(posthoc.DecompX, output="probability"))
+    assert method.linear and departure(method, images) < 1e-4
