@@ -35,6 +35,7 @@ CONFIGS = str(Path(__file__).parents[1] / "configs")
 METHODS = {
     "plain": [],
     "light": ["explainer=tve_light"],
+    "decomposition": ["explainer=decomposition"],
     "shared": ["explainer=tve_paper", "explainer.network.shared_trunk=true"],
     "paper": ["explainer=tve_paper"],
     "oracle": ["explainer=oracle", "explainer.cache_dir=null"],

@@ -39,16 +39,16 @@ def squared_loss(vectors, functionals, attributions):
     return sum(terms) / len(terms)
 
 
-def unexplained(vectors, rows, functionals, fit):
-    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, the mean over places of v.
+def unexplained(vectors, rows, head, classes, fit):
+    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, for all v = W_k, and for W_y.
 
     `uniform`: a regression with an intercept for each image. `shapley`: c_z are shifted to be efficient, the intercept
     is v · G(x_∅), and coalitions have weights.
     """
     ratios = []
-    for place in range(functionals.shape[1]):
+    for of_image in (lambda image: list(head.double()), lambda image: [head[classes[image]].double()]):
         left, total = 0.0, 0.0
-        for image, v in enumerate(functionals[:, place].double()):
+        for image, v in [(image, v) for image in range(len(vectors)) for v in of_image(image)]:
             values = (rows["seen"][image].double() @ v).tolist()
             shares = (vectors[image].double() @ v).tolist()
             weights, null = [1.0] * len(values), 0.0

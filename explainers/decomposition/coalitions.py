@@ -1,12 +1,11 @@
 """Embeddings of masked images, and the least-squares fit of the embedding by a sum over visible patches."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from explainers.decomposition.functionals import Functional, class_rows, random_functionals
+from explainers.decomposition.functionals import class_rows
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.identity import Identity, recipe
 from explainers.masking import PatchGrid, Removal
@@ -45,19 +44,23 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     return errors - errors.mean(1, keepdim=True), seen - seen.mean(1, keepdim=True)
 
 
-def coalition_loss(errors: Tensor, seen: Tensor, functionals: Tensor) -> Tensor:
-    """Compute the part of the variance of v · G(x_S) that is not explained: 1 for vectors of 0 in a `uniform` fit.
+def coalition_loss(errors: Tensor, seen: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+    """Compute the part of the variance of logits of masked images that is not explained: 1 for vectors of 0, `uniform`.
 
-    Variances are summed over images and coalitions, for each of the V places of functionals, before they are compared:
-    an image that no mask changes does not count.
+    It is the mean of two parts, of the logits of all classes and of the logit of one class of each image. Variances are
+    summed over images and coalitions before they are compared: an image that no mask changes does not count.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
         seen: (B, M, D).
-        functionals: v, (B, V, D).
+        rows: the functionals of the classes, relative to their mean, (K, D).
+        classes: (B,).
     """
-    unexplained, variance = ((each @ functionals.mT).square().sum((0, 1)) for each in (errors, seen))  # (V,)
-    return (unexplained / variance.clamp(min=1e-8)).mean()
+    sums = []
+    for each in (errors, seen):
+        squares = (each @ rows.mT).square()  # (B, M, K)
+        sums.append(torch.stack([squares.sum(), squares[torch.arange(len(squares)), :, classes].sum()]))
+    return (sums[0] / sums[1].clamp(min=1e-8)).mean()
 
 
 class Coalitions:
@@ -69,13 +72,12 @@ class Coalitions:
     `shapley_weights`; `blank` and `whole`, (B, D) each, the embeddings of no patch and of all patches.
 
     Args:
-        target: the model whose backbone is G. The rows of its head are used for functionals.
+        target: the model whose backbone is G. The loss reads its head.
         grid: the patches.
         count: M, at least 2 coalitions of each image; the second of each pair is the complement of the first.
         fit: `uniform`: all sizes of coalitions are equally likely, as on the curves of Fidelity. `shapley`: they are
             weighed by the Shapley kernel.
         removal: what replaces the patches outside S, see `Removal`.
-        functionals: kinds of the functionals whose errors count, see `random_functionals`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws.
     """
@@ -91,14 +93,13 @@ class Coalitions:
         count: int = 8,
         fit: Fit = "uniform",
         removal: Removal = "zero",
-        functionals: Sequence[Functional] = ("predicted", "other", "mixture"),
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         check_range(2, count=count)  # one has no variance
         check_positive(chunk_size=chunk_size)
         self.target, self.grid, self.count, self.fit, self.removal = target, grid, count, fit, removal
-        self.functionals, self.chunk_size, self.seed = tuple(functionals), chunk_size, seed
+        self.chunk_size, self.seed = chunk_size, seed
         self.forward_passes = count + 1
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
@@ -115,14 +116,12 @@ class Coalitions:
         outputs = masked_outputs(self.target, nn.Identity(), normalised, keep, self.grid, self.removal, self.chunk_size)
         return outputs.float()
 
-    def loss(self, vectors: Tensor, rows: dict[str, Tensor], epoch: int = 0) -> Tensor:
-        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`."""
+    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; the class is the predicted one."""
         head = class_rows(self.target.classify, self.target.embed_dim, vectors)
-        seed = stream("functionals", self.seed, epoch)
-        logits = self.target.classify(rows["whole"])
-        functionals = random_functionals(self.functionals, head, logits, rows["index"], seed)
+        classes = self.target.classify(rows["whole"]).argmax(-1)
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), functionals)
+            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head - head.mean(0), classes)
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""
@@ -130,4 +129,4 @@ class Coalitions:
 
     def key(self) -> Identity:
         own = {"source": "embeddings of coalitions", "target": self.target.backbone_identity()}
-        return own | recipe(self, without=(*own, "functionals"))
+        return own | recipe(self, without=own)

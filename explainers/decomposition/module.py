@@ -35,7 +35,7 @@ READING = {"temperature": "reads another attribution from the same vectors"}
 class Teacher(Source, Protocol):
     """A source that knows how well predicted vectors agree with its rows."""
 
-    def loss(self, vectors: Tensor, rows: dict[str, Tensor], epoch: int = 0) -> Tensor:
+    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D)."""
         ...
 
@@ -147,7 +147,7 @@ class Decomposition(NetworkExplainer):
         rows = complete(self.augmented(batch), self.sources, self.current_epoch)
         if self.uncalibrated and self.global_step == 0:
             self._calibrate(teacher.unit(rows))
-        loss = teacher.loss(self.predict(rows), rows, self.current_epoch)
+        loss = teacher.loss(self.predict(rows), rows)
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
 

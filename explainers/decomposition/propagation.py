@@ -110,7 +110,7 @@ class Propagation:
             attributions.append(self.teacher.explain_all(batch["image"][i : i + self.chunk_size], draw).flatten(2))
         return {"functional": torch.cat(functionals), "attribution": torch.cat(attributions)}
 
-    def loss(self, vectors: Tensor, rows: dict[str, Tensor], epoch: int = 0) -> Tensor:
+    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D), see `attribution_loss`."""
         return attribution_loss(vectors, rows["functional"], rows["attribution"], self.objective)
 

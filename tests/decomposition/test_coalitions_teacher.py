@@ -17,6 +17,7 @@ from explainers.sampling import shapley_coalitions, shapley_weights
 from explainers.shapley.module import efficient
 
 GRID = PatchGrid(image_size=24, patch_size=8)
+CLASSES = torch.tensor([0, 2, 1, 1, 0])
 FITS = ["uniform", "shapley"]
 
 
@@ -57,17 +58,20 @@ def test_vectors_whose_sums_are_the_embeddings_have_no_loss(additive, images, fi
 @pytest.mark.parametrize("fit", FITS)
 def test_the_loss_is_that_of_loops(target, images, fit):
     teacher = Coalitions(target, GRID, count=6, fit=fit)
-    rows, vectors, functionals = teacher(batch_of(images)), 0.3 * torch.randn(5, 9, 24), torch.randn(5, 2, 24)
-    found = coalition_loss(*coalition_errors(vectors, rows, fit), functionals)
-    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, functionals, fit), rel=1e-4)
+    rows, vectors, head = teacher(batch_of(images)), 0.3 * torch.randn(5, 9, 24), torch.randn(3, 24)
+    found = coalition_loss(*coalition_errors(vectors, rows, fit), head, CLASSES)
+    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, CLASSES, fit), rel=1e-4)
+    head = target.head.weight.detach() - target.head.weight.detach().mean(0)
+    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, target(images).argmax(-1))
+    torch.testing.assert_close(teacher.loss(vectors, rows), own)
 
 
 def test_an_image_that_no_mask_changes_does_not_count():
-    errors, seen, functionals = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(3, 2, 6)
-    expected = coalition_loss(errors[:2], seen[:2], functionals[:2])
+    errors, seen, head = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(5, 6)
+    expected = coalition_loss(errors[:2], seen[:2], head, CLASSES[:2])
     errors[2] = seen[2] = 0
-    torch.testing.assert_close(coalition_loss(errors, seen, functionals), expected)
-    assert coalition_loss(0 * errors, 0 * seen, functionals) == 0
+    torch.testing.assert_close(coalition_loss(errors, seen, head, CLASSES[:3]), expected)
+    assert coalition_loss(0 * errors, 0 * seen, head, CLASSES[:3]) == 0
 
 
 @torch.no_grad()

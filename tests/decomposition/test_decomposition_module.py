@@ -192,7 +192,7 @@ def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, gr
         rows = complete(batch_of(images), explainer.sources, epoch)
         if epoch == 0:
             explainer.network.scale.copy_(explainer.teacher.unit(rows))
-        loss = explainer.teacher.loss(explainer.predict(rows), rows, epoch)
+        loss = explainer.teacher.loss(explainer.predict(rows), rows)
         adam.zero_grad()
         loss.backward()
         adam.step()
