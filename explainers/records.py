@@ -56,6 +56,9 @@ def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, config
 
 
+SHOWN = 80
+
+
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     """Describe the first difference of two nested configs as `key: old → new`; None if they are equal.
 
@@ -73,4 +76,10 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
             if difference:
                 return difference
         return None
-    return None if old == new else f"{key}: {old} → {new}"
+    return None if old == new else f"{key}: {_short(old)} → {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    """A value as text; a whole section that one of two configs lacks is cut."""
+    text = str(value)
+    return text if not isinstance(value, dict) or len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -71,7 +71,13 @@ FROM_FILES = (
 )
 MEASURED = (
     *("experiment=quickstart_eval", *ON_TARGET, "~tasks.five_or_more", "evaluation.levels=3", *QUIET),
-    *("heatmaps.images=1", "figures=[bars]", "~explainers.tve_untrained", "explainers.tve.network.width=24"),
+    *(
+        "heatmaps.images=1",
+        "figures=[bars]",
+        "~explainers.tve_untrained",
+        "~explainers.decomposition",
+        "explainers.tve.network.width=24",
+    ),
     *("explainers.tve.weights={place}/inputs/explainer.safetensors", "explainers.oracle.cache_dir={place}/oracle"),
     *(f"tasks.{task}.target.head={{place}}/inputs/head.safetensors" for task in TASKS),
     *(f"tasks.{task}.data.{size}" for task in TASKS for size in ("size.test=4", "eval_batch_size=2")),

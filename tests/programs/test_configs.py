@@ -247,6 +247,8 @@ def evaluated(tmp_path_factory):
         "evaluation.levels=3",
         "explainers.tve.network.width=24",
         "explainers.tve_untrained.network.width=24",
+        "explainers.decomposition.network.width=24",
+        "explainers.decomposition.weights=null",
         f"explainers.tve.weights={root / 'tve/explainer.safetensors'}",
         *(f"tasks.{task}.target.head={root / task}.safetensors" for task in tasks),
         *(f"tasks.{task}.data.size.test=5" for task in tasks),

@@ -125,6 +125,7 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     tasks = ("odd", "five_or_more")
     command = [
         *("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", "~explainers.tve", "~tasks.loop", *QUIET),
+        "~explainers.decomposition",
         "explainers.tve_untrained.network.width=24",
         *(f"tasks.{task}.target.head={tmp_path / 'head.safetensors'}" for task in tasks),
         *(f"tasks.{task}.data.size.test=7" for task in tasks),
