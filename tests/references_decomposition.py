@@ -48,7 +48,7 @@ def unexplained(vectors, rows, head, classes, fit):
     ratios = []
     for of_image in (lambda image: list(head.double()), lambda image: [head[classes[image]].double()]):
         left, total = 0.0, 0.0
-        for image, v in [(image, v) for image in range(len(vectors)) for v in of_image(image)]:
+        for image, v in [(place, v) for place in range(len(vectors)) for v in of_image(place)]:
             values = (rows["seen"][image].double() @ v).tolist()
             shares = (vectors[image].double() @ v).tolist()
             weights, null = [1.0] * len(values), 0.0

@@ -37,6 +37,7 @@ IMAGE_FOLDERS = (
     "train",
     "val",
     "imagenet_samples",
+    "caltech",
     *(f"{name}/{split}" for name in ("imagenette", "cats_vs_dogs") for split in ("train", "val")),
 )
 GROUPS = sorted(
