@@ -265,14 +265,14 @@ def test_an_evaluation_leaves_numbers_a_table_curves_and_heatmaps(evaluated):
     pictures = ["curves.png", "odd.png", "five_or_more.png", "loop.png"]
     assert all((evaluated / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     assert len((evaluated / "results.csv").read_text().splitlines()) == 1 + 3 * 5
-    assert len((evaluated / "table.md").read_text().splitlines()) == 2 + 3 * 4
+    assert len((evaluated / "table.md").read_text().splitlines()) == 2 + 3 * 5
 
 
 @pytest.mark.slow
 def test_the_numbers_of_an_evaluation_say_what_they_hold_for(evaluated):
     written = json.loads((evaluated / "results.json").read_text())
     for task in ("odd", "five_or_more", "loop"):
-        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve"}
+        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "decomposition"}
         assert all(found["images"] == 5 for found in written["results"][task].values())
         identity = written["identity"][task]
         assert (identity["removal"], identity["classes"], identity["levels"]) == ("zero", "predicted", 3)
