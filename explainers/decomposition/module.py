@@ -131,6 +131,7 @@ class Decomposition(NetworkExplainer):
         Returns:
             Heatmaps, (B, T, P, P).
         """
+        self.grid.check(images)
         rows, functionals = self.reads({"image": images}), []
         with torch.autocast(images.device.type, enabled=False):
             for head in heads:
