@@ -6,13 +6,14 @@ import torch
 
 
 def score_derivative(weight, logits, label, temperature):
-    """∂/∂e of z_y − T log Σ_k exp(z_k / T) for z = W e + b, a list (D,); of lists W (K, D) and z (K,).
+    """∂/∂e of z_y − T log Σ_{k ≠ y} exp(z_k / T) for z = W e + b, a list (D,); of lists W (K, D) and z (K,).
 
     T is `None` for the logit z_y.
     """
     if temperature is None:
         return list(weight[label])
-    odds = [math.exp((z - max(logits)) / temperature) for z in logits]
+    highest = max(z for k, z in enumerate(logits) if k != label)
+    odds = [0 if k == label else math.exp((z - highest) / temperature) for k, z in enumerate(logits)]
     found = []
     for d in range(len(weight[label])):
         mean = sum(odds[k] * weight[k][d] for k in range(len(weight))) / sum(odds)
@@ -40,13 +41,15 @@ def squared_loss(vectors, functionals, attributions):
 
 
 def unexplained(vectors, rows, head, classes, fit):
-    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, for all v = W_k, and for W_y.
+    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, for all v = W_k, for W_y, and for
+    the unit vectors.
 
     `uniform`: a regression with an intercept for each image. `shapley`: c_z are shifted to be efficient, the intercept
     is v · G(x_∅), and coalitions have weights.
     """
     ratios = []
-    for of_image in (lambda image: list(head.double()), lambda image: [head[classes[image]].double()]):
+    units = list(torch.eye(head.shape[1]).double())
+    for of_image in (lambda i: list(head.double()), lambda i: [head[classes[i]].double()], lambda i: units):
         left, total = 0.0, 0.0
         for image, v in [(place, v) for place in range(len(vectors)) for v in of_image(place)]:
             values = (rows["seen"][image].double() @ v).tolist()

@@ -50,28 +50,41 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor) -
 def score_functionals(
     rows: Tensor, logits: Tensor, temperature: float | None = None, classes: Tensor | None = None
 ) -> Tensor:
-    """Compute the gradient of the score z_y − T log Σ_k exp(z_k / T) at the embedding, for logits z = W e + b.
+    """Compute the gradient of the score z_y − T log Σ_{k ≠ y} exp(z_k / T) at the embedding, for logits z = W e + b.
 
-    It is W_y − Σ_k p_k W_k, where p is the softmax of z / T.
+    It is W_y − Σ_k q_k W_k, where q is the softmax of z / T over the other classes. Without y among them, it keeps its
+    size and precision where the model is certain.
 
     Args:
         rows: W, (K, D).
         logits: z, (B, K).
-        temperature: T. 1: the score is the log-probability of the class. Infinity: its logit relative to the mean
-            logit. `None`: its logit, W_y.
+        temperature: T. 1: the score is the log-odds of the class. Infinity: its logit relative to the mean of the
+            others. `None`, or a single class: its logit, W_y.
         classes: (B,); `None` for all classes.
 
     Returns:
-        v, (B, D), or (B, K, D) for all classes.
+        v, (B, D), or (B, K, D) for all classes; float32.
 
-    >>> score_functionals(torch.eye(2), torch.zeros(1, 2), temperature=1.0, classes=torch.tensor([1])).tolist()
-    [[-0.5, 0.5]]
+    >>> score_functionals(torch.eye(3), torch.zeros(1, 3), temperature=1.0, classes=torch.tensor([1])).tolist()
+    [[-0.5, 1.0, -0.5]]
     """
+    rows, logits = rows.float(), logits.float()
     wanted = rows.expand(len(logits), -1, -1) if classes is None else rows[classes]
-    if temperature is None:
+    if temperature is None or len(rows) == 1:
         return wanted
-    alternatives = (logits / temperature).softmax(-1) @ rows  # (B, D)
-    return wanted - (alternatives[:, None] if classes is None else alternatives)
+    with torch.autocast(rows.device.type, enabled=False):
+        if classes is not None:
+            return wanted - _alternatives(rows, logits / temperature, classes)
+        p = (logits / temperature).softmax(-1)[..., None]  # (B, K, 1)
+        others = (p.mT @ rows - p * rows) / (1 - p).clamp(min=1e-9)  # exact enough for all but the predicted class
+        top = logits.argmax(-1)
+        others[torch.arange(len(others)), top] = _alternatives(rows, logits / temperature, top)
+    return wanted - others
+
+
+def _alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:
+    """The mean row of all classes but one for each image, with softmax weights: (B, D)."""
+    return logits.scatter(1, classes[:, None], -torch.inf).softmax(-1) @ rows
 
 
 @checks_choices

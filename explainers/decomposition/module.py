@@ -59,8 +59,8 @@ class Decomposition(NetworkExplainer):
         scheduler: builds the schedule from the optimiser and the number of steps.
         weights: file of a trained network (see `export`) to start from.
         allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
-        temperature: T of the score z_y − T log Σ_k exp(z_k / T) that is explained, for logits z. 1: the log-probability
-            of the class; infinity: its logit relative to the mean logit; `None`: its logit.
+        temperature: T of the score z_y − T log Σ_{k ≠ y} exp(z_k / T) that is explained, for logits z. 1: the log-odds
+            of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
     """
@@ -168,7 +168,9 @@ class Decomposition(NetworkExplainer):
 
     def _teacher(self) -> Teacher:
         if self.teacher is None:
-            raise InputError("expected a teacher to learn from, got none: set explainer/teacher=propagation or another")
+            raise InputError(
+                "expected a teacher to learn from, got none: add teacher@explainer.teacher=coalitions, or propagation"
+            )
         return self.teacher
 
     def _calibrate(self, unit: Tensor) -> None:

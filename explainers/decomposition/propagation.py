@@ -102,7 +102,7 @@ class Propagation:
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         seed = stream("functionals", self.seed, epoch)
-        rows = class_rows(self.target.classify, self.target.embed_dim, self.target.mean)
+        rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean)
         functionals, attributions = [], []
         for i in range(0, len(batch["index"]), self.chunk_size):
             index = batch["index"][i : i + self.chunk_size]
