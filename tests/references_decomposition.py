@@ -41,15 +41,13 @@ def squared_loss(vectors, functionals, attributions):
 
 
 def unexplained(vectors, rows, head, classes, fit):
-    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, for all v = W_k, for W_y, and for
-    the unit vectors.
+    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, for all v = W_k, and for W_y.
 
     `uniform`: a regression with an intercept for each image. `shapley`: c_z are shifted to be efficient, the intercept
     is v · G(x_∅), and coalitions have weights.
     """
     ratios = []
-    units = list(torch.eye(head.shape[1]).double())
-    for of_image in (lambda i: list(head.double()), lambda i: [head[classes[i]].double()], lambda i: units):
+    for of_image in (lambda i: list(head.double()), lambda i: [head[classes[i]].double()]):
         left, total = 0.0, 0.0
         for image, v in [(place, v) for place in range(len(vectors)) for v in of_image(place)]:
             values = (rows["seen"][image].double() @ v).tolist()

@@ -44,30 +44,23 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     return errors - errors.mean(1, keepdim=True), seen - seen.mean(1, keepdim=True)
 
 
-def coalition_loss(
-    errors: Tensor, seen: Tensor, rows: Tensor, classes: Tensor, embedding_weight: float = 1.0
-) -> Tensor:
-    """Compute the part of the variance of masked images that is not explained; 1 for vectors of 0 in a `uniform` fit.
+def coalition_loss(errors: Tensor, seen: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+    """Compute the part of the variance of logits of masked images that is not explained: 1 for vectors of 0, `uniform`.
 
-    It is the weighted mean of three parts: of the logits of all classes, of the logit of one class of each image, and
-    of the embedding. Variances are summed over images and coalitions before they are compared: an image that no mask
-    changes does not count.
+    It is the mean of two parts, of the logits of all classes and of the logit of one class of each image. Variances are
+    summed over images and coalitions before they are compared: an image that no mask changes does not count.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
         seen: (B, M, D).
         rows: the functionals of the classes, relative to their mean, (K, D).
         classes: (B,).
-        embedding_weight: weight of the part of the embedding, relative to 1 for each of the others. Other heads read
-            directions of the embedding that these classes do not, so that 0 is good for this head alone.
     """
     sums = []
     for each in (errors, seen):
         squares = (each @ rows.mT).square()  # (B, M, K)
-        of_class = squares[torch.arange(len(squares)), :, classes]
-        sums.append(torch.stack([squares.sum(), of_class.sum(), each.square().sum()]))
-    weights = sums[0].new_tensor([1, 1, embedding_weight])
-    return (weights * sums[0] / sums[1].clamp(min=1e-8)).sum() / weights.sum()
+        sums.append(torch.stack([squares.sum(), squares[torch.arange(len(squares)), :, classes].sum()]))
+    return (sums[0] / sums[1].clamp(min=1e-8)).mean()
 
 
 class Coalitions:
@@ -85,7 +78,6 @@ class Coalitions:
         fit: `uniform`: all sizes of coalitions are equally likely, as on the curves of Fidelity. `shapley`: they are
             weighed by the Shapley kernel.
         removal: what replaces the patches outside S, see `Removal`.
-        embedding_weight: see `coalition_loss`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws.
     """
@@ -101,15 +93,13 @@ class Coalitions:
         count: int = 8,
         fit: Fit = "uniform",
         removal: Removal = "zero",
-        embedding_weight: float = 1.0,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         check_range(2, count=count)  # one has no variance
         check_positive(chunk_size=chunk_size)
-        check_range(0, embedding_weight=embedding_weight)
         self.target, self.grid, self.count, self.fit, self.removal = target, grid, count, fit, removal
-        self.embedding_weight, self.chunk_size, self.seed = embedding_weight, chunk_size, seed
+        self.chunk_size, self.seed = chunk_size, seed
         self.forward_passes = count + 1
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
@@ -131,8 +121,7 @@ class Coalitions:
         head = class_rows(self.target.head, self.target.embed_dim, vectors)
         classes = self.target.classify(rows["whole"]).argmax(-1)
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            errors, seen = coalition_errors(vectors.float(), rows, self.fit)
-            return coalition_loss(errors, seen, head - head.mean(0), classes, self.embedding_weight)
+            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head - head.mean(0), classes)
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""
@@ -140,4 +129,4 @@ class Coalitions:
 
     def key(self) -> Identity:
         own = {"source": "embeddings of coalitions", "target": self.target.backbone_identity()}
-        return own | recipe(self, without=(*own, "embedding_weight"))
+        return own | recipe(self, without=own)

@@ -62,8 +62,8 @@ def test_the_loss_is_that_of_loops(target, images, fit):
     found = coalition_loss(*coalition_errors(vectors, rows, fit), head, CLASSES)
     assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, CLASSES, fit), rel=1e-4)
     head = target.head.weight.detach() - target.head.weight.detach().mean(0)
-    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, target(images).argmax(-1), 0.5)
-    torch.testing.assert_close(Coalitions(target, GRID, 6, fit, embedding_weight=0.5).loss(vectors, rows), own)
+    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, target(images).argmax(-1))
+    torch.testing.assert_close(teacher.loss(vectors, rows), own)
 
 
 def test_an_image_that_no_mask_changes_does_not_count():
