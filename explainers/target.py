@@ -174,7 +174,13 @@ class TargetModel(nn.Module):
         )
 
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
-        """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`."""
+        """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.
+
+        Raises:
+            InputError: for no block, or for blocks that the model does not have or that are not in ascending order.
+        """
+        if not blocks:
+            raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")
         info = list(self.backbone.feature_info)
         if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
             raise InputError(

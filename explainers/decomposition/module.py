@@ -175,9 +175,7 @@ class Decomposition(NetworkExplainer):
 
     def _calibrate(self, unit: Tensor) -> None:
         """Set the unit of the network's outputs to the mean over the first batches of all processes."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        gathered: Any = self.all_gather(unit) if distributed else unit
-        self.network.scale.copy_(gathered.mean())
+        self.network.scale.copy_(self.of_all_processes(unit).mean())
         self.uncalibrated = False
 
     def _head_rows(self) -> Tensor:

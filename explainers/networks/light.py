@@ -8,7 +8,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid, check_hops, neighbourhoods
 from explainers.target import TargetModel
 
@@ -93,10 +93,6 @@ class Trunk(nn.Module):
         super().__init__()
         check_hops(hops)
         check_positive(width=width, depth=depth)
-        if not blocks:
-            raise InputError(
-                f"expected blocks of {target.name} to read, got none: give one or more, such as blocks=[0]"
-            )
         self.side = grid.side
         near = neighbourhoods(grid, max(hops)).float()
         self.register_buffer("near", near / near.sum(-1, keepdim=True), persistent=False)

@@ -7,7 +7,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.networks.light import on_grid, small_linear
 from explainers.target import TargetModel
@@ -45,10 +45,6 @@ class VectorNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
-        if not blocks:
-            raise InputError(
-                f"expected blocks of {target.name} to read, got none: give one or more, such as blocks=[0]"
-            )
         self.blocks, self.width, self.depth = tuple(blocks), width, depth
         self.heads, self.head_width, self.side = heads, head_width, grid.side
         channels = target.map_channels(blocks)

@@ -127,6 +127,11 @@ class NetworkExplainer(TrainingModule):
         """Describe the network by its arguments, without the target and the grid, which are described themselves."""
         return recipe(self.network, without=("target", "grid", *INITIAL_WEIGHTS))
 
+    def of_all_processes(self, values: Any) -> Any:
+        """Gather tensors of all processes, with a new first dimension; in a single process, the tensors themselves."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return self.all_gather(values) if distributed else values
+
     def export(self, folder: Path) -> Path:
         """Write the trained network with its `identity` to `explainer.safetensors`."""
         return save_weights(self.network.state_dict(), folder / "explainer.safetensors", self.identity())

@@ -157,8 +157,7 @@ class TVE(NetworkExplainer):
     def _calibrate(self, rows: dict[str, Tensor]) -> None:
         """Calibrate the network on the first batches of all processes, so that all of them get the same result."""
         wanted = {name: rows[name] for name in ("meta", "embedding") if name in rows}
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        gathered: Any = self.all_gather(wanted) if distributed else wanted
+        gathered = self.of_all_processes(wanted)
         self.network.calibrate(**{name: gathered[name].view(-1, *row.shape[1:]) for name, row in wanted.items()})
         self.uncalibrated = False
 
