@@ -4,10 +4,12 @@ The draws for an image and an epoch are the same in one process and in several. 
 uninterrupted run, and there is no generator state to save.
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from explainers.errors import InputError
 
@@ -132,12 +134,45 @@ def shapley_coalitions(
     >>> (keep.sum(-1).flatten().bincount() / 1000).round().tolist()
     [0.0, 4.0, 3.0, 4.0]
     """
-    if num_patches < 2:
-        raise InputError(f"Shapley coalitions need at least 2 patches, got {num_patches}: take smaller patches")
+    _check_coalitions(num_patches)
     draws, order = _size_and_order(index, num_patches, -(-count // 2) if paired else count, seed)
     cumulative = _size_density(num_patches, power).to(index.device).cumsum(0)
     keep = order < torch.searchsorted(cumulative / cumulative[-1], draws, right=True)[..., None] + 1
     return torch.stack([keep, ~keep], 2).flatten(1, 2)[:, :count] if paired else keep
+
+
+def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
+    """Draw coalitions of a few coherent regions: the patches where a smooth random field is highest.
+
+    The field interpolates independent numbers, one for 2 × 2 patches. So a coalition contains most patches of some
+    objects and few of others, and its embedding says more about them than that of patches drawn one by one.
+
+    Args:
+        index: index of each image in the data set, (B,).
+        num_patches: N, a square number of at least 4.
+        count: number of coalitions for each image.
+        seed: a different one for every epoch, see `stream`.
+
+    Returns:
+        Boolean, (B, count, N); True for the patches in the coalition. Sizes are uniform in 1 ... N − 1.
+
+    Raises:
+        InputError: for a single patch.
+
+    >>> region_coalitions(torch.arange(500), num_patches=9, count=2, seed=0).sum(-1).unique().tolist()
+    [1, 2, 3, 4, 5, 6, 7, 8]
+    """
+    _check_coalitions(num_patches)
+    side, cells = math.isqrt(num_patches), math.ceil(math.isqrt(num_patches) / 2) + 3
+    draw = torch.arange(cells**2 + 1, device=index.device)
+    coalition = index[:, None] * count + torch.arange(count, device=index.device)
+    draws = uniform(coalition[..., None] * len(draw) + draw, seed)  # (B, count, cells² + 1)
+    coarse = draws[..., 1:].flatten(0, 1).unflatten(-1, (1, cells, cells))
+    # The interpolation varies more at its border, which would be drawn first
+    field = F.interpolate(coarse, scale_factor=2, mode="bicubic")[..., 3 : 3 + side, 3 : 3 + side]
+    field = field.reshape(*coalition.shape, num_patches)
+    size = 1 + (draws[..., :1] * (num_patches - 1)).long()
+    return field.argsort(-1, descending=True).argsort(-1) < size
 
 
 def shapley_weights(keep: Tensor, power: float) -> Tensor:
@@ -156,6 +191,11 @@ def shapley_weights(keep: Tensor, power: float) -> Tensor:
     num_patches = keep.shape[-1]
     wanted, drawn = (_size_density(num_patches, each).to(keep.device) for each in (1.0, power))
     return ((wanted / wanted.sum()) / (drawn / drawn.sum()))[keep.sum(-1) - 1].float()
+
+
+def _check_coalitions(num_patches: int) -> None:
+    if num_patches < 2:
+        raise InputError(f"expected coalitions of at least 2 patches, got {num_patches}: take smaller patches")
 
 
 def _size_density(num_patches: int, power: float) -> Tensor:

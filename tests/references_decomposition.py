@@ -41,43 +41,45 @@ def squared_loss(vectors, functionals, attributions):
 
 
 def unexplained(vectors, rows, head, classes, fit):
-    """The part of the variance of v · G(x_S) that Σ_{z ∈ S} v · c_z does not explain, for all v = W_k, and for W_y.
+    """The part of the squares of v · (G(x_S) − G(x_S̄)) that vectors leave, for all v = W_k, and for v = W_y.
 
-    `uniform`: a regression with an intercept for each image. `shapley`: c_z are shifted to be efficient, the intercept
-    is v · G(x_∅), and coalitions have weights.
+    They say that it is v · c_z summed over S, minus the same over its complement. `shapley`: c_z are shifted to sum to
+    G(x) − G(x_∅), and S of k patches is drawn with 1 / √(k (N − k)), but should count with 1 / (k (N − k)).
     """
     ratios = []
     for of_image in (lambda i: list(head.double()), lambda i: [head[classes[i]].double()]):
         left, total = 0.0, 0.0
         for image, v in [(place, v) for place in range(len(vectors)) for v in of_image(place)]:
-            values = (rows["seen"][image].double() @ v).tolist()
             shares = (vectors[image].double() @ v).tolist()
-            weights, null = [1.0] * len(values), 0.0
             if fit == "shapley":
-                weights = rows["weight"][image].tolist()
-                null, grand = ((rows[name][image].double() @ v).item() for name in ("blank", "whole"))
+                null, grand = ((rows[name][image].double() @ v).item() for name in ("blank", "embedding"))
                 missing = (grand - null - sum(shares)) / len(shares)
                 shares = [share + missing for share in shares]
-            errors = []
-            for value, keep in zip(values, rows["keep"][image], strict=True):
-                errors.append(value - sum(share for share, seen in zip(shares, keep, strict=True) if seen))
-            middle, centre = null, null
-            if fit == "uniform":
-                middle, centre = sum(errors) / len(errors), sum(values) / len(values)
-            left += sum(w * (error - middle) ** 2 for w, error in zip(weights, errors, strict=True))
-            total += sum(w * (value - centre) ** 2 for w, value in zip(weights, values, strict=True))
+            for difference, keep in zip(rows["difference"][image].double(), rows["keep"][image].tolist(), strict=True):
+                visible = sum(share for share, seen in zip(shares, keep, strict=True) if seen)
+                hidden = sum(share for share, seen in zip(shares, keep, strict=True) if not seen)
+                value, weight = (difference @ v).item(), 1.0
+                if fit == "shapley":
+                    weight = 1 / math.sqrt(sum(keep) * (len(keep) - sum(keep)))
+                left += weight * (value - (visible - hidden)) ** 2
+                total += weight * value**2
         ratios.append(left / total)
     return sum(ratios) / len(ratios)
 
 
-def regression(coalitions, values, num_patches):
-    """The slopes (N, D) of an ordinary least-squares fit of `values` (M, D) by an intercept and N indicators."""
-    design = torch.zeros(len(coalitions), num_patches + 1, dtype=torch.double)
-    for row, coalition in enumerate(coalitions):
-        design[row, num_patches] = 1
-        for patch in coalition:
-            design[row, patch] = 1
-    return torch.linalg.solve(design.T @ design, design.T @ values.double())[:num_patches]
+def regression(coalitions, differences, num_patches):
+    """The c_z (N, D) of an ordinary least-squares fit of `differences` (M, D): added for z ∈ S, subtracted for others.
+
+    By the normal equations, in double precision; `coalitions` are M sets.
+    """
+    system = torch.zeros(num_patches, num_patches, dtype=torch.double)
+    wanted = torch.zeros(num_patches, differences.shape[1], dtype=torch.double)
+    for coalition, difference in zip(coalitions, differences.double(), strict=True):
+        signs = [1 if patch in coalition else -1 for patch in range(num_patches)]
+        for patch, sign in enumerate(signs):
+            system[patch] += torch.tensor([sign * other for other in signs])
+            wanted[patch] += sign * difference
+    return torch.linalg.solve(system, wanted)
 
 
 def coalition_sizes(num_patches, power):

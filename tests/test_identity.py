@@ -124,8 +124,8 @@ SOURCES = {
         },
     ),
     Coalitions: (
-        {"grid": GRID, "count": 4},
-        {"grid": OTHER_GRID, "count": 6, "seed": 1, "fit": "shapley", "removal": "black"},
+        {"grid": GRID, "pairs": 4},
+        {"grid": OTHER_GRID, "pairs": 6, "seed": 1, "fit": "shapley", "removals": ["zero", "black"]},
     ),
     Propagation: (
         {"grid": GRID},

@@ -1,9 +1,20 @@
+from functools import partial
+
 import pytest
 import references
 import references_decomposition
 import torch
 
-from explainers.sampling import random_coalitions, random_patches, shapley_coalitions, shapley_weights, stream, uniform
+from explainers.errors import InputError
+from explainers.sampling import (
+    random_coalitions,
+    random_patches,
+    region_coalitions,
+    shapley_coalitions,
+    shapley_weights,
+    stream,
+    uniform,
+)
 
 
 def chi_square(values, bins):
@@ -138,14 +149,57 @@ def test_random_coalitions_have_every_size_equally_often():
         assert distance(keep[:, m].sum(-1).bincount(minlength=10), [0.1] * 10) < 5
 
 
+@pytest.mark.parametrize("num_patches", [4, 9, 16, 49])
+def test_coalitions_of_regions_have_every_size_from_1_to_all_but_1_equally_often(num_patches):
+    keep = region_coalitions(torch.arange(4000), num_patches, 3, seed=3)
+    assert keep.shape == (4000, 3, num_patches)
+    assert keep.dtype == torch.bool
+    sizes = [0, *[1 / (num_patches - 1)] * (num_patches - 1), 0]
+    for m in range(3):
+        assert distance(keep[:, m].sum(-1).bincount(minlength=num_patches + 1), sizes) < 5
+
+
+@pytest.mark.parametrize("num_patches", [4, 9, 196])
+def test_every_patch_is_in_half_of_the_coalitions_of_regions(num_patches):
+    keep = region_coalitions(torch.arange(3000), num_patches, 2, seed=1).flatten(0, 1)
+    assert (keep.double().mean(0) - 0.5).abs().max() < 5 * (0.25 / len(keep)) ** 0.5
+
+
+def test_small_regions_do_not_prefer_the_border_of_the_image():
+    """Where an interpolation repeats its last values, small coalitions lie at the border, two to six times as often."""
+    keep = region_coalitions(torch.arange(4000), 196, 4, seed=1).flatten(0, 1)
+    small = keep[keep.sum(-1) < 20].float().mean(0).view(14, 14)
+    ring = torch.ones(14, 14, dtype=torch.bool)
+    ring[1:-1, 1:-1] = False
+    corners = small[[0, 0, -1, -1], [0, -1, 0, -1]]
+    assert 0.8 < small[ring].mean() / small.mean() < 1.25
+    assert 0.6 < corners.mean() / small.mean() < 1.5
+
+
+@pytest.mark.parametrize("side", [3, 7, 14])
+def test_neighbours_are_in_one_region_more_often_than_patches_drawn_one_by_one_and_far_ones_are_not(side):
+    regions, alone = (
+        draw(torch.arange(1500), side**2, 2, seed=1).unflatten(-1, (side, side))
+        for draw in (region_coalitions, partial(shapley_coalitions, paired=False, power=0))
+    )
+
+    def together(keep, down, right):
+        """How often two patches so far apart are both in the coalition, or both not."""
+        return (keep[..., down:, right:] == keep[..., : side - down, : side - right]).float().mean()
+
+    for down, right in ((0, 1), (1, 0)):
+        assert together(regions, down, right) > together(alone, down, right) + 0.05
+    assert together(regions, side - 1, side - 1) < together(alone, side - 1, side - 1) + 0.02
+
+
 @pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
 def test_of_a_size_every_coalition_is_drawn_equally_often(draw):
     keep = draw(torch.arange(20_000), 4, 1, seed=1)[:, 0]
-    pairs = keep[keep.sum(1) == 2]
-    code = (pairs * torch.tensor([1, 2, 4, 8])).sum(1)
-    counts = code.bincount(minlength=16)[[3, 5, 6, 9, 10, 12]]
-    assert counts.sum() == len(pairs) > 3000
-    assert distance(counts, [1 / 6] * 6) < 5
+    for size, codes in ((1, [1, 2, 4, 8]), (2, [3, 5, 6, 9, 10, 12]), (3, [7, 11, 13, 14])):
+        drawn = keep[keep.sum(1) == size]
+        counts = (drawn * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)[codes]
+        assert counts.sum() == len(drawn) > 3000
+        assert distance(counts, [1 / len(codes)] * len(codes)) < 5
 
 
 @pytest.mark.parametrize("count", [6, 7])
@@ -159,7 +213,7 @@ def test_paired_coalitions_are_complements_and_unpaired_ones_are_not(count):
     assert (alone[:, 1] == ~alone[:, 0]).all(-1).float().mean() < 0.05
 
 
-@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
+@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions, region_coalitions])
 def test_an_image_draws_the_same_coalitions_alone_as_in_a_batch_and_others_in_another_epoch(draw):
     index = torch.tensor([3, 1_281_166, 0, 2**35])
     together = draw(index, 49, 4, 9)
@@ -168,6 +222,7 @@ def test_an_image_draws_the_same_coalitions_alone_as_in_a_batch_and_others_in_an
     assert not torch.equal(together, draw(index, 49, 4, 10))
 
 
-def test_a_single_patch_has_no_shapley_coalitions():
-    with pytest.raises(ValueError, match="at least 2 patches, got 1"):
-        shapley_coalitions(torch.arange(3), 1, 2, seed=0)
+@pytest.mark.parametrize("draw", [shapley_coalitions, region_coalitions])
+def test_a_single_patch_is_refused_where_the_empty_coalition_and_the_full_one_do_not_count(draw):
+    with pytest.raises(InputError, match="^expected coalitions of at least 2 patches, got 1: take smaller patches$"):
+        draw(torch.arange(3), 1, 2, seed=0)

@@ -15,7 +15,7 @@ from explainers.rules import Rules
 from explainers.target import TargetModel
 from explainers.tracing import Trace, trace
 
-Output = Literal["logit", "probability"]
+Output = Literal["logit", "probability", "log_odds"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
 """Recorded tensors (B, ...) → their gradients (B, V, ...) for all V functionals that are explained."""
 
@@ -23,7 +23,8 @@ Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
 def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, output: Output = "logit") -> Tensor:
     """Compute the gradient of each image's class score at its embedding: the functional v that explains the class.
 
-    For the logit of a linear head, v is the row of the class. For the probability it is p_y (v_y − Σ_k p_k v_k).
+    For the logit of a linear head, v is the row v_y of the class. For the probability it is p_y (v_y − Σ_k p_k v_k).
+    For the log-odds log p_y / (1 − p_y), it is v_y minus the mean of the other rows, weighed by their probabilities.
 
     Args:
         target: the model with the head.
@@ -37,8 +38,10 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
     with torch.inference_mode(False), torch.enable_grad():
         embeddings = embeddings.detach().float().clone().requires_grad_()
         logits = target.classify(embeddings)
-        scores = logits if output == "logit" else logits.softmax(-1)
-        of_class = scores.gather(-1, classes.clone()[:, None])  # a copy, because inference tensors have no gradient
+        own = classes.clone()[:, None]  # a copy, because inference tensors have no gradient
+        of_class = (logits.softmax(-1) if output == "probability" else logits).gather(-1, own)[:, 0]
+        if output == "log_odds" and logits.shape[-1] > 1:  # a single logit is the log-odds itself
+            of_class = of_class - logits.scatter(-1, own, -torch.inf).logsumexp(-1)
         return torch.autograd.grad(of_class.sum(), embeddings)[0]
 
 
@@ -69,7 +72,7 @@ class WhiteBox(nn.Module):
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
+        output: what is explained: the `logit`, the `probability` or the `log_odds` of the class.
     """
 
     rules: Rules = Rules()

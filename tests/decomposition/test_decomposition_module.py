@@ -19,7 +19,7 @@ from explainers.vectors.heads import FixedHead, simplex
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 
-TEACHERS = {"propagation": Propagation, "coalitions": partial(Coalitions, count=6)}
+TEACHERS = {"propagation": Propagation, "coalitions": partial(Coalitions, pairs=3)}
 TEMPERATURES = [None, 1.0, 2.0, math.inf]
 
 

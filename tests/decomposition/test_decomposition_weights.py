@@ -17,7 +17,7 @@ from explainers.sources import complete
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 
 
-@pytest.fixture(params=[Propagation, partial(Coalitions, count=6)], ids=["propagation", "coalitions"])
+@pytest.fixture(params=[Propagation, partial(Coalitions, pairs=3)], ids=["propagation", "coalitions"])
 def teacher(request):
     return request.param
 

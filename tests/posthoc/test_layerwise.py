@@ -1,5 +1,7 @@
 """PLUS, SkipPLUS and Rollout: sums and products over layers, of any method."""
 
+import math
+
 import pytest
 import references_propagation as references
 import references_relevance as relevance
@@ -101,6 +103,27 @@ def test_the_functional_of_a_probability_is_contrastive(target, images):
     expected = torch.stack([p[i, y] * (v[y] - p[i] @ v) for i, y in enumerate(LABELS.tolist())])
     torch.testing.assert_close(class_functionals(target, embeddings, LABELS, "probability"), expected)
     torch.testing.assert_close(class_functionals(target, embeddings, LABELS), v[LABELS])
+
+
+def test_the_functional_of_the_log_odds_is_a_row_minus_the_mean_of_its_alternatives(target):
+    embeddings = torch.randn(len(LABELS), 24)
+    weight, logits = target.head.weight.detach(), target.classify(embeddings).detach()
+    for output_scale in (1, 1e4):  # with 1e4, the likeliest class has a probability of 1
+        target.head.weight.data, target.head.bias.data = weight * output_scale, target.head.bias.data * output_scale
+        found = class_functionals(target, embeddings, LABELS, "log_odds")
+        for i, label in enumerate(LABELS.tolist()):
+            others = [k for k in range(len(weight)) if k != label]
+            highest = max(logits[i, k].item() for k in others)
+            odds = {k: math.exp((logits[i, k].item() - highest) * output_scale) for k in others}
+            mean = sum(odds[k] / sum(odds.values()) * weight[k] for k in others)
+            torch.testing.assert_close(found[i] / output_scale, weight[label] - mean, rtol=1e-4, atol=1e-5)
+
+
+def test_the_log_odds_of_a_single_logit_are_the_logit(make_target):
+    target, embeddings, first = make_target(num_classes=1), torch.randn(2, 24), torch.tensor([0, 0])
+    of_logit = class_functionals(target, embeddings, first)
+    assert of_logit.abs().max() > 0
+    assert torch.equal(class_functionals(target, embeddings, first, "log_odds"), of_logit)
 
 
 def test_a_probability_is_explained_by_its_functional(target, grid, images):

@@ -53,7 +53,7 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
         ("LibraRawAttention-PLUS", {}, "Libra needs .*; RawAttention is none"),
         ("LibraLibraGrad", {}, "Libra needs .*; LibraGrad is none"),
         ("TokenTM", {"scale": "sofmax"}, "expected scale softmax or mean, got sofmax"),
-        ("GAE", {"output": "prob"}, "expected output logit or probability, got prob"),
+        ("GAE", {"output": "prob"}, "expected output logit, probability or log_odds, got prob"),
         ("DecompX-PLUS", {"layer": 2}, "DecompX has no option layer; it has output"),
         ("RISE", {"masks": 0}, "expected masks above 0, got masks=0"),
         ("RISE", {"grid": 3}, "RISE has no option grid"),
