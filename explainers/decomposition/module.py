@@ -87,7 +87,7 @@ class Decomposition(NetworkExplainer):
         self.reads = Features(target, self.network.blocks)
         self.teacher = None if teacher is None else teacher(target, grid)
         self.sources: Sequence[Source] = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
-        self.uncalibrated = weights is None
+        self.untrained, self.uncalibrated = weights is None, True
         self.allow_finetuned_backbone = allow_finetuned_backbone
         self.val_loss = MeanMetric()
         if weights is not None:
@@ -147,7 +147,7 @@ class Decomposition(NetworkExplainer):
         teacher = self._teacher()
         rows = complete(self.augmented(batch), self.sources, self.current_epoch)
         if self.uncalibrated and self.global_step == 0:
-            self._calibrate(teacher.unit(rows))
+            self._calibrate(teacher, rows)
         loss = teacher.loss(self.predict(rows), rows)
         self.log("train/loss", loss, batch_size=len(batch["index"]))
         return loss
@@ -173,10 +173,25 @@ class Decomposition(NetworkExplainer):
             )
         return self.teacher
 
-    def _calibrate(self, unit: Tensor) -> None:
-        """Set the unit of the network's outputs to the mean over the first batches of all processes."""
-        self.network.scale.copy_(self.of_all_processes(unit).mean())
+    @torch.no_grad()
+    def _calibrate(self, teacher: Teacher, rows: dict[str, Tensor]) -> None:
+        """Set the unit of the network's outputs by the first batches of all processes.
+
+        Weights from a file may have learned from a teacher of larger or smaller attributions. A squared error of α c_z
+        is quadratic in α, so its values at −1, 0 and 1 give its minimum.
+        """
         self.uncalibrated = False
+        unit = self.of_all_processes(teacher.unit(rows)).mean()
+        if self.untrained:
+            self.network.scale.copy_(unit)
+            return
+        vectors = self.predict(rows)
+        vectors, factor = vectors * unit / vectors.std(), unit / vectors.std()
+        losses = self.of_all_processes(torch.stack([teacher.loss(sign * vectors, rows) for sign in (-1, 0, 1)]))
+        minus, none, plus = losses.view(-1, 3).mean(0)
+        curvature, descent = minus + plus - 2 * none, minus - plus
+        if curvature > 1e-3 * none and descent > 0:  # not for a loss without a size, or an inverted teacher
+            self.network.scale *= self.of_all_processes(factor).mean() * descent / (2 * curvature)
 
     def _head_rows(self) -> Tensor:
         return class_rows(self.target.head, self.target.embed_dim, self.target.mean)

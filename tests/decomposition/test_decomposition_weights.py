@@ -27,9 +27,32 @@ def test_the_first_step_sets_the_unit_and_no_later_one_does(target, grid, images
     unit = explainer.teacher.unit(complete(batch_of(images[:4]), explainer.sources))  # of the first batch
     fit(explainer, images, epochs=2)
     torch.testing.assert_close(explainer.network.scale, unit)
-    again = Decomposition(target, grid, VECTORS, teacher, ADAM, weights=str(explainer.export(tmp_path)), seed=5)
-    fit(again, images.flip(0), epochs=1)
-    assert torch.equal(again.network.scale, explainer.network.scale)
+
+
+@pytest.mark.parametrize("factor", [0.03, 1, 40])
+def test_trained_weights_start_with_the_size_that_has_the_least_error(target, grid, images, teacher, tmp_path, factor):
+    """The teacher that they learned from may have given larger or smaller attributions."""
+    trained = fit(Decomposition(target, grid, VECTORS, teacher, ADAM), images, epochs=6).lightning_module
+    rows = complete(batch_of(images), trained.sources)
+
+    def loss(size, of=trained):
+        return of.teacher.loss(size * of.predict(rows), rows).item()
+
+    trained.network.scale *= factor
+    again = Decomposition(target, grid, VECTORS, teacher, weights=str(trained.export(tmp_path)), seed=0)
+    again.training_step({name: row for name, row in rows.items()}, 0)
+    size = (again.network.scale / trained.network.scale).item()
+    assert loss(size) < min(loss(0.98 * size), loss(1.02 * size), loss(0))
+    again.training_step(rows, 0)
+    assert again.network.scale == size * trained.network.scale
+
+
+def test_a_correlation_has_no_size_to_start_with(target, grid, images, tmp_path):
+    teacher = partial(Propagation, objective="correlation")
+    path = str(Decomposition(target, grid, VECTORS, teacher).export(tmp_path))
+    again = Decomposition(target, grid, VECTORS, teacher, weights=path)
+    again.training_step(batch_of(images), 0)
+    assert again.network.scale == 1
 
 
 def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(target, grid, images, teacher):
