@@ -41,7 +41,8 @@ def fidelity_bars(results: Results) -> Figure:
     """
     _require(results, *SIDES)
     names = names_in(results)
-    figure = Figure(figsize=(1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 6), layout="constrained")
+    width, height = 1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 5 + 0.08 * max(map(len, names))
+    figure = Figure(figsize=(width, height), layout="constrained")  # names are written below the bars
     axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], SIDES, strict=True):
