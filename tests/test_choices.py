@@ -77,7 +77,7 @@ def test_a_misspelt_choice_is_named_with_all_that_there_are(taker, name, choices
 
 
 def test_a_misspelt_option_of_a_method_by_its_name_is_refused(target, grid):
-    with pytest.raises(InputError, match="expected output logit or probability, got logits"):
+    with pytest.raises(InputError, match="expected output logit, probability or log_odds, got logits"):
         posthoc.build_all([{"GAE": {"output": "logits"}}], target, grid)
 
 

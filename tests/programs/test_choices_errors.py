@@ -29,7 +29,7 @@ from toys import exported
             ["explainers=[kernel_shap]", "explainers.kernel_shap.score=probabilty"],
             "expected score probability, log_probability or logit, got probabilty",
         ),
-        (["methods=[{GAE:{output:prob}}]"], "expected output logit or probability, got prob"),
+        (["methods=[{GAE:{output:prob}}]"], "expected output logit, probability or log_odds, got prob"),
     ],
 )
 def test_a_misspelt_choice_of_an_evaluation_is_refused(tmp_path, overrides, message):
