@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def draw_heatmaps(
             axis.set_xticks([])
             axis.set_yticks([])
             if row == 0:
-                axis.set_title(name, fontsize=9)
+                axis.set_title(fill(name, 24), fontsize=9)  # as many letters as a panel is wide
             if truth is not None and name == "image":
                 axis.contour(truth[row].cpu().float().numpy(), levels=[0.5], colors="lime", linewidths=1)
         for axis, heatmap in zip(axes[row, 1:], heatmaps.values(), strict=True):
