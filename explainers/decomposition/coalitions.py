@@ -116,11 +116,10 @@ class Coalitions:
             difference = torch.empty(*keep.shape[:2], self.target.embed_dim, device=keep.device)
             blanks = []
             for turn, removal in enumerate(self.removals):
-                own = keep[:, turn :: len(self.removals)]
-                pairs = self._embed(normalised, torch.stack([own, ~own], 2).flatten(1, 2), removal).unflatten(
-                    1, (-1, 2)
-                )
-                difference[:, turn :: len(self.removals)] = pairs[:, :, 0] - pairs[:, :, 1]
+                turns = slice(turn, None, len(self.removals))
+                both = torch.stack([keep[:, turns], ~keep[:, turns]], 2).flatten(1, 2)
+                seen = self._embed(normalised, both, removal).unflatten(1, (-1, 2))
+                difference[:, turns] = seen[:, :, 0] - seen[:, :, 1]
                 blanks.append(self._embed(normalised[:1], torch.zeros_like(keep[:1, :1]), removal)[0])
         return {"keep": keep, "difference": difference, "blank": torch.stack(blanks).mean(0).expand(len(keep), -1)}
 

@@ -181,17 +181,16 @@ class Decomposition(NetworkExplainer):
         is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
         self.uncalibrated = False
-        unit = self.of_all_processes(teacher.unit(rows)).mean()
         if self.untrained:
-            self.network.scale.copy_(unit)
+            self.network.scale.copy_(self.of_all_processes(teacher.unit(rows)).mean())
             return
         vectors = self.predict(rows)
-        vectors, factor = vectors * unit / vectors.std(), unit / vectors.std()
-        losses = self.of_all_processes(torch.stack([teacher.loss(sign * vectors, rows) for sign in (-1, 0, 1)]))
-        minus, none, plus = losses.view(-1, 3).mean(0)
+        factor = self.of_all_processes(teacher.unit(rows) / vectors.std()).mean()
+        losses = torch.stack([teacher.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
+        minus, none, plus = self.of_all_processes(losses).view(-1, 3).mean(0)
         curvature, descent = minus + plus - 2 * none, minus - plus
         if curvature > 1e-3 * none and descent > 0:  # not for a loss without a size, or an inverted teacher
-            self.network.scale *= self.of_all_processes(factor).mean() * descent / (2 * curvature)
+            self.network.scale *= factor * descent / (2 * curvature)
 
     def _head_rows(self) -> Tensor:
         return class_rows(self.target.head, self.target.embed_dim, self.target.mean)

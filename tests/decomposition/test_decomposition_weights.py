@@ -40,7 +40,7 @@ def test_trained_weights_start_with_the_size_that_has_the_least_error(target, gr
 
     trained.network.scale *= factor
     again = Decomposition(target, grid, VECTORS, teacher, weights=str(trained.export(tmp_path)), seed=0)
-    again.training_step({name: row for name, row in rows.items()}, 0)
+    again.training_step(rows, 0)
     size = (again.network.scale / trained.network.scale).item()
     assert loss(size) < min(loss(0.98 * size), loss(1.02 * size), loss(0))
     again.training_step(rows, 0)
