@@ -83,14 +83,11 @@ def embed_tokens(target: TargetModel, tokens: Tensor) -> Tensor:
     return target.pool(target.backbone.norm(tokens))
 
 
-def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
-    """Compute f_h(x_j): the value of each token in each head, projected to the width of the tokens, (B, A, T, D).
-
-    The output of attention is the sum over heads h and tokens j of A^h_ij f_h(x_j), and the bias of the projection.
+def head_projections(target: TargetModel, layer: int) -> Tensor:
+    """Return the linear map from the output of each head to the tokens, (D, A, d), with the layer scale.
 
     Args:
         target: a timm transformer.
-        values: value vectors of each head, (B, A, T, d), see `tracing.Trace`.
         layer: index of the block.
 
     Raises:
@@ -102,10 +99,26 @@ def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
             f"expected attention whose heads are only projected, got {target.name}, which normalises or gates them:"
             " take a method that does not separate heads, such as DecompX-SkipPLUS or GAE"
         )
-    weight = block.attn.proj.weight.unflatten(1, (values.shape[1], -1))  # (D, A, d)
+    weight: Tensor = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
     scale = getattr(block, "gamma_1", None) if hasattr(block, "gamma_1") else getattr(block.ls1, "gamma", None)
-    paths = torch.einsum("bhtc,dhc->bhtd", values.detach().to(weight.dtype), weight.detach())
-    return paths if scale is None else paths * scale.detach()
+    return weight if scale is None else weight * scale.detach()[:, None, None]
+
+
+def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
+    """Compute f_h(x_j): the value of each token in each head, projected to the width of the tokens, (B, A, T, D).
+
+    The output of attention is the sum over heads h and tokens j of A^h_ij f_h(x_j), and the bias of the projection.
+
+    Args:
+        target: a timm transformer.
+        values: value vectors of each head, (B, A, T, d), see `tracing.Trace`.
+        layer: index of the block.
+
+    Raises:
+        InputError: see `head_projections`.
+    """
+    weight = head_projections(target, layer)
+    return torch.einsum("bhtc,dhc->bhtd", values.detach().to(weight.dtype), weight)
 
 
 def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Module:

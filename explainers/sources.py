@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from explainers.direct import direct_paths
 from explainers.identity import Identity, recipe
 from explainers.target import TargetModel
 
@@ -72,29 +73,39 @@ def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0
 class Features:
     """The source of the embeddings and feature maps of a frozen target, from one forward pass.
 
-    Rows: `embedding` (B, D), and a feature map `map_0`, `map_1`, ... (B, N', C) of each block.
+    Rows: `embedding` (B, D), a feature map `map_0`, `map_1`, ... (B, N', C) of each of `blocks`, and `direct`
+    (B, L, N', D), the direct paths of the L blocks `direct`.
 
     Args:
         target: the frozen model.
         blocks: indices of the blocks whose feature maps are rows; none by default.
+        direct: indices of the blocks whose direct paths are a row, see `explainers.direct`; none by default.
     """
 
     entries = ("image",)
     forward_passes = 1
 
-    def __init__(self, target: TargetModel, blocks: Sequence[int] = ()) -> None:
-        self.target, self.blocks = target, tuple(blocks)
+    def __init__(self, target: TargetModel, blocks: Sequence[int] = (), direct: Sequence[int] = ()) -> None:
+        self.target, self.blocks, self.direct = target, tuple(blocks), tuple(direct)
 
     @property
     def provides(self) -> tuple[str, ...]:
-        return "embedding", *(f"map_{i}" for i in range(len(self.blocks)))
+        return "embedding", *(f"map_{i}" for i in range(len(self.blocks))), *(("direct",) if self.direct else ())
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         normalised = self.target.normalise(batch["image"])
         with torch.no_grad():
-            if not self.blocks:
-                return {"embedding": self.target.embed(normalised)}
-            embeddings, maps = self.target.embed_with_maps(normalised, self.blocks)
+            if not self.direct:
+                return self._rows(normalised)
+            with direct_paths(self.target, self.direct) as record:
+                rows = self._rows(normalised)
+            return rows | {"direct": record.paths()}
+
+    def _rows(self, normalised: Tensor) -> dict[str, Tensor]:
+        """The embeddings and feature maps."""
+        if not self.blocks:
+            return {"embedding": self.target.embed(normalised)}
+        embeddings, maps = self.target.embed_with_maps(normalised, self.blocks)
         return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
 
     def key(self) -> Identity:

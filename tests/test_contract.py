@@ -94,7 +94,10 @@ BUILDERS = {
             TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
         ),
     },
-    Decomposition: {"": partial(Decomposition, network=partial(VectorNetwork, blocks=[0, 1], width=12, depth=1))},
+    Decomposition: {
+        "": partial(Decomposition, network=partial(VectorNetwork, blocks=[0, 1], width=12, depth=1)),
+        "direct": partial(Decomposition, network=partial(VectorNetwork, blocks=[0, 1], width=12, depth=1, direct=[1])),
+    },
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
     Shapley: {
         "light": partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)),

@@ -109,7 +109,7 @@ def all_sources():
 
 
 SOURCES = {
-    Features: ({}, {"blocks": [1]}),
+    Features: ({}, {"blocks": [1], "direct": [0]}),
     Pixels: ({}, {}),
     MetaAttributions: ({"grid": GRID}, {"grid": OTHER_GRID, "hops": [1], "patches": 2, "seed": 1}),
     CoalitionValues: (
@@ -187,7 +187,7 @@ NETWORKS = {
     networks.ViTShapleyNetwork: ({}, {"freeze": True, "ratio": 2, "tanh": False}),
     networks.VectorNetwork: (
         {"blocks": [0, 1]},
-        {"blocks": [1], "width": 24, "depth": 1, "heads": 2, "head_width": 8},
+        {"blocks": [1], "width": 24, "depth": 1, "heads": 2, "head_width": 8, "direct": [1]},
     ),
     networks.FastSHAPNetwork: ({"backbone": "test_resnet"}, {"backbone": "test_convnext"}),
 }

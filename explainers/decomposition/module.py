@@ -84,7 +84,7 @@ class Decomposition(NetworkExplainer):
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
         self.target, self.grid, self.temperature = target.requires_grad_(False).eval(), grid, temperature
         self.network = network(target, grid)
-        self.reads = Features(target, self.network.blocks)
+        self.reads = Features(target, self.network.blocks, self.network.direct)
         self.teacher = None if teacher is None else teacher(target, grid)
         self.sources: Sequence[Source] = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
         self.untrained, self.uncalibrated = weights is None, True
@@ -141,7 +141,8 @@ class Decomposition(NetworkExplainer):
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""
-        return self.network(rows["embedding"], [rows[f"map_{i}"] for i in range(len(self.network.blocks))])
+        maps = [rows[f"map_{i}"] for i in range(len(self.network.blocks))]
+        return self.network(rows["embedding"], maps, rows["direct"] if self.network.direct else None)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         teacher = self._teacher()
@@ -177,13 +178,15 @@ class Decomposition(NetworkExplainer):
     def _calibrate(self, teacher: Teacher, rows: dict[str, Tensor]) -> None:
         """Set the unit of the network's outputs by the first batches of all processes.
 
-        Weights from a file may have learned from a teacher of larger or smaller attributions. A squared error of α c_z
-        is quadratic in α, so its values at −1, 0 and 1 give its minimum.
+        Weights from a file may have learned from a teacher of larger or smaller attributions, and direct paths have a
+        size of their own. A squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
         self.uncalibrated = False
-        if self.untrained:
+        if self.untrained and not self.network.direct:
             self.network.scale.copy_(self.of_all_processes(teacher.unit(rows)).mean())
             return
+        if self.untrained:
+            self.network.spread.copy_(self.of_all_processes(rows["direct"].float().sum(1).std()).mean())
         vectors = self.predict(rows)
         factor = self.of_all_processes(teacher.unit(rows) / vectors.std()).mean()
         losses = torch.stack([teacher.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])

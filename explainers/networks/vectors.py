@@ -7,6 +7,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
+from explainers.direct import check_direct
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.networks.light import on_grid, small_linear
@@ -21,6 +22,9 @@ class VectorNetwork(nn.Module):
     map; the scores are normalised over the patches like those of attention. They scale and shift the tokens that are
     read from the maps, and MLPs mix the channels. Nothing else mixes patches.
 
+    Direct paths (see `explainers.direct`) are added to what the network predicts, each with a weight for every patch.
+    They point from the start to the classes that the target sees in a patch, also to those that training never showed.
+
     Args:
         target: the model to explain.
         grid: the patches of an image.
@@ -29,9 +33,15 @@ class VectorNetwork(nn.Module):
         depth: number of residual layers.
         heads: number of scores of each feature map.
         head_width: width of queries and keys, in channels.
+        direct: indices of the blocks whose direct paths are added, in ascending order; none for models other than
+            transformers.
+
+    Raises:
+        InputError: for blocks that the model does not have, or direct paths that are not known.
     """
 
     scale: Tensor
+    spread: Tensor
 
     def __init__(
         self,
@@ -42,11 +52,17 @@ class VectorNetwork(nn.Module):
         depth: int = 2,
         heads: int = 3,
         head_width: int = 16,
+        direct: Sequence[int] = (),
     ) -> None:
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
+        if direct:
+            check_direct(target, direct)
+            self.path_weight = nn.Linear(width, len(direct))
+            nn.init.zeros_(self.path_weight.weight)
+            nn.init.ones_(self.path_weight.bias)
         self.blocks, self.width, self.depth = tuple(blocks), width, depth
-        self.heads, self.head_width, self.side = heads, head_width, grid.side
+        self.heads, self.head_width, self.side, self.direct = heads, head_width, grid.side, tuple(direct)
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)
@@ -61,13 +77,15 @@ class VectorNetwork(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.write = small_linear(width, target.embed_dim)
         self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("spread", torch.ones(()))
 
-    def forward(self, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
+    def forward(self, embeddings: Tensor, maps: list[Tensor], direct: Tensor | None = None) -> Tensor:
         """Predict c_z of every patch, (B, N, D).
 
         Args:
             embeddings: embeddings of the whole images, (B, D).
             maps: feature maps of the `blocks`, (B, N', C) each.
+            direct: direct paths of the blocks `direct`, (B, L, N', D).
         """
         maps = [norm(on_grid(each, self.side)) for norm, each in zip(self.norms, maps, strict=True)]
         tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position
@@ -75,7 +93,12 @@ class VectorNetwork(nn.Module):
         tokens = tokens * (1 + self.gate(scores)) + self.shift(scores)
         for layer in self.layers:
             tokens = tokens + layer(tokens)
-        return self.write(self.norm(tokens)) * self.scale
+        tokens = self.norm(tokens)
+        vectors = self.write(tokens)
+        if direct is not None:
+            paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2]) / self.spread
+            vectors = vectors + torch.einsum("blnd,bnl->bnd", paths, self.path_weight(tokens).to(paths.dtype))
+        return vectors * self.scale
 
     def _scores(self, i: int, feature_map: Tensor) -> Tensor:
         """Log-attention of the mean of feature map i to every patch, relative to the uniform one: (B, N, heads)."""

@@ -14,6 +14,7 @@ from explainers.posthoc.attention import (
 )
 from explainers.posthoc.chance import Chance
 from explainers.posthoc.decomposition import ALTI, GlobEnc
+from explainers.posthoc.direct import DirectPaths
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
@@ -42,6 +43,7 @@ __all__ = [
     "ConservativeLRP",
     "DecompX",
     "DeepLift",
+    "DirectPaths",
     "FullGrad",
     "GenAtt",
     "GlobEnc",

@@ -31,14 +31,14 @@ def teacher(request):
 class Known(nn.Module):
     """Says the vectors that it was told."""
 
-    blocks = ()
+    blocks = direct = ()
 
     def __init__(self, target, grid, vectors):
         super().__init__()
         self.vectors = vectors
         self.register_buffer("scale", torch.ones(()))
 
-    def forward(self, embeddings, maps):
+    def forward(self, embeddings, maps, direct=None):
         return self.vectors[: len(embeddings)]
 
 

@@ -47,6 +47,18 @@ def test_trained_weights_start_with_the_size_that_has_the_least_error(target, gr
     assert again.network.scale == size * trained.network.scale
 
 
+def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid, images, teacher):
+    explainer = Decomposition(target, grid, partial(VECTORS, direct=[0, 1]), teacher, seed=0)
+    rows = complete(batch_of(images), explainer.sources)
+    torch.nn.init.zeros_(explainer.network.write.weight)
+    explainer.training_step(rows, 0)
+    paths = rows["direct"].sum(1)
+    torch.testing.assert_close(explainer.predict(rows), explainer.network.scale * paths / paths.std())
+    size = (explainer.network.scale / paths.std()).item()
+    losses = [explainer.teacher.loss(factor * size * paths, rows).item() for factor in (1, 0.98, 1.02, 0)]
+    assert losses[0] == min(losses)
+
+
 def test_a_correlation_has_no_size_to_start_with(target, grid, images, tmp_path):
     teacher = partial(Propagation, objective="correlation")
     path = str(Decomposition(target, grid, VECTORS, teacher).export(tmp_path))

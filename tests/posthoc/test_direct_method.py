@@ -1,0 +1,45 @@
+"""Direct paths as an explainer; `test_direct` has the paths themselves."""
+
+import pytest
+import torch
+
+from explainers.direct import direct_paths
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.posthoc import DirectPaths
+
+CLASSES = torch.tensor([3, 0, 4, 1, 1])
+
+
+@pytest.mark.parametrize("start, blocks", [(None, [2]), (0, [0, 1, 2]), (-2, [1, 2])])
+def test_a_heatmap_is_the_product_of_the_row_of_the_class_and_the_paths(make_target, grid, images, start, blocks):
+    target = make_target(depth=3)
+    with torch.no_grad(), direct_paths(target, blocks) as record:
+        target.embed(target.normalise(images))
+    found, paths = DirectPaths(target, grid, start=start)(images, CLASSES), record.paths()
+    for i, label in enumerate(CLASSES.tolist()):
+        for patch in range(16):
+            expected = sum(torch.dot(target.head.weight[label], paths[i, layer, patch]) for layer in range(len(blocks)))
+            assert found[i, patch // 4, patch % 4].item() == pytest.approx(expected.item(), rel=1e-3, abs=1e-4)
+
+
+def test_log_odds_compare_the_class_with_the_others(target, grid, images):
+    embeddings = target.embed(target.normalise(images)).detach().requires_grad_()
+    logits = target.head(embeddings)
+    probability = logits.softmax(-1)[torch.arange(5), CLASSES]
+    (functionals,) = torch.autograd.grad((probability / (1 - probability)).log().sum(), embeddings)
+    found = DirectPaths(target, grid, output="log_odds")(images, CLASSES)
+    torch.testing.assert_close(found, DirectPaths(target, grid).explain(images, functionals), rtol=1e-3, atol=1e-3)
+
+
+def test_a_coarser_grid_has_the_same_sum(target, grid, images):
+    fine, coarse = (DirectPaths(target, each)(images, CLASSES) for each in (grid, PatchGrid(32, 16)))
+    assert coarse.shape == (5, 2, 2)
+    torch.testing.assert_close(coarse, fine.unflatten(1, (2, 2)).unflatten(3, (2, 2)).sum((2, 4)))
+
+
+def test_models_without_direct_paths_are_refused(make_target, grid):
+    with pytest.raises(InputError, match="^expected a transformer with blocks"):
+        DirectPaths(make_target("test_resnet"), grid)
+    with pytest.raises(InputError, match="^expected a layer from -2 to 1 of vit_tiny"):
+        DirectPaths(make_target(), grid, start=2)
