@@ -59,18 +59,22 @@ class DirectRecord(TorchFunctionMode):
                 f"expected one forward pass with fused attention in the blocks {list(self.blocks)} of"
                 f" {self.target.name}, recorded {len(self.attention)}: embed images once inside the context"
             )
-        backbone, tokens = self.target.backbone, self.final.float()
-        weights = readout(self.target, tokens.shape[1])
-        rows = (weights * inverse_scale(backbone.norm, tokens))[:, weights > 0]  # (B, R)
+        backbone, prefix = self.target.backbone, num_prefix_tokens(self.target)
+        weights = readout(self.target, self.final.shape[1])
+        tokens, weights = self.final[:, weights > 0].float(), weights[weights > 0]  # the R tokens that are read
+        rows = weights * inverse_scale(backbone.norm, tokens)  # (B, R)
+        pooled_norm = getattr(backbone, "fc_norm", nn.Identity())
+        if isinstance(pooled_norm, nn.LayerNorm):
+            pooled = (weights[:, None] * backbone.norm(tokens).float()).sum(1)
+            rows = rows * inverse_scale(pooled_norm, pooled)[:, None]
         found = []
         for layer, attention, values in zip(self.blocks, self.attention, self.values, strict=True):
-            row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)
-            carried = (row[..., None] * values)[:, :, num_prefix_tokens(self.target) :]  # (B, A, N, d)
-            found.append(torch.einsum("bhnd,chd->bnc", carried, head_projections(self.target, layer).to(carried.dtype)))
-        paths = through(backbone.norm, torch.stack(found, 1))
-        pooled_norm = getattr(backbone, "fc_norm", nn.Identity())
-        pooled = (weights[:, None] * backbone.norm(tokens).float()).sum(1)  # (B, D)
-        return through(pooled_norm, paths) * inverse_scale(pooled_norm, pooled)[:, None, None, None].to(paths.dtype)
+            row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
+            carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
+            projection = head_projections(self.target, layer).movedim(0, -1)  # (A, d, D)
+            projection = through(pooled_norm, through(backbone.norm, projection)).to(carried.dtype)
+            found.append(carried.flatten(2) @ projection.flatten(0, 1))
+        return torch.stack(found, 1)
 
     def _record(
         self,

@@ -97,7 +97,7 @@ class VectorNetwork(nn.Module):
         vectors = self.write(tokens)
         if direct is not None:
             paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2]) / self.spread
-            vectors = vectors + torch.einsum("blnd,bnl->bnd", paths, self.path_weight(tokens).to(paths.dtype))
+            vectors = vectors + (self.path_weight(tokens).mT[..., None] * paths).sum(1)
         return vectors * self.scale
 
     def _scores(self, i: int, feature_map: Tensor) -> Tensor:
