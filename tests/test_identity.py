@@ -135,7 +135,7 @@ SOURCES = {
 """Source → arguments besides its model, and another value of every argument that its rows depend on."""
 
 
-LOSSES = {Propagation: {"objective": "correlation"}, Coalitions: {"temperature": 2.0}}
+LOSSES = {Propagation: {"objective": "correlation"}}
 """Teacher → another value of every argument that changes its loss, not its rows."""
 
 

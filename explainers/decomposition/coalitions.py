@@ -1,13 +1,12 @@
 """Embeddings of masked images, and the least-squares fit of their differences by sums over patches."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from explainers.decomposition.functionals import class_rows, score_functionals
+from explainers.decomposition.functionals import class_rows
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.identity import Identity, recipe
 from explainers.masking import PatchGrid, Removal
@@ -45,21 +44,22 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     return root * errors, root * difference
 
 
-def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, functionals: Tensor) -> Tensor:
-    """Compute the unexplained part of the squared differences of scores: 1 for vectors of 0, if they are not shifted.
+def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+    """Compute the unexplained part of the squared differences of logits: 1 for vectors of 0, if they are not shifted.
 
-    It is the mean of two parts, of the logits of all classes and of one functional of each image. Squares are summed
-    over images and coalitions before they are compared: an image that no mask changes does not count.
+    It is the mean of two parts, of the logits of all classes and of the logit of one class of each image. Squares are
+    summed over images and coalitions before they are compared: an image that no mask changes does not count.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
         difference: (B, M, D).
         rows: the functionals of the classes, relative to their mean, (K, D).
-        functionals: (B, D).
+        classes: (B,).
     """
     sums = []
     for each in (errors, difference):
-        sums.append(torch.stack([(each @ rows.mT).square().sum(), (each @ functionals[..., None]).square().sum()]))
+        squares = (each @ rows.mT).square()  # (B, M, K)
+        sums.append(torch.stack([squares.sum(), squares[torch.arange(len(squares)), :, classes].sum()]))
     return (sums[0] / sums[1].clamp(min=1e-8)).mean()
 
 
@@ -78,7 +78,6 @@ class Coalitions:
         fit: how coalitions are drawn and weighed. `regions`: coherent regions of all sizes, see `region_coalitions`.
             `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors of
             the least error are the Shapley values.
-        temperature: T of the predicted class's score, whose functional counts half in the loss; see `Decomposition`.
         removals: what replaces hidden patches, see `Removal`. The coalitions of an image take turns; `blank` is a mean.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws.
@@ -94,12 +93,11 @@ class Coalitions:
         grid: PatchGrid,
         pairs: int = 4,
         fit: Fit = "regions",
-        temperature: float | None = math.inf,
         removals: Sequence[Removal] = ("zero",),
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
-        check_positive(pairs=pairs, chunk_size=chunk_size, temperature=1 if temperature is None else temperature)
+        check_positive(pairs=pairs, chunk_size=chunk_size)
         if not 0 < len(removals) <= pairs:
             raise InputError(
                 f"expected at least one removal, and a pair of coalitions for each, got {len(removals)} removals and"
@@ -108,7 +106,7 @@ class Coalitions:
         for removal in removals:
             check_removal(target, removal)
         self.target, self.grid, self.pairs, self.fit, self.removals = target, grid, pairs, fit, tuple(removals)
-        self.temperature, self.chunk_size, self.seed = temperature, chunk_size, seed
+        self.chunk_size, self.seed = chunk_size, seed
         self.forward_passes = 2 * pairs
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
@@ -140,11 +138,9 @@ class Coalitions:
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; the class is the predicted one."""
         head = class_rows(self.target.head, self.target.embed_dim, vectors)
-        logits = self.target.classify(rows["embedding"]).detach()
-        functionals = score_functionals(head, logits, self.temperature, logits.argmax(-1))
+        classes = self.target.classify(rows["embedding"]).argmax(-1)
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            errors, difference = coalition_errors(vectors.float(), rows, self.fit)
-            return coalition_loss(errors, difference, head - head.mean(0), functionals)
+            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head - head.mean(0), classes)
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""
@@ -152,4 +148,4 @@ class Coalitions:
 
     def key(self) -> Identity:
         own = {"source": "embeddings of coalitions", "target": self.target.backbone_identity()}
-        return own | recipe(self, without=(*own, "temperature"))
+        return own | recipe(self, without=own)

@@ -13,7 +13,6 @@ from toys import batch_of, game
 
 from explainers.decomposition import Coalitions
 from explainers.decomposition.coalitions import coalition_errors, coalition_loss
-from explainers.decomposition.functionals import score_functionals
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.sampling import shapley_coalitions
@@ -84,23 +83,21 @@ def test_vectors_whose_sums_are_the_embeddings_have_no_loss(additive, images, fi
 
 @pytest.mark.parametrize("fit", FITS)
 def test_the_loss_is_that_of_loops(target, images, fit):
-    teacher = Coalitions(target, GRID, pairs=6, fit=fit, temperature=2.0)
-    rows, vectors, own = taught(teacher, images), 0.3 * torch.randn(5, 9, 24), torch.randn(5, 24)
-    errors, head = coalition_errors(vectors, rows, fit), torch.randn(3, 24)
-    found = coalition_loss(*errors, head, own)
-    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, own, fit), rel=1e-4)
-    head, logits = target.head.weight.detach(), target(images)
-    own = score_functionals(head, logits, 2.0, logits.argmax(-1))
-    torch.testing.assert_close(teacher.loss(vectors, rows), coalition_loss(*errors, head - head.mean(0), own))
+    teacher = Coalitions(target, GRID, pairs=6, fit=fit)
+    rows, vectors, head = taught(teacher, images), 0.3 * torch.randn(5, 9, 24), torch.randn(3, 24)
+    found = coalition_loss(*coalition_errors(vectors, rows, fit), head, CLASSES)
+    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, CLASSES, fit), rel=1e-4)
+    head = target.head.weight.detach() - target.head.weight.detach().mean(0)
+    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, target(images).argmax(-1))
+    torch.testing.assert_close(teacher.loss(vectors, rows), own)
 
 
 def test_an_image_that_no_mask_changes_does_not_count():
-    errors, difference = torch.randn(3, 4, 6), torch.randn(3, 4, 6)
-    head, own = torch.randn(5, 6), torch.randn(3, 6)
-    expected = coalition_loss(errors[:2], difference[:2], head, own[:2])
+    errors, difference, head = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(5, 6)
+    expected = coalition_loss(errors[:2], difference[:2], head, CLASSES[:2])
     errors[2] = difference[2] = 0
-    torch.testing.assert_close(coalition_loss(errors, difference, head, own), expected)
-    assert coalition_loss(0 * errors, 0 * difference, head, own) == 0
+    torch.testing.assert_close(coalition_loss(errors, difference, head, CLASSES[:3]), expected)
+    assert coalition_loss(0 * errors, 0 * difference, head, CLASSES[:3]) == 0
 
 
 def embedding_of(target, image, patches, removal):
