@@ -26,23 +26,23 @@ class DirectRecord(TorchFunctionMode):
     def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
         super().__init__()
         self.target, self.blocks = target, tuple(blocks)
-        self.current = False
+        self.recording = False
         self.attention: list[Tensor] = []
         self.values: list[Tensor] = []
         self.final = torch.empty(0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention and self.current:
+        if func is F.scaled_dot_product_attention and self.recording:
             self._record(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def enter_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Begin to record (a forward pre-hook)."""
-        self.current = True
+        self.recording = True
 
     def leave_block(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """End to record (a forward hook)."""
-        self.current = False
+        self.recording = False
 
     def enter_norm(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Record the output of the last block (a forward pre-hook of the final normalisation)."""
@@ -141,7 +141,7 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
     if target.distilled or not all(isinstance(norm, nn.LayerNorm | nn.Identity) for norm in norms):
         raise InputError(
             f"expected one class token or average pooling, and LayerNorm before the head, got {target.name}: set"
-            " explainer.network.direct=[]"
+            " direct=[] for our own explainer, or take another method"
         )
 
 
