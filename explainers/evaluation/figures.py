@@ -134,7 +134,8 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
             f"expected all explainers on all tasks, got no {', '.join(missing)}: measure or leave them out"
         )
     colours = colours_of(names_in(results))
-    figure = Figure(figsize=(2.4 + 0.9 * len(names), 3.6), layout="constrained")
+    height = 3 + 0.08 * max(map(len, names))  # names are written below the bars
+    figure = Figure(figsize=(2.4 + 0.9 * len(names), height), layout="constrained")
     for axis, (side, label) in zip(figure.subplots(1, 2), SIDES.items(), strict=True):
         means = {name: float(np.mean([measured[name][side] for measured in results.values()])) for name in names}
         errors = [

@@ -96,8 +96,9 @@ class VectorNetwork(nn.Module):
         tokens = self.norm(tokens)
         vectors = self.write(tokens)
         if direct is not None:
-            paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2]) / self.spread
-            vectors = vectors + (self.path_weight(tokens).mT[..., None] * paths).sum(1)
+            paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2])  # (B, L, N, D)
+            weights = self.path_weight(tokens) / self.spread  # (B, N, L)
+            vectors = vectors + (weights.mT[..., None] * paths).sum(1)
         return vectors * self.scale
 
     def _scores(self, i: int, feature_map: Tensor) -> Tensor:
