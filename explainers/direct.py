@@ -140,8 +140,8 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
     norms = [target.backbone.norm, getattr(target.backbone, "fc_norm", nn.Identity())]
     if target.distilled or not all(isinstance(norm, nn.LayerNorm | nn.Identity) for norm in norms):
         raise InputError(
-            f"expected one class token or average pooling, and LayerNorm before the head, got {target.name}: set"
-            " direct=[] for our own explainer, or take another method"
+            f"expected one class token or average pooling, and LayerNorm before the head, got {target.name}: take"
+            " another method, or direct=[] for our own explainer"
         )
 
 

@@ -28,7 +28,7 @@ METHODS = [*method_names(), *AGGREGATED]
 NEEDS_GLOBAL_ATTENTION = {
     *("ALTI", "AttCAT", "AttIxG", "AttentionGradCAM", "AttentionRollout", "FullGrad", "GAE", "GenAtt", "GlobEnc"),
     *("GradSAM", "LeGrad", "LibraGrad", "PartialLRP", "RawAttention", "TAM", "TokenTM", "TransformerAttribution"),
-    *("GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"),
+    *("GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS", "DirectPaths"),
 }
 NEEDS_NO_TRANSFORMER = {
     *("Chance", "DeepLift", "GradientSHAP", "IntegratedGradients", "LIME", "Occlusion", "RISE", "Saliency", "ScoreCAM"),
@@ -40,6 +40,8 @@ def reason(model, method):
     """What a model lacks for a method, or None."""
     if model == "ResNet" and method not in NEEDS_NO_TRANSFORMER:
         return "expected a transformer"
+    if model == "DeiT-Tiny distilled" and method == "DirectPaths":
+        return "expected one class token or average pooling"
     return (
         "expected a model with global attention" if model == "Swin-Tiny" and method in NEEDS_GLOBAL_ATTENTION else None
     )

@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 
+from explainers.direct import check_direct
 from explainers.identity import weights_hash
 from explainers.targets.classifier import Classifier
 
@@ -39,7 +40,7 @@ def test_every_target_and_every_data_set_composes_with_every_experiment(experime
 def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else():
     """So that all pairs compose where each composes with one of the others: there is no file for a pair."""
     for name in TARGETS:
-        assert set(OmegaConf.load(ROOT / f"configs/target/{name}.yaml")) == {"target", "blocks", "grid"}
+        assert set(OmegaConf.load(ROOT / f"configs/target/{name}.yaml")) == {"target", "blocks", "direct", "grid"}
     for name in DATA:
         text = (ROOT / f"configs/data/{name}.yaml").read_text()
         lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -55,11 +56,16 @@ def test_the_weights_of_a_target_are_those_that_timm_has(name, tmp_path):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
-    """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network."""
+    """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network.
+
+    So do the blocks of direct paths, which our own explainer reads.
+    """
     cfg = composed(f"target={name}", "explainer=tve_light", "target.model.pretrained=false", folder=tmp_path)
     with torch.device("meta"):
         target, grid = instantiate(cfg.target).eval(), instantiate(cfg.grid)
         network = instantiate(cfg.explainer.network)(target, grid)
+        if cfg.direct:
+            check_direct(target, cfg.direct)
         images = torch.zeros(2, 3, grid.image_size, grid.image_size, dtype=torch.uint8)
         embeddings, maps = target.embed_with_maps(target.normalise(images), cfg.blocks)
         assert target.head(embeddings).shape == (2, 10 if name == "tiny" else 1000)
