@@ -10,7 +10,7 @@ from explainers.direct import check_direct, direct_paths
 from explainers.errors import checks_choices
 from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
-from explainers.posthoc.layerwise import layer_index
+from explainers.posthoc.layerwise import layer_index, middle_layer
 from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
 from explainers.target import TargetModel
 
@@ -38,9 +38,8 @@ class DirectPaths(nn.Module):
     ) -> None:
         super().__init__()
         self.target, self.grid, self.output = target.eval(), grid, output
-        layers = len(blocks_of(target))
-        middle = min(-(-layers // 2), layers - 1)
-        self.blocks = range(layers)[middle if start is None else layer_index(target, start) :]
+        first = middle_layer(target) if start is None else layer_index(target, start)
+        self.blocks = range(first, len(blocks_of(target)))
         check_direct(target, self.blocks)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:

@@ -20,6 +20,12 @@ def layer_index(target: TargetModel, layer: int) -> int:
     return layers[layer]
 
 
+def middle_layer(target: TargetModel) -> int:
+    """Return the index of the middle layer, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
+    layers = len(blocks_of(target))
+    return min(-(-layers // 2), layers - 1)  # a single layer is not skipped
+
+
 class Layerwise(WhiteBox):
     """A method A that gives a map A(f_l)(x_l) for each layer l, where f_l is the model from layer l on.
 
@@ -144,7 +150,7 @@ class PLUS(Aggregation):
 
 
 class SkipPLUS(PLUS):
-    """Sums the maps of the layers from the middle one on, m = ⌈L/2⌉ (SkipPLUS, Equation 4).
+    """Sums the maps of the layers from the middle one on (SkipPLUS, Equation 4).
 
     Args:
         target: the model to explain, a timm transformer.
@@ -154,8 +160,7 @@ class SkipPLUS(PLUS):
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise]) -> None:
-        layers = len(blocks_of(target))
-        super().__init__(target, grid, of, start=min(-(-layers // 2), layers - 1))  # a single layer is not skipped
+        super().__init__(target, grid, of, start=middle_layer(target))
 
 
 class Rollout(Aggregation):
