@@ -66,7 +66,7 @@ class VectorNetwork(nn.Module):
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)
-        self.keys = nn.ModuleList(nn.Linear(c, heads * head_width) for c in channels)
+        self.keys = nn.ModuleList(nn.Linear(c, heads * head_width, bias=False) for c in channels)
         self.read = nn.Linear(sum(channels), width)
         self.read_embedding = nn.Sequential(nn.LayerNorm(target.embed_dim), nn.Linear(target.embed_dim, width))
         self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
@@ -104,6 +104,7 @@ class VectorNetwork(nn.Module):
     def _scores(self, i: int, feature_map: Tensor) -> Tensor:
         """Log-attention of the mean of feature map i to every patch, relative to the uniform one: (B, N, heads)."""
         query = self.queries[i](feature_map.mean(1)).unflatten(-1, (self.heads, -1))
-        key = self.keys[i](feature_map).unflatten(-1, (self.heads, -1))
-        scores = torch.einsum("bhd,bnhd->bnh", query, key).float() / self.head_width**0.5
+        key = self.keys[i].get_parameter("weight").unflatten(0, (self.heads, -1))
+        # Queries of channels are cheaper than keys of all patches, and give the same products
+        scores = (feature_map @ torch.einsum("bhd,hdc->bch", query, key)).float() / self.head_width**0.5
         return scores.log_softmax(1) + math.log(scores.shape[1])
