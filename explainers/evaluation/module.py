@@ -16,7 +16,7 @@ from explainers.evaluation.checks import check_heatmaps, check_target
 from explainers.inputs import check_labels
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
-from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.metrics.agreement import Agreement, MeanOfImages, agreement_metrics
 from explainers.metrics.localization import PointingGame
 from explainers.metrics.perturbation import Fidelity, perturbation_sweep
 from explainers.removal import check_removal, masked_probabilities
@@ -172,6 +172,8 @@ class Evaluation(LightningModule):
         metrics = self._metrics_of(name)
         numbers = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
         numbers |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
+        errors = {key: metrics[key] for key in self.agreement if isinstance(metrics[key], MeanOfImages)}
+        numbers |= {f"{key}_error": metric.standard_error().item() for key, metric in errors.items()}
         numbers["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
         if getattr(self.explainers[name], "ignores_classes", False):
             numbers["ignores_classes"] = True

@@ -1,4 +1,4 @@
-"""Agreement between two heatmaps of the same image: E-RMSE, IoU@K and Spearman's rank correlation."""
+"""Agreement between two heatmaps of the same image: E-RMSE, also in units of the spread, IoU@K and rank correlation."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from torchmetrics import MeanMetric, Metric
 
 from explainers.errors import InputError, check_positive
 
-Agreement = Literal["e_rmse", "iou", "rank_correlation"]
+Agreement = Literal["e_rmse", "relative_error", "iou", "rank_correlation"]
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:
@@ -92,44 +92,132 @@ class RootMeanSquaredError(MeanMetric):
         return super().compute().sqrt()
 
 
-class TopOverlap(MeanMetric):
+class RelativeError(Metric):
+    """E-RMSE in units of the spread of the reference heatmaps (B, P, P), which is their deviation from their own mean.
+
+    1 is what constant heatmaps have that sum to what the reference sums to. Unlike E-RMSE, it can be compared between
+    references.
+
+    >>> metric = RelativeError()
+    >>> metric.update(torch.tensor([[[2.0, 2.0]]]), torch.tensor([[[1.0, 3.0]]]))
+    >>> metric.compute().item()
+    1.0
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    column = "Error / spread ↓"
+    squared_error: Tensor
+    variation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("squared_error", "variation"):
+            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
+
+    def update(self, heatmaps: Tensor, reference: Tensor) -> None:
+        self.squared_error += (heatmaps - reference).double().square().sum()
+        scores = reference.flatten(1).double()
+        self.variation += (scores - scores.mean(1, keepdim=True)).square().sum()
+
+    def compute(self) -> Tensor:
+        return (self.squared_error / self.variation).sqrt().float()
+
+
+class BestFactor(Metric):
+    """The factor of heatmaps (B, P, P) with the least squared difference from reference heatmaps.
+
+    >>> metric = BestFactor()
+    >>> metric.update(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 6.0]]]))
+    >>> metric.compute().item()
+    3.0
+    """
+
+    full_state_update = False
+    product: Tensor
+    squares: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("product", "squares"):
+            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
+
+    def update(self, heatmaps: Tensor, reference: Tensor) -> None:
+        self.product += (heatmaps.double() * reference).sum()
+        self.squares += heatmaps.double().square().sum()
+
+    def compute(self) -> Tensor:
+        return (self.product / self.squares).float()
+
+
+class MeanOfImages(Metric):
+    """The mean of one number for each image, with its standard error; NaN is left out."""
+
+    full_state_update = False
+    higher_is_better = True
+    total: Tensor
+    squares: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "squares", "count"):
+            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
+
+    def add(self, values: Tensor) -> None:
+        """Add the numbers of some images, (B,)."""
+        values = values[~values.isnan()].double()
+        self.total += values.sum()
+        self.squares += values.square().sum()
+        self.count += len(values)
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count).float()
+
+    def standard_error(self) -> Tensor:
+        """The standard error of the mean over the images of all processes; NaN for a single image."""
+        with self.sync_context():
+            variance = (self.squares / self.count - (self.total / self.count).square()).clamp(min=0)
+            return (variance / (self.count - 1)).sqrt().float()
+
+
+class TopOverlap(MeanOfImages):
     """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images.
 
     Args:
         k: K, see `iou_at_k`.
     """
 
-    higher_is_better = True  # type: ignore[assignment]
-
     def __init__(self, k: int) -> None:
         super().__init__()
         check_positive(k=k)
         self.k, self.column = k, f"IoU@{k} ↑"
 
-    def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
-        super().update(iou_at_k(heatmaps.flatten(1), reference.flatten(1), self.k))
+    def update(self, heatmaps: Tensor, reference: Tensor) -> None:
+        self.add(iou_at_k(heatmaps.flatten(1), reference.flatten(1), self.k))
 
 
-class RankCorrelation(MeanMetric):
-    """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images."""
+class RankCorrelation(MeanOfImages):
+    """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images.
 
-    higher_is_better = True  # type: ignore[assignment]
+    It leaves out images with a constant heatmap, for which it is undefined.
+    """
+
     column = "ρ with the reference ↑"
 
-    def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
-        super().update(spearman(heatmaps.flatten(1), reference.flatten(1)))
+    def update(self, heatmaps: Tensor, reference: Tensor) -> None:
+        self.add(spearman(heatmaps.flatten(1), reference.flatten(1)))
 
 
 def agreement_metrics(k: int) -> dict[str, Metric]:
     """Build a new metric for each name in `Agreement`.
-
-    The rank correlation leaves out images with a constant heatmap, for which it is undefined.
 
     Args:
         k: K of IoU@K.
     """
     return {
         "e_rmse": RootMeanSquaredError(),
+        "relative_error": RelativeError(),
         "iou": TopOverlap(k),
-        "rank_correlation": RankCorrelation(nan_strategy="ignore"),
+        "rank_correlation": RankCorrelation(),
     }

@@ -1,15 +1,17 @@
 """KernelSHAP (Lundberg & Lee, 2017): Shapley values of patches, fitted to the values of random coalitions."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import check_positive, checks_choices
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.identity import Identity
 from explainers.inputs import check_labels, checked_classes
 from explainers.masking import PatchGrid, Removal
+from explainers.posthoc import build
 from explainers.shapley.coalitions import CoalitionValues, Score
+from explainers.shapley.prior import fit_with_prior
 from explainers.target import TargetModel
 
 
@@ -62,6 +64,8 @@ class ShapleyLabels:
         chunk_size: maximum number of masked images in memory.
         seed: seed of the coalitions.
         removal: see `CoalitionValues`.
+        prior: name of a method without training, see `posthoc.build`, whose heatmaps the fit starts from, see
+            `fit_with_prior`; `None` for `fit_shapley`. Not for `classes="all"`.
     """
 
     @checks_choices
@@ -76,9 +80,13 @@ class ShapleyLabels:
         chunk_size: int = 256,
         seed: int = 0,
         removal: Removal = "zero",
+        prior: str | None = None,
     ) -> None:
         check_positive(budget=budget)
-        self.classes = classes
+        if prior is not None and classes == "all":
+            raise InputError("expected labels.classes=label or predicted with labels.prior, got all")
+        self.classes, self.paired, self.prior = classes, paired, prior
+        self.map: Any = None if prior is None else build(prior, model, grid)
         self.provides = ("shapley",) if classes == "all" else ("explained", "shapley")
         self.entries = ("image", "label") if classes == "label" else ("image",)
         self.forward_passes = budget + 1
@@ -94,10 +102,16 @@ class ShapleyLabels:
             rows[name].take_along_dim(explained.view(-1, *[1] * (rows[name].dim() - 1)), -1)
             for name in ("values", "null", "grand")
         )
-        return {"explained": explained, "shapley": fit_shapley(rows["keep"], values, null, grand)[..., 0]}
+        if self.map is None:
+            phi = fit_shapley(rows["keep"], values, null, grand)
+        else:
+            prior = self.map(batch["image"], explained).detach().flatten(1)[..., None]
+            phi = fit_with_prior(rows["keep"], values, null, grand, prior, self.paired)
+        return {"explained": explained, "shapley": phi[..., 0]}
 
     def key(self) -> Identity:
-        return {"source": "KernelSHAP", "classes": self.classes, "values": self.values.key()}
+        own = {"source": "KernelSHAP", "classes": self.classes, "values": self.values.key()}
+        return own | ({} if self.prior is None else {"prior": self.prior})
 
 
 class KernelSHAP(nn.Module):
@@ -112,6 +126,7 @@ class KernelSHAP(nn.Module):
         chunk_size: maximum number of masked images in memory.
         seed: seed of the coalitions.
         removal: see `CoalitionValues`.
+        prior: see `ShapleyLabels`.
     """
 
     @checks_choices
@@ -125,10 +140,11 @@ class KernelSHAP(nn.Module):
         chunk_size: int = 256,
         seed: int = 1,
         removal: Removal = "zero",
+        prior: str | None = None,
     ) -> None:
         super().__init__()
         self.target, self.grid, self.forward_passes = target, grid, budget + 1
-        self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed, removal)
+        self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed, removal, prior)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)

@@ -6,15 +6,17 @@ its weights can transfer it (Yoshikawa et al., 2025). Three functions compute th
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.target import TargetModel
+
+Reading = Literal["patch", "difference"]
 
 
 class FixedHead(nn.Module):
@@ -31,27 +33,35 @@ class FixedHead(nn.Module):
         projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
         normalise: divide every embedding, after `projection`, by its length.
         scale: factor of the logits, such as CLIP's logit scale.
-        scale_patches: multiply the attributions by `scale`, too.
+        bias: added to the logits, (K,), such as that of a model's own head; `None` for none.
+        reading: how patches are read: `patch` as an image is, or `difference` from a blank image, without division by
+            the length, so that a patch that contributes nothing need not have an embedding of its own.
+        patch_scale: factor of the attributions.
     """
 
     weight: Tensor
     projection: Tensor | None
+    bias: Tensor | None
     scale: Tensor
 
+    @checks_choices
     def __init__(
         self,
         weight: Tensor,
         projection: Tensor | None = None,
         normalise: bool = True,
         scale: float = 1.0,
-        scale_patches: bool = False,
+        bias: Tensor | None = None,
+        reading: Reading = "patch",
+        patch_scale: float = 1.0,
     ) -> None:
         super().__init__()
         check_positive(scale=scale)
         self.register_buffer("weight", weight)
         self.register_buffer("projection", projection)
+        self.register_buffer("bias", bias)
         self.register_buffer("scale", torch.tensor(float(scale)))
-        self.normalise, self.scale_patches = normalise, scale_patches
+        self.normalise, self.reading, self.patch_scale = normalise, reading, patch_scale
 
     @property
     def in_features(self) -> int:
@@ -65,21 +75,49 @@ class FixedHead(nn.Module):
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""
-        return f"normalise={self.normalise}, scale_patches={self.scale_patches}"
+        return f"normalise={self.normalise}, reading={self.reading}, patch_scale={self.patch_scale}"
+
+    def read_as(self, other: "FixedHead") -> None:
+        """Take over how patches are read from the head of another model."""
+        self.reading, self.patch_scale = other.reading, other.patch_scale
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Embeddings (..., D) → logits (..., K)."""
-        return self.scale * self._project(embeddings)
+        logits = self.scale * F.linear(self._project(embeddings, self.normalise), self.weight)
+        return logits if self.bias is None else logits + self.bias
 
     def attributions(self, patches: Tensor) -> Tensor:
-        """Patch embeddings (B, N, D) → attributions of every patch to every class, (B, N, K)."""
-        projected = self._project(patches)
-        return self.scale * projected if self.scale_patches else projected
+        """Attributions of every patch to every class, (B, N, K).
 
-    def _project(self, embeddings: Tensor) -> Tensor:
+        Args:
+            patches: patch embeddings, or with the reading `difference` theirs minus that of a blank image, (B, N, D).
+        """
+        return F.linear(self.vectors(patches), self.weight)
+
+    def vectors(self, patches: Tensor) -> Tensor:
+        """Vectors c_z of patches, whose products with the rows of W are their attributions, (B, N, D')."""
+        return self.patch_scale * self._project(patches, self.normalise and self.reading == "patch")
+
+    def _project(self, embeddings: Tensor, normalise: bool) -> Tensor:
         if self.projection is not None:
             embeddings = F.linear(embeddings, self.projection)
-        return F.linear(F.normalize(embeddings, dim=-1) if self.normalise else embeddings, self.weight)
+        return F.normalize(embeddings, dim=-1) if normalise else embeddings
+
+
+def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
+    """Fix the linear head of a model. Rows are relative to their mean, which changes no probability.
+
+    Raises:
+        InputError: for a model without a linear head.
+    """
+    if not isinstance(target.head, nn.Linear):
+        raise InputError(
+            f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
+            " explainer.projection, or fit a head with experiment=linear_head"
+        )
+    weight, bias = target.head.weight.detach(), target.head.bias
+    centred = None if bias is None else bias.detach() - bias.detach().mean()
+    return FixedHead(weight - weight.mean(0), normalise=False, bias=centred, reading=reading, patch_scale=patch_scale)
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:

@@ -1,7 +1,7 @@
 """Makes a prediction-only model self-explaining without training (Yoshikawa et al., 2025)."""
 
+import copy
 import logging
-import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -16,12 +16,15 @@ from explainers.files import write_atomically
 from explainers.identity import Identity, weights_hash
 from explainers.masking import PatchGrid
 from explainers.metrics.accuracy import Accuracy
-from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.records import first_difference
 from explainers.sources import Pixels, complete
 from explainers.target import TargetModel
 from explainers.training.state_dicts import State, part
-from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining, explained, exported_target
+from explainers.vectors.exported import exported_target
+from explainers.vectors.patches import explained
+from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
+from explainers.vectors.sweep import Point, best_point, table
 from explainers.vectors.task_arithmetic import cosine, transfer, vector
 from explainers.weight_files import read_weights, save_weights
 
@@ -29,33 +32,6 @@ log = logging.getLogger(__name__)
 
 TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
-
-Point = tuple[float, float]
-"""(λ₁, λ₂)."""
-
-
-@checks_choices
-def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
-    """The row with the best metric among those that lose at most `tolerance` of the accuracy of the first row.
-
-    Args:
-        sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
-        tolerance: maximum accuracy drop, as a fraction.
-        select: the metric; e_rmse is better when lower, the others when higher.
-
-    Raises:
-        InputError: if there is no accuracy, because no image has a label.
-
-    >>> rows = [{"accuracy": 0.9, "iou": 0.1}, {"accuracy": 0.89, "iou": 0.2}, {"accuracy": 0.6, "iou": 0.4}]
-    >>> best_point(rows, tolerance=0.02, select="iou")
-    {'accuracy': 0.89, 'iou': 0.2}
-    """
-    if math.isnan(sweep[0]["accuracy"]):
-        raise InputError("expected images with labels, to measure the accuracy, got none: take labelled images")
-    lowest = sweep[0]["accuracy"] - tolerance - 1e-6  # for the rounding of float32 accuracies
-    sign = -1 if select == "e_rmse" else 1
-    allowed = [row for row in sweep if row["accuracy"] >= lowest]
-    return max(allowed, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
 
 
 class ExplainabilityVector(LightningModule):
@@ -69,8 +45,10 @@ class ExplainabilityVector(LightningModule):
     Args:
         target: the base model θ_base, from which all others were fine-tuned.
         grid: the patches that are explained.
-        predicting: file (see `SelfExplaining.export`) of the source task's model θ_ft, trained without attributions.
+        predicting: file (see `SelfExplaining.export`) of the source task's model θ_ft, trained without attributions;
+            `None` if this is the base model itself, with its own head.
         explaining: file of the source task's model θ_ft*, trained with attributions; the vector is τ = θ_ft* − θ_ft.
+            The transferred model reads its patches as this model does.
         onto: file of the target task's prediction-only model.
         lambda_1: values of λ₁ to try.
         lambda_2: values of λ₂ to try.
@@ -86,7 +64,7 @@ class ExplainabilityVector(LightningModule):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        predicting: str,
+        predicting: str | None,
         explaining: str,
         onto: str,
         lambda_1: Sequence[float],
@@ -109,12 +87,14 @@ class ExplainabilityVector(LightningModule):
         self.base = target.backbone.state_dict()
         self.parents: dict[str, str] = {"base": weights_hash(target.backbone)}
         self.heads: dict[str, Identity] = {}
-        source = self._read("predicting", predicting, target), self._read("explaining", explaining, target)
-        self._check_heads(predicting, explaining)
-        self.onto = self._read("onto", onto, target)
-        self.vector = vector(source[1], source[0])
-        self.cosine = cosine(vector(source[0], self.base), vector(self.onto, self.base))
+        before = self.base if predicting is None else self._read("predicting", predicting, target)
+        after, self.onto = self._read("explaining", explaining, target), self._read("onto", onto, target)
+        if predicting is not None:
+            self._check_heads(predicting, explaining)
+        self.vector = vector(after, before)
+        self.cosine = cosine(vector(before, self.base), vector(self.onto, self.base))
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
+        self.model.target.head.read_as(exported_target(target, explaining).head)
         self.teacher = exported_target(target, onto).requires_grad_(False)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
@@ -125,6 +105,7 @@ class ExplainabilityVector(LightningModule):
         self.best = untouched
         metrics_of_points = ({"accuracy": Accuracy(), **agreement_metrics(k)} for _ in self.points)
         self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in metrics_of_points)
+        self.factor = BestFactor()
         self.sweep: list[dict[str, float]] = []
 
     def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
@@ -179,8 +160,10 @@ class ExplainabilityVector(LightningModule):
             phi = explained(attributions, rows)
             metrics: Any = self.metrics[self.points.index(point)]
             metrics["accuracy"].update(logits.argmax(-1), rows["label"])
-            for name in ("e_rmse", "iou", "rank_correlation"):
+            for name in metrics.keys() - {"accuracy"}:
                 metrics[name].update(phi, rows["shapley"])
+            if point == self.points[0]:
+                self.factor.update(phi, rows["shapley"])
 
     def _found(self, point: Point) -> dict[str, float]:
         """Compute the metrics of a point and reset them, so that the test starts from zero."""
@@ -214,15 +197,6 @@ class ExplainabilityVector(LightningModule):
             changes = (f"{name} {self.sweep[0][name]:.3g} → {best[name]:.3g}" for name in ("accuracy", self.select))
             print(f"{chosen}; {', '.join(changes)}")
 
-    def table(self) -> str:
-        """The metrics of all points as a Markdown table, in which the selected point is marked."""
-        names = list(self.sweep[0])
-        lines = [f"| {' | '.join(names)} | |", "| --- " * (len(names) + 1) + "|"]
-        for row in sorted(self.sweep, key=lambda row: (row["lambda_1"], row["lambda_2"])):
-            mark = "best" if (row["lambda_1"], row["lambda_2"]) == self.best else ""
-            lines.append(f"| {' | '.join(f'{row[name]:.3f}' for name in names)} | {mark} |")
-        return "\n".join(lines)
-
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, list(dict.fromkeys([self.points[0], self.best])))
 
@@ -239,8 +213,19 @@ class ExplainabilityVector(LightningModule):
         return own | hashes | {"lambda_1": self.best[0], "lambda_2": self.best[1]}
 
     def export(self, folder: Path) -> Path:
-        """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it."""
+        """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it.
+
+        `scaled.safetensors` is the unchanged model whose attributions have their best factor on the validation images:
+        what a transfer must surpass.
+        """
         identity = self.provenance()
-        write_atomically(folder / "sweep.md", f"{self.table()}\n" if self.sweep else "")
+        if self.sweep:
+            self._load_point(self.points[0])
+            head = copy.deepcopy(self.model.target.head)
+            self.model.target.head.patch_scale *= self.factor.compute().item()
+            save_weights(self.model.target.state_dict(), folder / "scaled.safetensors", self.model.provenance())
+            self.model.target.head = head
+            self._load_point(self.best)
+        write_atomically(folder / "sweep.md", f"{table(self.sweep, self.best)}\n" if self.sweep else "")
         save_weights(self.vector, folder / "vector.safetensors", {"backbone": self.model.target.name} | self.parents)
         return save_weights(self.model.target.state_dict(), folder / "model.safetensors", identity)

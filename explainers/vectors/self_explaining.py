@@ -1,56 +1,66 @@
 """Models that predict and explain themselves in one forward pass, with a fixed head (Yoshikawa et al., 2025)."""
 
 import copy
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.identity import Identity, weights_hash
 from explainers.inputs import check_labels, checked_classes
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
-from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.sources import Pixels, Source, complete
+from explainers.sources import Features, Pixels, Source, complete
 from explainers.target import TargetModel
 from explainers.training.module import TrainingModule
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.state_dicts import check_alike, part
-from explainers.vectors.heads import FixedHead, ProjectionBuilder
-from explainers.weight_files import check_identity, read_weights, save_weights
+from explainers.vectors.exported import exported_target
+from explainers.vectors.heads import FixedHead, ProjectionBuilder, Reading, own_head
+from explainers.vectors.patches import explained, patch_means
+from explainers.weight_files import save_weights
 
-LabelBuilder = Callable[[TargetModel, PatchGrid], ShapleyLabels]
+LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
+"""Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.decomposition`."""
 
 
 class SelfExplaining(TrainingModule):
     """A classifier whose fixed head computes the attributions of every patch from the patch's embedding.
 
-    Minimises α · CE + (1 − α) · MSE: the cross entropy of the predictions, and the mean squared error of the
-    attributions of the patches to one class, or to all. With α = 1 it is the prediction-only twin, which is trained
-    without attributions.
+    Minimises α · L_predict + (1 − α) · L_explain. In the paper, L_predict is the cross entropy, and L_explain the mean
+    squared error of the attributions of the patches to one class, or to all. With α = 1 it is the prediction-only twin,
+    which is trained without attributions.
+
+    A teacher of `explainers.decomposition` explains no class but the embedding itself: patches learn vectors c_z whose
+    products v · c_z attribute every functional v. With its predictions held by those of the base model, the model then
+    needs neither labels nor classes, and what it learned serves every head.
 
     Args:
         target: the base model. Its backbone is trained; a `FixedHead` replaces its head.
         grid: the patches that are explained; the embeddings of smaller patches of the model are averaged.
         projection: computes W for the classes of the trainer's datamodule. If the width of W is not that of the
-            embeddings, the model's own head, which is CLIP's visual projection, is applied before W.
-        normalise: see `FixedHead`.
-        scale: see `FixedHead`.
-        scale_patches: see `FixedHead`.
-        alpha: α, the weight of the cross entropy, in (0, 1].
-        labels: builds the source of the attributions to learn, from the model of `teacher` and the grid.
-        teacher: file (see `export`) of the model that these attributions explain, such as the prediction-only twin.
+            embeddings, the model's own head, which is CLIP's visual projection, is applied before W. `None` fixes the
+            model's own head, see `own_head`.
+        normalise: see `FixedHead`; not for the model's own head.
+        scale: see `FixedHead`; not for the model's own head.
+        reading: see `FixedHead`.
+        patch_scale: see `FixedHead`.
+        alpha: α, in (0, 1].
+        predictions: L_predict: the cross entropy with the `labels`, or the divergence from the predictions of the
+            `teacher`, KL(teacher ‖ model).
+        labels: builds the source of the attributions to learn, from the teacher and the grid.
+        teacher: file (see `export`) of the model that these attributions explain, such as the prediction-only twin;
+            `None` takes the base model itself, if it keeps its own head.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -58,8 +68,10 @@ class SelfExplaining(TrainingModule):
         projection: ProjectionBuilder | None = None,
         normalise: bool = True,
         scale: float = 10.0,
-        scale_patches: bool = False,
+        reading: Reading = "patch",
+        patch_scale: float = 1.0,
         alpha: float = 0.8,
+        predictions: Literal["labels", "teacher"] = "labels",
         labels: LabelBuilder | None = None,
         teacher: str | None = None,
         weights: str | None = None,
@@ -68,34 +80,45 @@ class SelfExplaining(TrainingModule):
     ) -> None:
         if not 0 < alpha <= 1:
             raise InputError(f"expected alpha above 0 and at most 1, where nothing is explained, got {alpha}")
-        check_positive(scale=scale)
-        super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
-        self.target, self.grid, self.alpha = target, grid, alpha
-        self.projection, self.normalise, self.scale, self.scale_patches = projection, normalise, scale, scale_patches
-        self.teacher = None if teacher is None else exported_target(target, teacher).requires_grad_(False)
-        self.sources: tuple[Source, ...] = (Pixels(),)
-        if alpha < 1 and labels is not None and self.teacher is not None:
-            self.sources += (labels(self.teacher, grid),)
+        check_positive(scale=scale, patch_scale=patch_scale)
+        self_taught = labels is not None and teacher is None and projection is None and weights is None
+        super().__init__(optimizer, scheduler, frozen=("teacher",) if teacher is not None or self_taught else ())
+        self.target, self.grid, self.alpha, self.predictions = target, grid, alpha, predictions
+        self.projection, self.normalise, self.scale = projection, normalise, scale
+        self.reading, self.patch_scale = reading, patch_scale
+        self.teacher: Any = None
+        if teacher is not None:
+            self.teacher = exported_target(target, teacher).requires_grad_(False)
+        elif self_taught:
+            self.teacher = copy.deepcopy(target).eval().requires_grad_(False)
+        self.labels = None if alpha == 1 or labels is None or self.teacher is None else labels(self.teacher, grid)
+        self.sources: tuple[Source, ...] = (Pixels(),) if self.labels is None else (Pixels(), self.labels)
+        if self.teacher is not None and (predictions == "teacher" or hasattr(self.labels, "loss")):
+            self.sources += (Features(self.teacher),)
         self.base_hash = weights_hash(target.backbone)
         self.val_loss, self.accuracy = MeanMetric(), MeanMetric()
-        self.rank_correlation = RankCorrelation(nan_strategy="ignore")
+        self.rank_correlation = RankCorrelation()
         if weights is not None:
             self.target = exported_target(target, weights)
         self.train()  # the trainer keeps the current mode of every module
 
     def setup(self, stage: str) -> None:
         """Build the head for the datamodule's classes, unless the model was loaded with its head."""
-        if stage == "fit" and self.alpha < 1 and len(self.sources) == 1:
+        if stage == "fit" and self.alpha < 1 and self.labels is None:
             raise InputError(
                 f"expected explainer.labels and explainer.teacher, a file, for alpha={self.alpha}, got none: "
                 "train the prediction-only twin first, with alpha=1"
             )
+        if stage == "fit" and self.predictions == "teacher" and self.teacher is None:
+            raise InputError("expected explainer.teacher, a file, for explainer.predictions=teacher, got none")
         if not isinstance(self.target.head, FixedHead):
-            if self.projection is None:
-                raise InputError("expected explainer.projection or explainer.weights to make a head of, got neither")
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
-            self.target.classes = list(data.classes)
-            self.target.head = self._head(self.projection(self.target.eval(), data).to(self.device))
+            if self.projection is None:
+                self.target.check_classes(list(getattr(data, "classes", ())))
+                self.target.head = own_head(self.target, self.reading, self.patch_scale).to(self.device)
+            else:
+                self.target.classes = list(data.classes)
+                self.target.head = self._head(self.projection(self.target.eval(), data).to(self.device))
             self.train()
 
     def _head(self, weight: Tensor) -> FixedHead:
@@ -108,7 +131,8 @@ class SelfExplaining(TrainingModule):
                     f"expected W for embeddings of width {self.target.embed_dim}, or a model that projects them to"
                     f" {weight.shape[1]}, got a head of {list(visual_projection.shape)}: take CLIP's own image tower"
                 )
-        return FixedHead(weight, visual_projection, self.normalise, self.scale, self.scale_patches)
+        options: Any = {"reading": self.reading, "patch_scale": self.patch_scale}
+        return FixedHead(weight, visual_projection, self.normalise, self.scale, **options)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
@@ -123,36 +147,58 @@ class SelfExplaining(TrainingModule):
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Predict and explain uint8 images (B, C, H, W): logits (B, K) and attributions to all classes (B, N, K)."""
-        embeddings, patches = self.target.embed_with_patches(self.target.normalise(images))
+        embeddings, patches = self.embed(images)
         with torch.autocast(images.device.type, enabled=False):
-            attributions = self.target.head.attributions(patch_means(patches.float(), self.grid.side))
+            attributions = self.target.head.attributions(patches)
         return self.target.classify(embeddings), attributions
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed uint8 images (B, C, H, W), and their patches as the head reads them: (B, D) and float32 (B, N, D)."""
+        normalised = self.target.normalise(images)
+        if self.target.head.reading == "patch":
+            embeddings, patches = self.target.embed_with_patches(normalised)
+            return embeddings, patch_means(patches.float(), self.grid.side)
+        with_blank = torch.cat([normalised, torch.zeros_like(normalised[:1])])  # 0 is the mean colour
+        embeddings, patches = self.target.embed_with_patches(with_blank)
+        return embeddings[:-1], patch_means(patches[:-1].float(), self.grid.side) - embeddings[-1:, None].float()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(batch, self.sources)
-        logits, attributions = self.look(rows["image"])
-        loss = self._loss(logits, attributions, rows)
-        self.log("train/loss", loss, batch_size=len(logits))
+        loss = self._losses(rows)[0]
+        self.log("train/loss", loss, batch_size=len(rows["image"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
-        logits, attributions = self.look(rows["image"])
-        self.val_loss.update(self._loss(logits, attributions, rows), len(logits))
-        self.accuracy.update((logits.argmax(-1) == rows["label"]).float())
+        loss, logits, attributions = self._losses(rows)
+        self.val_loss.update(loss, len(logits))
+        self.accuracy.update((logits.argmax(-1) == self._wanted(rows).argmax(-1)).float())
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
-        if self.alpha < 1:
+        if "shapley" in rows:
             self.rank_correlation.update(explained(attributions, rows), rows["shapley"])
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
-    def _loss(self, logits: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """α · CE + (1 − α) · MSE."""
-        check_labels(rows["label"], logits.shape[-1], "explainer.projection for their classes")
-        loss = self.alpha * F.cross_entropy(logits, rows["label"])
-        if self.alpha < 1:
-            error = explained(attributions, rows) - rows["shapley"]
-            loss = loss + (1 - self.alpha) * error.square().mean()
-        return loss
+    def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
+        """The probabilities to predict, (B, K): 1 for the label, or those of the teacher."""
+        if self.predictions == "teacher":
+            return self.teacher.classify(rows["embedding"]).softmax(-1)
+        check_labels(rows["label"], self.target.num_classes, "explainer.projection for their classes")
+        return F.one_hot(rows["label"], self.target.num_classes).float()
+
+    def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """α · L_predict + (1 − α) · L_explain, with the logits and attributions."""
+        embeddings, patches = self.embed(rows["image"])
+        logits, wanted = self.target.classify(embeddings), self._wanted(rows)
+        with torch.autocast(patches.device.type, enabled=False):
+            attributions = self.target.head.attributions(patches)
+            entropy = torch.special.entr(wanted).sum(-1).mean()  # 0 for labels
+            loss = self.alpha * (F.cross_entropy(logits, wanted) - entropy)
+            if "shapley" in rows and self.alpha < 1:
+                error = explained(attributions, rows) - rows["shapley"]
+                loss = loss + (1 - self.alpha) * error.square().mean()
+            elif self.labels is not None:
+                loss = loss + (1 - self.alpha) * self.labels.loss(self.target.head.vectors(patches), rows)
+        return loss, logits, attributions
 
     def provenance(self) -> Identity:
         """The identity of the exported file: the model, its base model, α, the grid and the options of the head."""
@@ -163,74 +209,9 @@ class SelfExplaining(TrainingModule):
             "base_sha256": self.base_hash,
             "alpha": self.alpha,
             "patches_per_side": self.grid.side,
-            "head": {"normalise": head.normalise, "scale_patches": head.scale_patches},
+            "head": {"normalise": head.normalise, "reading": head.reading, "patch_scale": head.patch_scale},
         }
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
         return save_weights(self.target.state_dict(), folder / "model.safetensors", self.provenance())
-
-
-def patch_means(patches: Tensor, side: int) -> Tensor:
-    """Average the patch embeddings (B, N', D) of a fine grid over the patches of a coarser one: (B, N, D).
-
-    >>> patch_means(torch.arange(16.0).view(1, 16, 1), side=2).flatten().tolist()  # the first is (0 + 1 + 4 + 5) / 4
-    [2.5, 4.5, 10.5, 12.5]
-
-    Args:
-        patches: patch embeddings, (B, N', D).
-        side: patches per side of the coarser grid, √N.
-
-    Raises:
-        InputError: if √N' is not a multiple of `side`.
-    """
-    own = math.isqrt(patches.shape[1])
-    if own % side:
-        raise InputError(
-            f"expected a grid that {own} x {own} patches of the model fit in, got {side} x {side}: set grid.patch_size"
-        )
-    blocks = patches.unflatten(1, (side, own // side, side, own // side))
-    return blocks.mean((2, 4)).flatten(1, 2)
-
-
-def explained(attributions: Tensor, seen: dict[str, Tensor]) -> Tensor:
-    """Select the attributions to the class that `ShapleyLabels` explains in each image.
-
-    >>> attributions = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # of two patches to two classes
-    >>> explained(attributions, {"explained": torch.tensor([1])}).tolist()
-    [[2.0, 4.0]]
-
-    Args:
-        attributions: attributions to all classes, (B, N, K).
-        seen: the rows of `ShapleyLabels`, which lack `explained` where they explain all classes.
-
-    Returns:
-        (B, N), or (B, N, K) if all classes are explained.
-    """
-    if "explained" not in seen:
-        return attributions
-    return attributions.take_along_dim(seen["explained"][:, None, None], -1)[..., 0]
-
-
-def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetModel:
-    """Load the model that a `SelfExplaining` exported, with its fixed head.
-
-    Args:
-        model: a target or a timm model of the same architecture.
-        head: the `model.safetensors` of the export.
-
-    Raises:
-        InputError: if the file holds another architecture, or was not written by `SelfExplaining.export`.
-    """
-    identity, weights = read_weights(head)
-    target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model)
-    if "head" not in identity or "head.weight" not in weights:
-        raise InputError(f"expected the model.safetensors of a self-explaining model, got {head}")
-    check_alike(target.backbone.state_dict(), part(weights, "backbone"), str(head))
-    own = target.backbone_identity()
-    check_identity(identity["target"], {key: own[key] for key in own if key != "backbone_sha256"}, head)
-    fixed = part(weights, "head")
-    target.backbone.load_state_dict(part(weights, "backbone"))
-    target.head = FixedHead(fixed["weight"], fixed.get("projection"), scale=fixed["scale"].item(), **identity["head"])
-    target.classes = identity["classes"]
-    return target.eval()

@@ -1,11 +1,20 @@
 import math
+from functools import partial
 
 import pytest
 import references
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import sem, spearmanr
 
-from explainers.metrics.agreement import RankCorrelation, RootMeanSquaredError, TopOverlap, iou_at_k, spearman
+from explainers.metrics.agreement import (
+    BestFactor,
+    RankCorrelation,
+    RelativeError,
+    RootMeanSquaredError,
+    TopOverlap,
+    iou_at_k,
+    spearman,
+)
 
 
 def overlap(first, second, k):
@@ -42,7 +51,7 @@ def test_a_constant_row_has_no_order_to_compare():
 def test_the_metric_is_the_mean_over_images_that_have_an_order():
     heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
     heatmaps[3] = 1
-    metric = RankCorrelation(nan_strategy="ignore")
+    metric = RankCorrelation()
     metric.update(heatmaps[:2], reference[:2])
     metric.update(heatmaps[2:], reference[2:])
     expected = [spearmanr(heatmaps[i].flatten(), reference[i].flatten()).statistic for i in (0, 1, 2, 4)]
@@ -122,3 +131,42 @@ def test_two_processes_find_the_root_mean_squared_error_of_one():
     second.update(heatmaps[1:], reference[1:])
     first.merge_state(second)
     torch.testing.assert_close(first.compute(), one.compute())
+
+
+@pytest.mark.parametrize("metric", [RankCorrelation, partial(TopOverlap, 6)])
+def test_the_standard_error_is_that_of_the_mean_over_images(metric):
+    heatmaps, reference = torch.randn(7, 4, 4), torch.randn(7, 4, 4)
+    heatmaps[3] = 1  # without an order
+    whole, alone = metric(), []
+    whole.update(heatmaps[:2], reference[:2])
+    whole.update(heatmaps[2:], reference[2:])
+    for image, other in zip(heatmaps, reference, strict=True):
+        single = metric()
+        single.update(image[None], other[None])
+        alone.append(single.compute().item())
+    expected = sem([value for value in alone if not math.isnan(value)])
+    assert whole.standard_error().item() == pytest.approx(expected, rel=1e-5)
+    assert single.standard_error().isnan()
+
+
+def test_the_relative_error_of_a_constant_is_1_and_of_a_multiple_its_distance_from_1():
+    reference = torch.randn(5, 4, 4) * torch.rand(5, 1, 1)
+    means = reference.mean((1, 2), keepdim=True)
+    for heatmaps, expected in ((means.expand(5, 4, 4), 1.0), (means + 1.5 * (reference - means), 0.5), (reference, 0)):
+        metric, first, second = RelativeError(), RelativeError(), RelativeError()
+        metric.update(heatmaps, reference)
+        first.update(heatmaps[:1], reference[:1])
+        second.update(heatmaps[1:], reference[1:])
+        first.merge_state(second)
+        assert metric.compute().item() == pytest.approx(expected, abs=1e-6)
+        assert first.compute().item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_best_factor_has_the_least_error_of_all():
+    heatmaps, reference = torch.randn(5, 4, 4), torch.randn(5, 4, 4)
+    metric = BestFactor()
+    metric.update(heatmaps[:2], reference[:2])
+    metric.update(heatmaps[2:], reference[2:])
+    best = metric.compute()
+    errors = [((best + step) * heatmaps - reference).square().sum().item() for step in (-0.01, 0, 0.01)]
+    assert errors[1] == min(errors)

@@ -17,8 +17,9 @@ from explainers.errors import InputError
 from explainers.identity import weights_hash
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.vectors.module import ExplainabilityVector, best_point
-from explainers.vectors.self_explaining import exported_target
+from explainers.vectors.exported import exported_target
+from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.sweep import best_point, table
 from explainers.vectors.task_arithmetic import transfer, vector
 from explainers.weight_files import read_weights
 
@@ -187,7 +188,7 @@ def test_the_best_point_of_a_sweep_is_logged_marked_and_taken(build):
     assert module.best == (best["lambda_1"], best["lambda_2"])
     metrics = module.trainer.callback_metrics
     assert {name: metrics[f"val/{name}"].item() for name in best} == pytest.approx(best, abs=1e-6)
-    (line,) = [line for line in module.table().splitlines() if line.endswith("| best |")]
+    (line,) = [line for line in table(module.sweep, module.best).splitlines() if line.endswith("| best |")]
     assert line.startswith(f"| 1.000 | {best['lambda_2']:.3f} | {best['accuracy']:.3f} |")
 
 

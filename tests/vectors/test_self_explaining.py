@@ -17,8 +17,10 @@ from explainers.identity import weights_hash
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.sources import Pixels
 from explainers.target_files import save_target
+from explainers.vectors.exported import exported_target
 from explainers.vectors.heads import FixedHead, simplex, simplex_of
-from explainers.vectors.self_explaining import SelfExplaining, explained, exported_target
+from explainers.vectors.patches import explained
+from explainers.vectors.self_explaining import SelfExplaining
 from explainers.weight_files import read_weights
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -216,11 +218,11 @@ def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("scale_patches", [True, False])
-def test_every_option_of_the_head_comes_back(target, grid, images, tmp_path, normalise, scale_patches):
+@pytest.mark.parametrize("reading", ["patch", "difference"])
+def test_every_option_of_the_head_comes_back(target, grid, images, tmp_path, normalise, reading):
     module = SelfExplaining(target, grid, alpha=1)
     between = torch.randn(7, 24)
-    module.target.head = FixedHead(torch.randn(3, 7), between, normalise, 3.5, scale_patches)
+    module.target.head = FixedHead(torch.randn(3, 7), between, normalise, 3.5, torch.randn(3), reading, 0.3)
     again = SelfExplaining(copy.deepcopy(target), grid, alpha=1, weights=str(module.export(tmp_path))).eval()
     for got, expected in zip(again.look(images), module.eval().look(images), strict=True):
         assert torch.equal(got, expected)

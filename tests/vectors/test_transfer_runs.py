@@ -20,13 +20,14 @@ from explainers.identity import weights_hash
 from explainers.masking import PatchGrid
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
+from explainers.vectors.exported import exported_target
 from explainers.vectors.module import ExplainabilityVector
-from explainers.vectors.self_explaining import SelfExplaining, exported_target
+from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import cosine, vector
 from explainers.weight_files import read_weights
 
 LABELS = partial(ShapleyLabels, budget=20)
-MEASURED = {"accuracy", "e_rmse", "iou", "rank_correlation"}
+MEASURED = {"accuracy", "e_rmse", "relative_error", "iou", "rank_correlation"}
 
 
 @pytest.fixture

@@ -1,0 +1,134 @@
+"""Models that explain themselves for every head: patches that learn functionals, predictions held by a teacher."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from lightning import Trainer
+from toys import SILENT, Marked, exported
+
+from datamodules.cached import Cached
+from datamodules.images import Images
+from explainers.decomposition import Coalitions, Propagation
+from explainers.errors import InputError
+from explainers.shapley.kernel_shap import ShapleyLabels
+from explainers.target import TargetModel
+from explainers.vectors.exported import exported_target
+from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.self_explaining import SelfExplaining
+
+ADAM = partial(torch.optim.Adam, lr=1e-3)
+TEACHERS = {
+    "propagation": partial(Propagation, functionals=["predicted", "other"]),
+    "coalitions": partial(Coalitions, pairs=3),
+}
+
+
+class Unlabelled(Marked):
+    """Without classes, as `unlabelled_images`."""
+
+    classes = ()
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
+
+
+def build(target, grid, labels, **settings):
+    settings = {"alpha": 0.5, "predictions": "teacher", "reading": "difference", "optimizer": ADAM} | settings
+    return SelfExplaining(copy.deepcopy(target), grid, labels=labels, **settings)
+
+
+def fit(module, folder, epochs=1):
+    data = Cached(Images(partial(Unlabelled, 12), partial(Unlabelled, 5, seed=1), batch_size=4), str(folder), 4)
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **SILENT)
+    trainer.fit(module, data)
+    return trainer
+
+
+def by_hand(model, images, scale=1.0):
+    """Vectors of patches, one image at a time: scale · (e_z − G(blank))."""
+    blank = model.embed(torch.zeros_like(model.normalise(images[:1])))[0]
+    rows = []
+    for image in images:
+        _, patches = model.embed_with_patches(model.normalise(image[None]))
+        rows.append(torch.stack([scale * (patch - blank) for patch in patches[0]]))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images, tmp_path):
+    module = build(target, grid, None, alpha=1, predictions="labels", patch_scale=0.3)
+    fit_nothing(module)
+    logits, attributions = module.eval().look(images)
+    weight = target.head.weight - target.head.weight.mean(0)
+    torch.testing.assert_close(attributions, by_hand(target, images, 0.3) @ weight.mT, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits.softmax(-1), target(images).softmax(-1))  # its own head, with its bias
+
+
+def fit_nothing(module):
+    trainer = Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=0, limit_val_batches=0, **SILENT)
+    trainer.fit(module, Images(partial(Unlabelled, 4), partial(Unlabelled, 4), batch_size=4, num_workers=0))
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions(target, grid, kind):
+    module = build(target, grid, TEACHERS[kind], alpha=0.3, patch_scale=0.5)
+    fit_nothing(module)
+    with torch.no_grad():
+        for weight in module.target.backbone.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+        batch = Unlabelled(5, seed=3)[torch.arange(5)]
+        source = TEACHERS[kind](target, grid)
+        rows = source(batch) | {"embedding": target.embed(target.normalise(batch["image"]))}
+        explaining = source.loss(by_hand(module.eval().target, batch["image"], 0.5), rows).item()
+        old, new = target(batch["image"]).softmax(-1), module.target(batch["image"]).softmax(-1)
+    divergence = sum(p * (p / q).log() for p, q in zip(old.flatten(), new.flatten(), strict=True)).item() / 5
+    module.log = lambda *args, **kwargs: None
+    loss = module.training_step(batch, 0).item()
+    assert loss == pytest.approx(0.3 * divergence + 0.7 * explaining, rel=1e-3)
+    assert divergence > 1e-4
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_patches_learn_without_labels_and_predictions_are_held(target, grid, kind, tmp_path):
+    losses = []
+    for epochs in (1, 12):
+        module = build(target, grid, TEACHERS[kind], patch_scale=0.1 if kind == "coalitions" else 1.0)
+        metrics = fit(module, tmp_path / "rows", epochs).callback_metrics
+        losses.append(metrics["train/loss"].item())
+    assert metrics.keys() == {"train/loss", "val/loss", "val/accuracy"}
+    assert losses[1] < 0.8 * losses[0]
+    assert metrics["val/accuracy"] >= 0.8  # of the predictions of the base model
+    assert all(torch.equal(a, b) for a, b in zip(module.teacher.parameters(), target.parameters(), strict=True))
+    identity = module.provenance()
+    assert identity["alpha"] == 0.5 and identity["head"]["reading"] == "difference"
+
+
+def test_its_vector_is_added_to_a_model_of_another_head(target, grid, images, tmp_path):
+    module = build(target, grid, TEACHERS["coalitions"], patch_scale=0.25)
+    fit(module, tmp_path / "rows", epochs=2)
+    explaining = str(module.export(tmp_path))
+    onto = exported(target, grid, tmp_path / "onto", seed=3)
+    vector = ExplainabilityVector(
+        copy.deepcopy(target), grid, None, explaining, onto, [1.0], [0.0, 1.0], labels=partial(ShapleyLabels, budget=20)
+    )
+    vector.best = (1.0, 1.0)
+    moved = exported_target(target, onto)
+    with torch.no_grad():
+        for name, weight in moved.backbone.state_dict().items():
+            weight.add_(module.target.backbone.state_dict()[name] - target.backbone.state_dict()[name])
+        expected = by_hand(moved, images, 0.25) @ moved.head.weight.mT
+        classes = torch.tensor([0, 1, 2, 0, 1])
+        found = vector.eval()(images, classes).flatten(1)
+    torch.testing.assert_close(found, expected[torch.arange(5), :, classes], rtol=1e-3, atol=1e-4)
+    again = exported_target(target, vector.export(tmp_path / "moved"))
+    assert (again.head.reading, again.head.patch_scale) == ("difference", 0.25)
+
+
+def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
+    with pytest.raises(InputError, match=r"explainer\.teacher, a file, for explainer\.predictions=teacher, got none"):
+        fit(build(target, grid, None, alpha=1), tmp_path)
+    other = TargetModel(make_model(), head=torch.nn.Sequential(torch.nn.Linear(24, 5))).eval()
+    with pytest.raises(InputError, match="expected a linear head to keep, got Sequential of vit_tiny"):
+        fit(build(other, grid, None, alpha=1, predictions="labels"), tmp_path)
