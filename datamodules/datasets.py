@@ -168,9 +168,18 @@ def unlabelled_images(
     crop_fraction: float = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
+    exclude: Sequence[str] = (),
 ) -> ImageFiles:
-    """All images below the folders `roots`, with label -1: pre-training needs no labels. See `ImageFiles`."""
-    paths = [path for root in roots for path in list_images(existing_folder(root, "of images"))]
+    """All images below the folders `roots`, with label -1: pre-training needs no labels. See `ImageFiles`.
+
+    Args:
+        exclude: names of folders whose images are left out, such as classes to test on.
+    """
+    found = [path for root in roots for path in list_images(existing_folder(root, "of images"))]
+    unknown = sorted(set(exclude) - {path.parent.name for path in found})
+    if unknown:
+        raise InputError(f"expected folders to exclude among those of the images, got {', '.join(unknown)}")
+    paths = [path for path in found if path.parent.name not in exclude]
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
     return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)

@@ -30,7 +30,8 @@ SPLITS = {"train": slice(0, 1200), "val": slice(1200, 1500), "test": slice(1500,
 """Handwritten digits of each split. The data set is ordered by writer, so the splits share almost no writers."""
 
 
-DOMAINS = ("spots", "plain", "inverted", "coloured", "small", "mixed", "textured")
+MIXED = ("plain", "inverted", "coloured", "small")
+DOMAINS = ("spots", *MIXED, "mixed", "textured")
 """Appearance of a canvas:
 
     spots      digits of any colour on grey spots
@@ -55,10 +56,11 @@ class Digits(Dataset[dict[str, Tensor]]):
         image_size: S, the side of a canvas, in pixels.
         scraps: parts of other digits on each canvas.
         domain: one of `DOMAINS`.
+        without: the domain that `mixed` leaves out; `None` for none.
         seed: selects the digits, colours and places.
 
     Raises:
-        InputError: if the task, the split or the domain is unknown, or the size of the canvas does not fit it.
+        InputError: if the task, the split or a domain is unknown, or the size of the canvas does not fit it.
 
     >>> sample = Digits(size=1, image_size=64)[0]
     >>> sample["image"].shape, int(sample["truth"].sum()) == 24 * 24
@@ -74,6 +76,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         scraps: int = 4,
         domain: str = "spots",
         seed: int = 0,
+        without: str | None = None,
     ) -> None:
         if task not in TASKS:
             raise InputError(f"the digits' tasks are {', '.join(TASKS)}; got {task!r}")
@@ -81,11 +84,16 @@ class Digits(Dataset[dict[str, Tensor]]):
             raise InputError(f"the digits' splits are {', '.join(SPLITS)}; got {split!r}")
         if domain not in DOMAINS:
             raise InputError(f"the digits' domains are {', '.join(DOMAINS)}; got {domain!r}")
+        if without is not None and (domain != "mixed" or without not in MIXED):
+            raise InputError(
+                f"expected domain=mixed and without as one of {', '.join(MIXED)}, got domain={domain} and {without}"
+            )
         check_positive(image_size=image_size)
         if domain == "spots" and image_size % 8:
             raise InputError(f"expected image_size as a multiple of 8 for spots, got {image_size}")
         self.classes, label_of = TASKS[task]
         self.task, self.image_size, self.scraps, self.domain = task, image_size, scraps, domain
+        self.mixed = [name for name in MIXED if name != without]
         self.seed = seed * len(SPLITS) + list(SPLITS).index(split)
         digits = load_digits()
         ink = torch.from_numpy(digits.images[SPLITS[split]]).float()[:, None] / 16  # (n, 1, 8, 8)
@@ -114,7 +122,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         """The sample at a position."""
         random = np.random.default_rng((self.seed, index))
         which, *others = random.integers(len(self.stroke_labels), size=1 + self.scraps)
-        domain = str(random.choice(DOMAINS[1:5])) if self.domain == "mixed" else self.domain
+        domain = str(random.choice(self.mixed)) if self.domain == "mixed" else self.domain
         strokes = self.strokes[domain == "small"]
         canvas = self._background(domain, random)
         half = strokes.shape[-1] // 2
@@ -177,6 +185,7 @@ class DigitImages(Images):
         eval_batch_size: see `Images`.
         num_workers: see `Images`.
         seed: see `Images`.
+        without: the domain that `mixed` leaves out, see `Digits`.
     """
 
     def __init__(
@@ -190,10 +199,12 @@ class DigitImages(Images):
         eval_batch_size: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        without: str | None = None,
     ) -> None:
         sizes = {"train": 6000, "val": 300, "test": 200} | dict(size or {})
         check_positive(**{f"size.{split}": number for split, number in sizes.items()})
         train, val, test = (
-            partial(Digits, split, task, sizes[split], image_size, scraps, domain) for split in ("train", "val", "test")
+            partial(Digits, split, task, sizes[split], image_size, scraps, domain, without=without)
+            for split in ("train", "val", "test")
         )
         super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed)

@@ -63,7 +63,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
         passes: explainer → number of forward passes; these explainers form one line.
         one: explainers with a single forward pass, one point each.
     """
-    sides = {"e_rmse": "E-RMSE  (lower is better)", "rank_correlation": "ρ with the reference"}
+    sides = {"relative_error": "error / spread  (lower is better)", "rank_correlation": "ρ with the reference"}
     wanted = [*passes, *one]
     _require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
     figure = Figure(figsize=(1 + 3 * len(results), 6), layout="constrained")

@@ -33,6 +33,7 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
     fixed = part(weights, "head")
     target.backbone.load_state_dict(part(weights, "backbone"))
     tensors: dict[str, Any] = {name: fixed.get(name) for name in ("weight", "projection", "bias")}
-    target.head = FixedHead(**tensors, scale=fixed["scale"].item(), **identity["head"])
+    scales: dict[str, Any] = {name: fixed[name].item() for name in ("scale", "patch_scale")}
+    target.head = FixedHead(**tensors, **scales, **identity["head"])
     target.classes = identity["classes"]
     return target.eval()

@@ -43,6 +43,7 @@ class FixedHead(nn.Module):
     projection: Tensor | None
     bias: Tensor | None
     scale: Tensor
+    patch_scale: Tensor
 
     @checks_choices
     def __init__(
@@ -61,7 +62,8 @@ class FixedHead(nn.Module):
         self.register_buffer("projection", projection)
         self.register_buffer("bias", bias)
         self.register_buffer("scale", torch.tensor(float(scale)))
-        self.normalise, self.reading, self.patch_scale = normalise, reading, patch_scale
+        self.register_buffer("patch_scale", torch.tensor(float(patch_scale)))
+        self.normalise, self.reading = normalise, reading
 
     @property
     def in_features(self) -> int:
@@ -75,11 +77,12 @@ class FixedHead(nn.Module):
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""
-        return f"normalise={self.normalise}, reading={self.reading}, patch_scale={self.patch_scale}"
+        return f"normalise={self.normalise}, reading={self.reading}"
 
     def read_as(self, other: "FixedHead") -> None:
         """Take over how patches are read from the head of another model."""
-        self.reading, self.patch_scale = other.reading, other.patch_scale
+        self.reading = other.reading
+        self.patch_scale.copy_(other.patch_scale)
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Embeddings (..., D) → logits (..., K)."""
@@ -104,7 +107,7 @@ class FixedHead(nn.Module):
         return F.normalize(embeddings, dim=-1) if normalise else embeddings
 
 
-def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
+def own_head(target: TargetModel, reading: Reading = "patch", patch_scale: float = 1.0) -> FixedHead:
     """Fix the linear head of a model. Rows are relative to their mean, which changes no probability.
 
     Raises:

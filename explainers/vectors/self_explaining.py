@@ -48,7 +48,8 @@ class SelfExplaining(TrainingModule):
         normalise: see `FixedHead`; not for the model's own head.
         scale: see `FixedHead`; not for the model's own head.
         reading: see `FixedHead`.
-        patch_scale: see `FixedHead`.
+        patch_scale: see `FixedHead`; `None` takes that of the first batch at which the vectors c_z are as large as the
+            labels' source expects, which must be a teacher of `explainers.decomposition`.
         alpha: α, in (0, 1].
         predictions: L_predict: the cross entropy with the `labels`, or the divergence from the predictions of the
             `teacher`, KL(teacher ‖ model).
@@ -69,7 +70,7 @@ class SelfExplaining(TrainingModule):
         normalise: bool = True,
         scale: float = 10.0,
         reading: Reading = "patch",
-        patch_scale: float = 1.0,
+        patch_scale: float | None = 1.0,
         alpha: float = 0.8,
         predictions: Literal["labels", "teacher"] = "labels",
         labels: LabelBuilder | None = None,
@@ -80,21 +81,24 @@ class SelfExplaining(TrainingModule):
     ) -> None:
         if not 0 < alpha <= 1:
             raise InputError(f"expected alpha above 0 and at most 1, where nothing is explained, got {alpha}")
-        check_positive(scale=scale, patch_scale=patch_scale)
+        check_positive(scale=scale, patch_scale=1 if patch_scale is None else patch_scale)
         self_taught = labels is not None and teacher is None and projection is None and weights is None
         super().__init__(optimizer, scheduler, frozen=("teacher",) if teacher is not None or self_taught else ())
         self.target, self.grid, self.alpha, self.predictions = target, grid, alpha, predictions
         self.projection, self.normalise, self.scale = projection, normalise, scale
-        self.reading, self.patch_scale = reading, patch_scale
+        self.reading, self.patch_scale = reading, 1.0 if patch_scale is None else patch_scale
         self.teacher: Any = None
         if teacher is not None:
             self.teacher = exported_target(target, teacher).requires_grad_(False)
         elif self_taught:
             self.teacher = copy.deepcopy(target).eval().requires_grad_(False)
-        self.labels = None if alpha == 1 or labels is None or self.teacher is None else labels(self.teacher, grid)
+        self.labels: Any = None if alpha == 1 or labels is None or self.teacher is None else labels(self.teacher, grid)
         self.sources: tuple[Source, ...] = (Pixels(),) if self.labels is None else (Pixels(), self.labels)
         if self.teacher is not None and (predictions == "teacher" or hasattr(self.labels, "loss")):
             self.sources += (Features(self.teacher),)
+        if patch_scale is None and self.labels is not None and not hasattr(self.labels, "unit"):
+            raise InputError("expected a number for explainer.patch_scale with labels of a class, got null")
+        self.uncalibrated = patch_scale is None and self.labels is not None
         self.base_hash = weights_hash(target.backbone)
         self.val_loss, self.accuracy = MeanMetric(), MeanMetric()
         self.rank_correlation = RankCorrelation()
@@ -190,6 +194,8 @@ class SelfExplaining(TrainingModule):
         embeddings, patches = self.embed(rows["image"])
         logits, wanted = self.target.classify(embeddings), self._wanted(rows)
         with torch.autocast(patches.device.type, enabled=False):
+            if self.training and self.uncalibrated and self.global_step == 0:
+                self._calibrate(patches, rows)
             attributions = self.target.head.attributions(patches)
             entropy = torch.special.entr(wanted).sum(-1).mean()  # 0 for labels
             loss = self.alpha * (F.cross_entropy(logits, wanted) - entropy)
@@ -200,6 +206,13 @@ class SelfExplaining(TrainingModule):
                 loss = loss + (1 - self.alpha) * self.labels.loss(self.target.head.vectors(patches), rows)
         return loss, logits, attributions
 
+    @torch.no_grad()
+    def _calibrate(self, patches: Tensor, rows: dict[str, Tensor]) -> None:
+        """Set the scale of the patches, without which nothing is learned: they can be hundreds of times too large."""
+        self.uncalibrated = False
+        factor = self.labels.unit(rows) / self.target.head.vectors(patches).std()
+        self.target.head.patch_scale *= self.of_all_processes(factor).mean()
+
     def provenance(self) -> Identity:
         """The identity of the exported file: the model, its base model, α, the grid and the options of the head."""
         head = self.target.head
@@ -209,7 +222,7 @@ class SelfExplaining(TrainingModule):
             "base_sha256": self.base_hash,
             "alpha": self.alpha,
             "patches_per_side": self.grid.side,
-            "head": {"normalise": head.normalise, "reading": head.reading, "patch_scale": head.patch_scale},
+            "head": {"normalise": head.normalise, "reading": head.reading},
         }
 
     def export(self, folder: Path) -> Path:

@@ -114,6 +114,15 @@ def test_unlabelled_images_are_found_in_all_folders(tmp_path):
     assert dataset.path(0) == tmp_path / "b" / "deep" / "x" / "0.png"
 
 
+def test_unlabelled_images_of_some_folders_can_be_left_out(tmp_path):
+    write_folder(tmp_path / "a", classes=("cat", "dog")), write_folder(tmp_path / "b", classes=("cat", "fox"))
+    roots = [str(tmp_path / "a"), str(tmp_path / "b")]
+    dataset = unlabelled_images(roots, image_size=8, exclude=["cat"])
+    assert {dataset.path(index).parent.name for index in range(len(dataset))} == {"dog", "fox"}
+    with pytest.raises(InputError, match="folders to exclude among those of the images, got owl$"):
+        unlabelled_images(roots, image_size=8, exclude=["cat", "owl"])
+
+
 def test_hidden_files_are_no_images(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "cat" / "._1.png").write_bytes(b"what macOS notes of 1.png")

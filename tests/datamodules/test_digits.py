@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from datamodules.digits import DOMAINS, SPLITS, TASKS, Digits
+from explainers.errors import InputError
 
 
 def same(first, second):
@@ -189,3 +190,22 @@ def test_mixed_digits_look_like_those_of_four_domains():
         behind = {(0, 0, 0): "black", (255, 255, 255): "white"}.get(colours[0], "colour")
         looks.add(("many" if len(colours) > 1 else behind, sample["truth"].sum().item()))
     assert looks == {("black", 576), ("white", 576), ("colour", 576), ("black", 256)}
+
+
+def test_mixed_digits_can_leave_out_a_domain():
+    """Without scraps, the top left corner is black, white or coloured."""
+
+    def corners(without):
+        canvases = Digits(size=80, domain="mixed", scraps=0, without=without)
+        return {tuple(canvas["image"][:, 0, 0].tolist()) for canvas in canvases}
+
+    def grey(colours):
+        return all(len(set(colour)) == 1 for colour in colours)
+
+    black, white = (0, 0, 0), (255, 255, 255)
+    assert {black, white} <= corners(None) and not grey(corners(None))
+    assert {black, white} <= corners("coloured") and grey(corners("coloured"))
+    assert white not in corners("inverted") and black in corners("inverted")
+    for domain, without in (("plain", "small"), ("mixed", "spots")):
+        with pytest.raises(InputError, match=f"without as one of plain, .*, got domain={domain} and {without}"):
+            Digits(size=1, domain=domain, without=without)

@@ -235,7 +235,7 @@ def benchmark(tmp_path):
 
 def test_agreement_is_drawn_against_forward_passes_as_a_line_and_points(tmp_path):
     numbers = {"shap_9": (0.5, 0.2), "shap_3": (0.9, 0.1), "before": (3.0, -0.2), "after": (1.0, 0.3)}
-    task = {name: {"e_rmse": error, "rank_correlation": rho} for name, (error, rho) in numbers.items()}
+    task = {name: {"relative_error": error, "rank_correlation": rho} for name, (error, rho) in numbers.items()}
     figure = quality_against_passes(
         {"a": task | {"chance": {}}, "b": task}, {"shap_9": 9, "shap_3": 3}, ["before", "after"]
     )

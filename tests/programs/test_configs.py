@@ -114,11 +114,15 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if experiment == "tve_from_scratch":
         overrides += ["target.model.checkpoint_path=''"]
-    if "projection" in explainer:
+    if explainer.get("projection"):
         overrides += ["projection@explainer.projection=simplex"]  # 16 images are not of all classes
     if "k" in explainer:
         overrides += ["explainer.k=2"]
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
+    if explainer.get("predictions") == "teacher":
+        files -= {"teacher"}  # the base model itself
+    if OmegaConf.select(cfg, "data.train.exclude"):
+        overrides += ["data.train.exclude=[]"]
     for role in sorted(files & set(explainer)):
         alpha = 0.5 if role == "explaining" else 1
         overrides += [f"explainer.{role}={self_explaining_file(*overrides, alpha=alpha, folder=tmp_path)}"]

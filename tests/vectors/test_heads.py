@@ -134,7 +134,9 @@ def test_nothing_in_a_head_is_trained_and_all_of_it_is_saved(projection):
     head = FixedHead(torch.randn(3, 6 if projection is None else 4), projection, scale=7)
     assert list(head.parameters()) == []
     assert (head.in_features, head.out_features) == (6, 3)
-    assert head.state_dict().keys() == {"weight", "scale"} | ({"projection"} if projection is not None else set())
+    assert head.state_dict().keys() == {"weight", "scale", "patch_scale"} | (
+        {"projection"} if projection is not None else set()
+    )
     embeddings = torch.randn(2, 6, requires_grad=True)
     head(embeddings).sum().backward()
     assert embeddings.grad.abs().sum() > 0

@@ -94,11 +94,12 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
 def test_patches_learn_without_labels_and_predictions_are_held(target, grid, kind, tmp_path):
     losses = []
     for epochs in (1, 12):
-        module = build(target, grid, TEACHERS[kind], patch_scale=0.1 if kind == "coalitions" else 1.0)
+        module = build(target, grid, TEACHERS[kind], patch_scale=None)
         metrics = fit(module, tmp_path / "rows", epochs).callback_metrics
         losses.append(metrics["train/loss"].item())
     assert metrics.keys() == {"train/loss", "val/loss", "val/accuracy"}
     assert losses[1] < 0.8 * losses[0]
+    assert module.target.head.patch_scale != 1
     assert metrics["val/accuracy"] >= 0.8  # of the predictions of the base model
     assert all(torch.equal(a, b) for a, b in zip(module.teacher.parameters(), target.parameters(), strict=True))
     identity = module.provenance()
@@ -123,7 +124,7 @@ def test_its_vector_is_added_to_a_model_of_another_head(target, grid, images, tm
         found = vector.eval()(images, classes).flatten(1)
     torch.testing.assert_close(found, expected[torch.arange(5), :, classes], rtol=1e-3, atol=1e-4)
     again = exported_target(target, vector.export(tmp_path / "moved"))
-    assert (again.head.reading, again.head.patch_scale) == ("difference", 0.25)
+    assert (again.head.reading, again.head.patch_scale.item()) == ("difference", 0.25)
 
 
 def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
