@@ -120,7 +120,7 @@ SOURCES = {
         {"grid": GRID, "budget": 4},
         {
             **{"grid": OTHER_GRID, "budget": 6, "seed": 1, "paired": False, "score": "logit", "removal": "black"},
-            "classes": "all",
+            **{"classes": "all", "prior": "InputXGradient"},
         },
     ),
     Coalitions: (

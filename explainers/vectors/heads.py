@@ -107,6 +107,7 @@ class FixedHead(nn.Module):
         return F.normalize(embeddings, dim=-1) if normalise else embeddings
 
 
+@checks_choices
 def own_head(target: TargetModel, reading: Reading = "patch", patch_scale: float = 1.0) -> FixedHead:
     """Fix the linear head of a model. Rows are relative to their mean, which changes no probability.
 
