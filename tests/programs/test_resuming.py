@@ -151,14 +151,21 @@ def test_files_of_models_are_recorded_wherever_the_config_names_them(key, tmp_pa
 @pytest.mark.slow
 def test_a_teacher_that_was_replaced_is_refused_even_if_asked_to_go_on(tmp_path):
     """Its hash is in the checkpoint, because the attributions that are learned are the teacher's."""
-    tiny = ("target=tiny", "grid.patch_size=16", "projection@explainer.projection=simplex", "logger=csv", *QUIET)
+    tiny = ("target=tiny", "grid.patch_size=16", "logger=csv", *QUIET)
     sizes = ("data.size.train=8", "data.size.val=4", "data.batch_size=4", f"cache_dir={tmp_path}", "callbacks=train")
     run, teacher = tmp_path / "run", tmp_path / "teacher.safetensors"
     for seed in (0, 1):
         own = (f"seed={seed}", epochs(1))
         train("experiment=quickstart_predicting", *tiny, *sizes, *own, folder=tmp_path / str(seed))
     shutil.copy(tmp_path / "0/model.safetensors", teacher)
-    learns = ("experiment=quickstart_explaining", *tiny, *sizes, "explainer.labels.budget=4", "cache=none")
+    learns = (
+        "experiment=quickstart_explaining",
+        *tiny,
+        *sizes,
+        "explainer.labels.pairs=2",
+        "explainer.weights=null",
+        "cache=none",
+    )
     command = (*learns, f"explainer.teacher={teacher}")
     train(*command, epochs(1), folder=run)
     shutil.copy(tmp_path / "1/model.safetensors", teacher)

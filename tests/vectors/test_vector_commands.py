@@ -9,33 +9,27 @@ from commands import QUIET, evaluate, train
 
 from explainers.weight_files import read_weights
 
-TINY = (
-    "target=tiny",
-    "grid.patch_size=16",
-    "projection@explainer.projection=simplex",
-    "data.size.train=24",
-    "data.size.val=9",
-)
+TINY = ("target=tiny", "grid.patch_size=16", "data.size.train=24", "data.size.val=9")
 FAST = ("trainer.max_epochs=2", "data.batch_size=8", "logger=csv", "callbacks=train", *QUIET)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folders of the runs: twins of one domain, a model of another, the transfer, and its evaluation."""
+    """Folders of the runs: a source, a model of the domain that it has not seen, the transfer, and the upper bound."""
     root = tmp_path_factory.mktemp("vectors")
     cache = f"cache_dir={root / 'cache'}"
-    plain, other = root / "plain/model.safetensors", root / "small/model.safetensors"
-    for domain in ("plain", "small"):
-        train("experiment=quickstart_predicting", *TINY, *FAST, cache, f"data.domain={domain}", folder=root / domain)
-    few = ("explainer.labels.budget=20", cache)
-    train(
-        "experiment=quickstart_explaining", *TINY, *FAST, *few, f"explainer.teacher={plain}", folder=root / "explaining"
-    )
-    models = (f"explainer.predicting={plain}", f"explainer.explaining={root / 'explaining/model.safetensors'}")
+    source, onto = root / "source/model.safetensors", root / "predicting/model.safetensors"
+    fast = (*TINY, *FAST, cache)
+    pairs = "explainer.labels.pairs=2"
+    train("experiment=quickstart_source", *fast, pairs, "data.without=small", folder=root / "source")
+    train("experiment=quickstart_predicting", *fast, "data.domain=small", folder=root / "predicting")
+    learns = (pairs, "data.domain=small", f"explainer.weights={onto}")
+    train("experiment=quickstart_explaining", *fast, *learns, folder=root / "explaining")
     train(
         "experiment=quickstart_vector",
-        *("target=tiny", "grid.patch_size=16", "data.size.val=9", "data.size.test=7", "logger=csv", *QUIET),
-        *(*few, *models, f"explainer.onto={other}", "data.domain=small"),
+        *("target=tiny", "grid.patch_size=16", "data.size.val=9", "data.size.test=7", "logger=csv", *QUIET, cache),
+        *("explainer.labels.budget=20", f"explainer.explaining={source}", f"explainer.onto={onto}"),
+        "data.domain=small",
         folder=root / "vector",
     )
     return root
@@ -46,53 +40,65 @@ def test_a_transfer_leaves_the_sweep_the_best_model_and_what_a_test_says_of_it(r
     metrics = json.loads((runs / "vector/metrics.json").read_text())
     with open(runs / "vector/csv/version_0/metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["sweep/lambda_2"]]
-    assert [float(row["sweep/lambda_2"]) for row in rows] == pytest.approx([i / 10 for i in range(21)])
+    assert [float(row["sweep/lambda_2"]) for row in rows] == pytest.approx([i / 4 for i in range(9)])
     untouched = float(rows[0]["sweep/accuracy"])
     allowed = [row for row in rows if float(row["sweep/accuracy"]) >= untouched - 0.03 - 1e-6]
-    best = min(allowed, key=lambda row: float(row["sweep/e_rmse"]))
+    best = max(allowed, key=lambda row: float(row["sweep/rank_correlation"]))
     assert metrics["val/lambda_2"] == pytest.approx(float(best["sweep/lambda_2"]))
-    assert {f"test/{which}/e_rmse" for which in ("untouched", "transferred")} <= metrics.keys()
+    assert {f"test/{which}/relative_error" for which in ("untouched", "transferred")} <= metrics.keys()
     assert read_weights(runs / "vector/model.safetensors")[0]["lambda_2"] == pytest.approx(metrics["val/lambda_2"])
-    assert (runs / "vector/vector.safetensors").is_file()
+    assert (runs / "vector/vector.safetensors").is_file() and (runs / "vector/scaled.safetensors").is_file()
     assert not (runs / "vector/checkpoints").exists()  # nothing was trained
 
 
 @pytest.mark.slow
-def test_twins_differ_in_their_loss_alone(runs):
-    states = []
-    for name in ("plain", "explaining"):
-        identity, weights = read_weights(runs / name / "model.safetensors")
-        states.append(weights)
-        assert identity["alpha"] == {"plain": 1, "explaining": 0.8}[name]
-    assert torch.equal(states[0]["head.weight"], states[1]["head.weight"])
-    assert not torch.equal(states[0]["backbone.norm.weight"], states[1]["backbone.norm.weight"])
+def test_all_models_keep_the_head_of_the_base_model_and_explaining_ones_change_the_backbone(runs):
+    found = {name: read_weights(runs / name / "model.safetensors") for name in ("source", "predicting", "explaining")}
+    weights = {name: tensors for name, (_, tensors) in found.items()}
+    assert {name: identity["alpha"] for name, (identity, _) in found.items()} == {
+        "source": 0.5,
+        "predicting": 1,
+        "explaining": 0.5,
+    }
+    for name in ("source", "explaining"):
+        assert torch.equal(weights[name]["head.weight"], weights["predicting"]["head.weight"])
+        assert not torch.equal(weights[name]["backbone.norm.weight"], weights["predicting"]["backbone.norm.weight"])
+        assert found[name][0]["head"]["reading"] == "difference"
+    scaled, unchanged = (
+        read_weights(runs / name)[1] for name in ("vector/scaled.safetensors", "predicting/model.safetensors")
+    )
+    assert {name for name in scaled if not torch.equal(scaled[name], unchanged[name])} == {"head.patch_scale"}
 
 
 @pytest.mark.slow
 def test_the_transferred_model_is_measured_beside_the_others(runs):
     """A task names the files of its own explainers."""
-    weights = {"no_transfer": "small", "transferred": "vector"}
+    weights = {
+        **{"no_transfer": "predicting/model", "no_transfer_scaled": "vector/scaled"},
+        **{"transferred": "vector/model", "upper_bound": "explaining/model"},
+    }
     evaluate(
         "experiment=quickstart_vectors_eval",
         *("target=tiny", "grid.patch_size=16", *QUIET, "evaluation.levels=3", "evaluation.k=2", "~figures.lambdas"),
         *(
+            "~tasks.plain",
             "~tasks.inverted",
             "~tasks.coloured",
-            "~explainers.upper_bound",
             "figures.passes.one=[no_transfer,transferred]",
         ),
         *(
             f"explainers.{name}.budget=20"
-            for name in ("kernel_shap_50", "kernel_shap_100", "kernel_shap_200", "reference")
+            for name in ("kernel_shap_50", "kernel_shap_100", "kernel_shap_200", "again", "reference")
         ),
-        "~tasks.small.explainers.upper_bound",
-        *(f"tasks.small.explainers.{name}.weights={runs / run}/model.safetensors" for name, run in weights.items()),
-        *(f"tasks.small.target.head={runs / 'small/model.safetensors'}", "tasks.small.data.size.test=5"),
+        *(f"tasks.small.explainers.{name}.weights={runs / run}.safetensors" for name, run in weights.items()),
+        *(f"tasks.small.target.head={runs / 'predicting/model.safetensors'}", "tasks.small.data.size.test=5"),
         "target._target_=explainers.vectors.exported_target",
         folder=runs / "evaluation",
     )
     found = json.loads((runs / "evaluation/results.json").read_text())["results"]["small"]
-    assert found["no_transfer"]["e_rmse"] != found["transferred"]["e_rmse"]
-    assert {"accuracy", "iou", "rank_correlation"} <= found["transferred"].keys()
+    assert found["no_transfer"]["e_rmse"] != found["no_transfer_scaled"]["e_rmse"]
+    assert {"accuracy", "iou", "relative_error", "rank_correlation", "rank_correlation_error"} <= found[
+        "transferred"
+    ].keys()
     assert "accuracy" not in found["kernel_shap_50"]
     assert all((runs / "evaluation" / name).is_file() for name in ("passes.png", "small.png", "table.md"))
