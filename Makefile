@@ -5,8 +5,6 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 
-comma := ,
-
 .DEFAULT_GOAL := help
 .PHONY: help setup ffcv demo demo-vectors test coverage lint lock clean
 
@@ -47,15 +45,16 @@ demo: setup ## train and measure TVE and our own explainer on the embedded digit
 	  $(BIN)/python train.py experiment=quickstart_tve && wait $$!
 	@$(BIN)/python eval.py experiment=quickstart_eval
 
-# Two processes at a time, each with some of the domains: $(call by_domain,<experiment>,<domains>,<options>,<domains>)
-by_domain = $(BIN)/python train.py -m experiment=$(1) data.domain=$(2) $(3) & \
-  $(BIN)/python train.py -m experiment=$(1) data.domain=$(4) $(3) && wait $$!
+# Two processes at a time, each with two of the domains: $(call by_domain,<experiment>,<option that names the domain>,<options>)
+by_domain = $(BIN)/python train.py -m experiment=$(1) $(2)=plain,inverted $(3) & \
+  $(BIN)/python train.py -m experiment=$(1) $(2)=coloured,small $(3) && wait $$!
 
 demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
 	@$(BIN)/python train.py experiment=quickstart_base
-	@$(call by_domain,quickstart_predicting,plain$(comma)inverted,$(QUIET),coloured$(comma)small)
-	@$(call by_domain,quickstart_explaining,plain$(comma)inverted,$(QUIET),coloured$(comma)small)
-	@$(call by_domain,quickstart_vector,inverted,hydra/hydra_logging=disabled,coloured$(comma)small)
+	@$(call by_domain,quickstart_predicting,data.domain,$(QUIET))
+	@$(call by_domain,quickstart_source,data.without,$(QUIET))
+	@$(call by_domain,quickstart_vector,data.domain,hydra/hydra_logging=disabled)
+	@$(call by_domain,quickstart_explaining,data.domain,$(QUIET))
 	@$(BIN)/python eval.py experiment=quickstart_vectors_eval
 
 test: setup lint ## lint, type-check and test, on two cores

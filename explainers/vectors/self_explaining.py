@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torchmetrics import MeanMetric
 
 from explainers.errors import InputError, check_positive, checks_choices
@@ -47,7 +48,7 @@ class SelfExplaining(TrainingModule):
             model's own head, see `own_head`.
         normalise: see `FixedHead`; not for the model's own head.
         scale: see `FixedHead`; not for the model's own head.
-        reading: see `FixedHead`.
+        reading: see `FixedHead`; `None` keeps that of `weights`, or takes `patch`.
         patch_scale: see `FixedHead`; `None` takes that of the first batch at which the vectors c_z are as large as the
             labels' source expects, which must be a teacher of `explainers.decomposition`.
         alpha: α, in (0, 1].
@@ -69,7 +70,7 @@ class SelfExplaining(TrainingModule):
         projection: ProjectionBuilder | None = None,
         normalise: bool = True,
         scale: float = 10.0,
-        reading: Reading = "patch",
+        reading: Reading | None = None,
         patch_scale: float | None = 1.0,
         alpha: float = 0.8,
         predictions: Literal["labels", "teacher"] = "labels",
@@ -86,7 +87,8 @@ class SelfExplaining(TrainingModule):
         super().__init__(optimizer, scheduler, frozen=("teacher",) if teacher is not None or self_taught else ())
         self.target, self.grid, self.alpha, self.predictions = target, grid, alpha, predictions
         self.projection, self.normalise, self.scale = projection, normalise, scale
-        self.reading, self.patch_scale = reading, 1.0 if patch_scale is None else patch_scale
+        self.reading: Reading = reading or "patch"
+        self.patch_scale = 1.0 if patch_scale is None else patch_scale
         self.teacher: Any = None
         if teacher is not None:
             self.teacher = exported_target(target, teacher).requires_grad_(False)
@@ -104,7 +106,16 @@ class SelfExplaining(TrainingModule):
         self.rank_correlation = RankCorrelation()
         if weights is not None:
             self.target = exported_target(target, weights)
+            self.target.head.reading = reading or self.target.head.reading
         self.train()  # the trainer keeps the current mode of every module
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, but BatchNorm keeps the statistics of the base model, which arithmetic cannot transfer."""
+        super().train(mode)
+        for module in self.target.modules():
+            if isinstance(module, BatchNorm):
+                module.eval()
+        return self
 
     def setup(self, stage: str) -> None:
         """Build the head for the datamodule's classes, unless the model was loaded with its head."""

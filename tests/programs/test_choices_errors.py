@@ -14,11 +14,11 @@ from toys import exported
         (["evaluation.removal=blak"], "expected removal zero, black or drop, got blak"),
         (
             ["evaluation.agreement=[rank_corelation]"],
-            "expected agreement as a list of e_rmse, iou or rank_correlation, got ['rank_corelation']",
+            "expected agreement as a list of e_rmse, relative_error, iou or rank_correlation, got ['rank_corelation']",
         ),
         (
             ["evaluation.agreement=iou"],
-            "expected agreement as a list of e_rmse, iou or rank_correlation, got iou",
+            "expected agreement as a list of e_rmse, relative_error, iou or rank_correlation, got iou",
         ),
         (
             ["evaluation.reference=orakel"],

@@ -4,8 +4,10 @@ import copy
 from functools import partial
 
 import pytest
+import timm
 import torch
 from lightning import Trainer
+from timm.layers import HybridEmbed
 from toys import SILENT, Marked, exported
 
 from datamodules.cached import Cached
@@ -15,6 +17,7 @@ from explainers.errors import InputError
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import TargetModel
 from explainers.vectors.exported import exported_target
+from explainers.vectors.heads import simplex_of
 from explainers.vectors.module import ExplainabilityVector
 from explainers.vectors.self_explaining import SelfExplaining
 
@@ -125,6 +128,20 @@ def test_its_vector_is_added_to_a_model_of_another_head(target, grid, images, tm
     torch.testing.assert_close(found, expected[torch.arange(5), :, classes], rtol=1e-3, atol=1e-4)
     again = exported_target(target, vector.export(tmp_path / "moved"))
     assert (again.head.reading, again.head.patch_scale.item()) == ("difference", 0.25)
+
+
+def test_statistics_of_batch_norm_stay_those_of_the_base_model(make_model, grid):
+    """They are no weights, so a vector would not contain what they become."""
+    convolutions = timm.create_model("test_resnet", features_only=True, out_indices=[2])
+    embed = partial(HybridEmbed, backbone=convolutions)
+    target = TargetModel(make_model(patch_size=1, embed_layer=embed)).eval()
+    module = SelfExplaining(target, grid, simplex_of, alpha=1, optimizer=ADAM)
+    before = {name: value.clone() for name, value in target.backbone.named_buffers() if "running" in name}
+    data = Images(partial(Marked, 12), partial(Marked, 5, seed=1), batch_size=4, num_workers=0)
+    Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, limit_val_batches=0, **SILENT).fit(module, data)
+    assert module.training and before
+    after = dict(module.target.backbone.named_buffers())
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
