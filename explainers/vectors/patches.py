@@ -10,6 +10,7 @@ from explainers.errors import InputError
 def patch_means(patches: Tensor, side: int) -> Tensor:
     """Average the patch embeddings (B, N', D) of a fine grid over the patches of a coarser one: (B, N, D).
 
+    >>> import torch
     >>> patch_means(torch.arange(16.0).view(1, 16, 1), side=2).flatten().tolist()  # the first is (0 + 1 + 4 + 5) / 4
     [2.5, 4.5, 10.5, 12.5]
 
@@ -32,6 +33,7 @@ def patch_means(patches: Tensor, side: int) -> Tensor:
 def explained(attributions: Tensor, seen: dict[str, Tensor]) -> Tensor:
     """Select the attributions to the class that `ShapleyLabels` explains in each image.
 
+    >>> import torch
     >>> attributions = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # of two patches to two classes
     >>> explained(attributions, {"explained": torch.tensor([1])}).tolist()
     [[2.0, 4.0]]

@@ -48,7 +48,7 @@ class SelfExplaining(TrainingModule):
             model's own head, see `own_head`.
         normalise: see `FixedHead`; not for the model's own head.
         scale: see `FixedHead`; not for the model's own head.
-        reading: see `FixedHead`; `None` keeps that of `weights`, or takes `patch`.
+        reading: see `FixedHead`; `saved` is that of `weights`, and `patch` without weights.
         patch_scale: see `FixedHead`; `None` takes that of the first batch at which the vectors c_z are as large as the
             labels' source expects, which must be a teacher of `explainers.decomposition`.
         alpha: α, in (0, 1].
@@ -70,7 +70,7 @@ class SelfExplaining(TrainingModule):
         projection: ProjectionBuilder | None = None,
         normalise: bool = True,
         scale: float = 10.0,
-        reading: Reading | None = None,
+        reading: Literal["patch", "difference", "saved"] = "saved",
         patch_scale: float | None = 1.0,
         alpha: float = 0.8,
         predictions: Literal["labels", "teacher"] = "labels",
@@ -87,7 +87,7 @@ class SelfExplaining(TrainingModule):
         super().__init__(optimizer, scheduler, frozen=("teacher",) if teacher is not None or self_taught else ())
         self.target, self.grid, self.alpha, self.predictions = target, grid, alpha, predictions
         self.projection, self.normalise, self.scale = projection, normalise, scale
-        self.reading: Reading = reading or "patch"
+        self.reading: Reading = "patch" if reading == "saved" else reading
         self.patch_scale = 1.0 if patch_scale is None else patch_scale
         self.teacher: Any = None
         if teacher is not None:
@@ -106,7 +106,8 @@ class SelfExplaining(TrainingModule):
         self.rank_correlation = RankCorrelation()
         if weights is not None:
             self.target = exported_target(target, weights)
-            self.target.head.reading = reading or self.target.head.reading
+            if reading != "saved":
+                self.target.head.reading = reading
         self.train()  # the trainer keeps the current mode of every module
 
     def train(self, mode: bool = True) -> Self:

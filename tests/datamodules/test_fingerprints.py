@@ -55,7 +55,7 @@ def upsampled(files=None, **settings):
 
 
 def digits(files=None, **settings):
-    return Digits(**{"size": 3} | settings)
+    return Digits(**{"size": 3, "domain": "mixed"} | settings)
 
 
 # For each data set and argument: another value, and the entries that it changes
@@ -80,6 +80,7 @@ CHANGES = {
         "image_size": (lambda _: 32, {"image", "truth"}),
         "scraps": (lambda _: 2, {"image", "truth"}),
         "domain": (lambda _: "textured", {"image", "truth"}),
+        "without": (lambda _: "plain", {"image"}),
         "seed": (lambda _: 1, {"image", "label", "truth"}),
     },
 }

@@ -98,7 +98,7 @@ def test_a_key_that_is_added_counts(config):
     assert settings_of("odd", config | {"added_next_year": 1}, {}, {}) != before
 
 
-VALUES = {"task": "loop", "domain": "plain", "scraps": 7, "size": {"test": 5}, "image_size": 48}
+VALUES = {"task": "loop", "domain": "plain", "without": "small", "scraps": 7, "size": {"test": 5}, "image_size": 48}
 WITHOUT_EFFECT_ON_A_TEST = {"seed": "determines the training order", "batch_size": "counts by itself", **WITHOUT_EFFECT}
 
 
@@ -107,9 +107,10 @@ def test_every_key_of_the_data_changes_their_fingerprint_or_has_a_reason(config)
     own = dict(config["tasks"]["odd"]["data"], size={"test": 4})
     keys = own.keys() - {"_target_", "eval_batch_size"}
     assert keys == {*VALUES, *(WITHOUT_EFFECT_ON_A_TEST.keys() & keys)}
-    fingerprint = instantiate(own).fingerprint("test")
     for key in keys:
-        now = instantiate(own | {key: VALUES.get(key, 3)}).fingerprint("test")
+        mixed = {"domain": "mixed"} if key == "without" else {}
+        now = instantiate(own | {key: VALUES.get(key, 3)} | mixed).fingerprint("test")
+        fingerprint = instantiate(own | mixed).fingerprint("test")
         assert (now == fingerprint) == (key in WITHOUT_EFFECT_ON_A_TEST), key
 
 

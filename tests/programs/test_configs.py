@@ -121,6 +121,8 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
     if explainer.get("predictions") == "teacher":
         files -= {"teacher"}  # the base model itself
+    if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
+        overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):
         overrides += ["data.train.exclude=[]"]
     for role in sorted(files & set(explainer)):
