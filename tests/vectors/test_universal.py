@@ -95,13 +95,12 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
 
 @pytest.mark.parametrize("kind", TEACHERS)
 def test_patches_learn_without_labels_and_predictions_are_held(target, grid, kind, tmp_path):
-    losses = []
-    for epochs in (1, 12):
-        module = build(target, grid, TEACHERS[kind], patch_scale=None)
-        metrics = fit(module, tmp_path / "rows", epochs).callback_metrics
-        losses.append(metrics["train/loss"].item())
+    module, losses = build(target, grid, TEACHERS[kind], patch_scale=None), []
+    step = module.training_step
+    module.training_step = lambda *batch: losses.append(step(*batch)) or losses[-1]
+    metrics = fit(module, tmp_path / "rows", epochs=8).callback_metrics
     assert metrics.keys() == {"train/loss", "val/loss", "val/accuracy"}
-    assert losses[1] < 0.8 * losses[0]
+    assert sum(losses[-3:]) < 0.85 * sum(losses[:3])
     assert module.target.head.patch_scale != 1
     assert metrics["val/accuracy"] >= 0.8  # of the predictions of the base model
     assert all(torch.equal(a, b) for a, b in zip(module.teacher.parameters(), target.parameters(), strict=True))
