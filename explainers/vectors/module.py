@@ -105,7 +105,7 @@ class ExplainabilityVector(LightningModule):
         self.best = untouched
         metrics_of_points = ({"accuracy": Accuracy(), **agreement_metrics(k)} for _ in self.points)
         self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in metrics_of_points)
-        self.factor = BestFactor()
+        self.factor, self.best_factor = BestFactor(), 1.0
         self.sweep: list[dict[str, float]] = []
 
     def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
@@ -173,11 +173,16 @@ class ExplainabilityVector(LightningModule):
             metric.reset()
         return values
 
+    def on_validation_epoch_start(self) -> None:
+        """Forget the images of a test, which must not choose the factor."""
+        self.factor.reset()
+
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, self.points)
 
     def on_validation_epoch_end(self) -> None:
         """Select the best point, and log the metrics of all points."""
+        self.best_factor = self.factor.compute().item()
         self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
         best = best_point(self.sweep, self.tolerance, self.select)
         self.best = (best["lambda_1"], best["lambda_2"])
@@ -222,7 +227,7 @@ class ExplainabilityVector(LightningModule):
         if self.sweep:
             self._load_point(self.points[0])
             head = copy.deepcopy(self.model.target.head)
-            self.model.target.head.patch_scale *= self.factor.compute().item()
+            self.model.target.head.patch_scale *= self.best_factor
             save_weights(self.model.target.state_dict(), folder / "scaled.safetensors", self.model.provenance())
             self.model.target.head = head
             self._load_point(self.best)

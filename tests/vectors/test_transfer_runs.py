@@ -22,6 +22,7 @@ from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.vectors.exported import exported_target
 from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.patches import explained
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import cosine, vector
 from explainers.weight_files import read_weights
@@ -216,3 +217,23 @@ def test_attributions_on_another_grid_are_kept_apart(build, target, files, tmp_p
         kept[grid] = store.path
     assert kept[PatchGrid(32, 8)] != kept[PatchGrid(32, 16)]
     assert len(list((tmp_path / "rows").iterdir())) == 3  # one of them is of the pixels, which are of no grid
+
+
+def test_the_best_factor_is_that_of_the_validation_images_alone(build, tmp_path):
+    module, own = build(), trainer()
+    data = Images(**marked_splits()[1])
+    own.validate(module, data, verbose=False)
+    module.export(tmp_path / "before")
+    own.test(module, data, verbose=False)
+    own.validate(module, data, verbose=False)
+    module.export(tmp_path / "after")
+    before, after = (read_weights(tmp_path / name / "scaled.safetensors")[1] for name in ("before", "after"))
+    images = Marked(7, seed=1)[torch.arange(7)]
+    rows = module.sources[1](images)
+    assert torch.equal(before["head.patch_scale"], after["head.patch_scale"])
+    module._load_point((1.0, 0.0))
+    attributions = explained(module.model.look(images["image"])[1], rows)
+    factor = (attributions * rows["shapley"]).sum() / attributions.square().sum()
+    torch.testing.assert_close(
+        after["head.patch_scale"], module.model.target.head.patch_scale * factor.detach(), rtol=1e-4, atol=0
+    )
