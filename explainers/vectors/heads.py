@@ -25,7 +25,7 @@ class FixedHead(nn.Module):
     >>> head = FixedHead(torch.eye(2), scale=10.0)
     >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
     [[0.0, 10.0]]
-    >>> head.attributions(torch.tensor([[[0.0, 4.0]]])).tolist()  # the attributions of one patch
+    >>> head.attributions(torch.tensor([[[0.0, 4.0]]]), torch.tensor([[1.0, 0.0]])).tolist()  # of one patch
     [[[0.0, 1.0]]]
 
     Args:
@@ -89,13 +89,20 @@ class FixedHead(nn.Module):
         logits = self.scale * F.linear(self._project(embeddings, self.normalise), self.weight)
         return logits if self.bias is None else logits + self.bias
 
-    def attributions(self, patches: Tensor) -> Tensor:
+    def attributions(self, patches: Tensor, embeddings: Tensor) -> Tensor:
         """Attributions of every patch to every class, (B, N, K).
 
         Args:
             patches: patch embeddings, or with the reading `difference` theirs minus that of a blank image, (B, N, D).
+            embeddings: embeddings of the images, (B, D). With `difference`, attributions are parts of the logits, so
+                they have the factor of the logits and are divided by the same length.
         """
-        return F.linear(self.vectors(patches), self.weight)
+        vectors = self.vectors(patches)
+        if self.reading == "difference":
+            vectors = self.scale * vectors
+            if self.normalise:
+                vectors = vectors / self._project(embeddings, False).norm(dim=-1)[:, None, None]
+        return F.linear(vectors, self.weight)
 
     def vectors(self, patches: Tensor) -> Tensor:
         """Vectors c_z of patches, whose products with the rows of W are their attributions, (B, N, D')."""
@@ -108,7 +115,7 @@ class FixedHead(nn.Module):
 
 
 @checks_choices
-def own_head(target: TargetModel, reading: Reading = "patch", patch_scale: float = 1.0) -> FixedHead:
+def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
     """Fix the linear head of a model. Rows are relative to their mean, which changes no probability.
 
     Raises:

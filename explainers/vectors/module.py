@@ -1,6 +1,5 @@
 """Makes a prediction-only model self-explaining without training (Yoshikawa et al., 2025)."""
 
-import copy
 import logging
 from collections.abc import Sequence
 from itertools import product
@@ -56,6 +55,8 @@ class ExplainabilityVector(LightningModule):
         tolerance: maximum accuracy drop, as a fraction.
         select: metric that selects λ₁ and λ₂.
         k: K of IoU@K.
+        calibrate: give the selected model's attributions their best factor on the validation images, for a source whose
+            teacher computes attributions in other units than `labels`.
         hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value.
     """
 
@@ -73,6 +74,7 @@ class ExplainabilityVector(LightningModule):
         tolerance: float = 0.02,
         select: Agreement = "e_rmse",
         k: int = 10,
+        calibrate: bool = False,
         hurtful_cosine: float = 0.0,
     ) -> None:
         super().__init__()
@@ -83,7 +85,13 @@ class ExplainabilityVector(LightningModule):
         check_range(0, tolerance=tolerance)
         check_range(-1, 1, hurtful_cosine=hurtful_cosine)
         check_range(1, grid.num_patches, k=k)
+        if calibrate and select not in ("iou", "rank_correlation"):
+            raise InputError(
+                f"expected explainer.select=rank_correlation or iou with explainer.calibrate, because the errors of the"
+                f" sweep are those without a factor, got {select}"
+            )
         self.tolerance, self.select, self.hurtful_cosine = tolerance, select, hurtful_cosine
+        self.calibrate = calibrate
         self.base = target.backbone.state_dict()
         self.parents: dict[str, str] = {"base": weights_hash(target.backbone)}
         self.heads: dict[str, Identity] = {}
@@ -95,6 +103,7 @@ class ExplainabilityVector(LightningModule):
         self.cosine = cosine(vector(before, self.base), vector(self.onto, self.base))
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
         self.model.target.head.read_as(exported_target(target, explaining).head)
+        self.patch_scale = self.model.target.head.patch_scale.item()
         self.teacher = exported_target(target, onto).requires_grad_(False)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
@@ -105,7 +114,8 @@ class ExplainabilityVector(LightningModule):
         self.best = untouched
         metrics_of_points = ({"accuracy": Accuracy(), **agreement_metrics(k)} for _ in self.points)
         self.metrics = nn.ModuleList(nn.ModuleDict(metrics) for metrics in metrics_of_points)
-        self.factor, self.best_factor = BestFactor(), 1.0
+        self.best_factors = nn.ModuleList(BestFactor() for _ in self.points)
+        self.factors = dict.fromkeys(self.points, 1.0)
         self.sweep: list[dict[str, float]] = []
 
     def _read(self, role: Literal["predicting", "explaining", "onto"], path: str, target: TargetModel) -> State:
@@ -142,28 +152,29 @@ class ExplainabilityVector(LightningModule):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain with the model of the best point, see `SelfExplaining.forward`."""
-        self._load_point(self.best)
+        self._load_point(self.best, self.calibrate)
         return self.model(images, classes)
 
-    def _load_point(self, point: Point) -> None:
-        """Load the weights of a point into the model."""
+    def _load_point(self, point: Point, calibrate: bool = False) -> None:
+        """Load the weights of a point into the model, and the scale of its attributions."""
         for name in ("base", "onto", "vector"):  # moved to the device in the first call
             setattr(self, name, {key: value.to(self.device) for key, value in getattr(self, name).items()})
         self.model.target.backbone.load_state_dict(transfer(self.base, self.onto, self.vector, *point))
+        self.model.target.head.patch_scale.fill_(self.patch_scale * (self.factors[point] if calibrate else 1))
 
-    def _measure(self, batch: dict[str, Tensor], points: Sequence[Point]) -> None:
-        """Update the metrics of some points."""
+    def _measure(self, batch: dict[str, Tensor], points: Sequence[Point], calibrate: bool = False) -> None:
+        """Update the metrics of some points; `calibrate` is for all but the unchanged model."""
         rows = complete(batch, self.sources)
         for point in points:
-            self._load_point(point)
+            self._load_point(point, calibrate and point != self.points[0])
             logits, attributions = self.model.look(rows["image"])
             phi = explained(attributions, rows)
             metrics: Any = self.metrics[self.points.index(point)]
             metrics["accuracy"].update(logits.argmax(-1), rows["label"])
             for name in metrics.keys() - {"accuracy"}:
                 metrics[name].update(phi, rows["shapley"])
-            if point == self.points[0]:
-                self.factor.update(phi, rows["shapley"])
+            factor: Any = self.best_factors[self.points.index(point)]
+            factor.update(phi, rows["shapley"])
 
     def _found(self, point: Point) -> dict[str, float]:
         """Compute the metrics of a point and reset them, so that the test starts from zero."""
@@ -174,15 +185,17 @@ class ExplainabilityVector(LightningModule):
         return values
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the images of a test, which must not choose the factor."""
-        self.factor.reset()
+        """Forget the images of a test, which must not choose the factors."""
+        for factor in self.best_factors:
+            factor.reset()  # type: ignore[operator]
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, self.points)
 
     def on_validation_epoch_end(self) -> None:
         """Select the best point, and log the metrics of all points."""
-        self.best_factor = self.factor.compute().item()
+        factors: Any = self.best_factors
+        self.factors = {point: factor.compute().item() for point, factor in zip(self.points, factors, strict=True)}
         self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
         best = best_point(self.sweep, self.tolerance, self.select)
         self.best = (best["lambda_1"], best["lambda_2"])
@@ -203,7 +216,7 @@ class ExplainabilityVector(LightningModule):
             print(f"{chosen}; {', '.join(changes)}")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self._measure(batch, list(dict.fromkeys([self.points[0], self.best])))
+        self._measure(batch, list(dict.fromkeys([self.points[0], self.best])), self.calibrate)
 
     def on_test_epoch_end(self) -> None:
         models = {"untouched": self._found(self.points[0])}
@@ -212,7 +225,7 @@ class ExplainabilityVector(LightningModule):
 
     def provenance(self) -> Identity:
         """The hashes of the models that the transferred model was computed from, with λ₁ and λ₂."""
-        self._load_point(self.best)
+        self._load_point(self.best, self.calibrate)
         own = self.model.provenance() | {"alpha": TRANSFERRED}
         hashes = {f"{role}_sha256": value for role, value in self.parents.items()}
         return own | hashes | {"lambda_1": self.best[0], "lambda_2": self.best[1]}
@@ -225,12 +238,9 @@ class ExplainabilityVector(LightningModule):
         """
         identity = self.provenance()
         if self.sweep:
-            self._load_point(self.points[0])
-            head = copy.deepcopy(self.model.target.head)
-            self.model.target.head.patch_scale *= self.best_factor
+            self._load_point(self.points[0], calibrate=True)
             save_weights(self.model.target.state_dict(), folder / "scaled.safetensors", self.model.provenance())
-            self.model.target.head = head
-            self._load_point(self.best)
+            self._load_point(self.best, self.calibrate)
         write_atomically(folder / "sweep.md", f"{table(self.sweep, self.best)}\n" if self.sweep else "")
         save_weights(self.vector, folder / "vector.safetensors", {"backbone": self.model.target.name} | self.parents)
         return save_weights(self.model.target.state_dict(), folder / "model.safetensors", identity)

@@ -165,7 +165,7 @@ class SelfExplaining(TrainingModule):
         """Predict and explain uint8 images (B, C, H, W): logits (B, K) and attributions to all classes (B, N, K)."""
         embeddings, patches = self.embed(images)
         with torch.autocast(images.device.type, enabled=False):
-            attributions = self.target.head.attributions(patches)
+            attributions = self.target.head.attributions(patches, embeddings.float())
         return self.target.classify(embeddings), attributions
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,13 +186,29 @@ class SelfExplaining(TrainingModule):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
-        loss, logits, attributions = self._losses(rows)
-        self.val_loss.update(loss, len(logits))
-        self.accuracy.update((logits.argmax(-1) == self._wanted(rows).argmax(-1)).float())
+        loss, agrees, attributions = self._losses(rows)
+        self.val_loss.update(loss, len(agrees))
+        self.accuracy.update(agrees.float())
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
-        if "shapley" in rows:
-            self.rank_correlation.update(explained(attributions, rows), rows["shapley"])
+        if attributions is not None:
+            self.rank_correlation.update(attributions, rows["shapley"])
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
+
+    def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """α · L_predict + (1 − α) · L_explain, which predictions are right (B,), and attributions that have labels."""
+        embeddings, patches = self.embed(rows["image"])
+        logits, wanted, attributions = self.target.classify(embeddings), self._wanted(rows), None
+        with torch.autocast(patches.device.type, enabled=False):
+            if self.training and self.uncalibrated and self.global_step == 0:
+                self._calibrate(patches, rows)
+            entropy = torch.special.entr(wanted).sum(-1).mean()  # 0 for labels
+            loss = self.alpha * (F.cross_entropy(logits, wanted) - entropy)
+            if "shapley" in rows:
+                attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
+                loss = loss + (1 - self.alpha) * F.mse_loss(attributions, rows["shapley"])
+            elif self.labels is not None:
+                loss = loss + (1 - self.alpha) * self.labels.loss(self.target.head.vectors(patches), rows)
+        return loss, logits.argmax(-1) == wanted.argmax(-1), attributions
 
     def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
         """The probabilities to predict, (B, K): 1 for the label, or those of the teacher."""
@@ -200,23 +216,6 @@ class SelfExplaining(TrainingModule):
             return self.teacher.classify(rows["embedding"]).softmax(-1)
         check_labels(rows["label"], self.target.num_classes, "explainer.projection for their classes")
         return F.one_hot(rows["label"], self.target.num_classes).float()
-
-    def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """α · L_predict + (1 − α) · L_explain, with the logits and attributions."""
-        embeddings, patches = self.embed(rows["image"])
-        logits, wanted = self.target.classify(embeddings), self._wanted(rows)
-        with torch.autocast(patches.device.type, enabled=False):
-            if self.training and self.uncalibrated and self.global_step == 0:
-                self._calibrate(patches, rows)
-            attributions = self.target.head.attributions(patches)
-            entropy = torch.special.entr(wanted).sum(-1).mean()  # 0 for labels
-            loss = self.alpha * (F.cross_entropy(logits, wanted) - entropy)
-            if "shapley" in rows and self.alpha < 1:
-                error = explained(attributions, rows) - rows["shapley"]
-                loss = loss + (1 - self.alpha) * error.square().mean()
-            elif self.labels is not None:
-                loss = loss + (1 - self.alpha) * self.labels.loss(self.target.head.vectors(patches), rows)
-        return loss, logits, attributions
 
     @torch.no_grad()
     def _calibrate(self, patches: Tensor, rows: dict[str, Tensor]) -> None:

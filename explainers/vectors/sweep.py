@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from explainers.errors import InputError, checks_choices
-from explainers.metrics.agreement import Agreement
+from explainers.metrics.agreement import Agreement, agreement_metrics
 
 Point = tuple[float, float]
 """(λ₁, λ₂)."""
@@ -17,7 +17,7 @@ def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agre
     Args:
         sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
         tolerance: maximum accuracy drop, as a fraction.
-        select: the metric; e_rmse and relative_error are better when lower, the others when higher.
+        select: the metric.
 
     Raises:
         InputError: if there is no accuracy, because no image has a label.
@@ -29,7 +29,7 @@ def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agre
     if math.isnan(sweep[0]["accuracy"]):
         raise InputError("expected images with labels, to measure the accuracy, got none: take labelled images")
     lowest = sweep[0]["accuracy"] - tolerance - 1e-6  # for the rounding of float32 accuracies
-    sign = -1 if select in ("e_rmse", "relative_error") else 1
+    sign = 1 if agreement_metrics(k=1)[select].higher_is_better else -1
     allowed = [row for row in sweep if row["accuracy"] >= lowest]
     return max(allowed, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
 

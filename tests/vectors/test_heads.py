@@ -115,7 +115,7 @@ def test_a_head_reads_images_and_patches_as_a_loop_does(projected, normalise, pa
     logits = torch.tensor([read(row, scale=2.5) for row in embeddings.tolist()])
     torch.testing.assert_close(head(embeddings), logits, rtol=1e-4, atol=1e-5)
     attributions = torch.tensor([[read(patch, scale=patch_scale) for patch in image] for image in patches.tolist()])
-    torch.testing.assert_close(head.attributions(patches), attributions, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.attributions(patches, embeddings), attributions, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(head(patches), attributions * 2.5 / patch_scale, rtol=1e-4, atol=1e-5)
 
 
@@ -126,7 +126,17 @@ def test_a_head_normalises_and_does_not_scale_unless_told_otherwise():
         head(embeddings), F.cosine_similarity(embeddings[:, None], weight, dim=-1) * weight.norm(dim=1)
     )
     torch.testing.assert_close(head(5 * embeddings), head(embeddings))
-    torch.testing.assert_close(head.attributions(embeddings[None])[0], head(embeddings))
+    torch.testing.assert_close(head.attributions(embeddings[None], embeddings[:1])[0], head(embeddings))
+
+
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_differences_that_sum_to_the_embedding_have_attributions_that_sum_to_the_logits(projected, normalise):
+    weight, projection = torch.randn(3, 4 if projected else 6), torch.randn(4, 6) if projected else None
+    head = FixedHead(weight, projection, normalise, scale=2.5, reading="difference", patch_scale=0.5)
+    parts = torch.randn(2, 7, 6)
+    embeddings = 0.5 * parts.sum(1)
+    torch.testing.assert_close(head.attributions(parts, embeddings).sum(1), head(embeddings), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("projection", [None, torch.randn(4, 6)])

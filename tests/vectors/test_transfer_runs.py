@@ -237,3 +237,21 @@ def test_the_best_factor_is_that_of_the_validation_images_alone(build, tmp_path)
     torch.testing.assert_close(
         after["head.patch_scale"], module.model.target.head.patch_scale * factor.detach(), rtol=1e-4, atol=0
     )
+
+
+def test_calibrated_attributions_have_the_size_of_the_labels(build, tmp_path):
+    module = build(calibrate=True, select="rank_correlation")
+    trainer().validate(module, Images(**marked_splits()[1]), verbose=False)
+    images = Marked(7, seed=1)[torch.arange(7)]
+    rows = module.sources[1](images)
+    module.best = module.points[-1]
+    found = module.eval()(images["image"], rows["explained"]).flatten(1)
+    best = (found * rows["shapley"]).sum() / found.square().sum()
+    assert best.item() == pytest.approx(1, rel=1e-3)
+    assert module.factors[module.best] != pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("select", ["e_rmse", "relative_error"])
+def test_errors_without_the_factor_do_not_select_calibrated_attributions(build, select):
+    with pytest.raises(ValueError, match=f"select=rank_correlation or iou with explainer.calibrate.*got {select}"):
+        build(calibrate=True, select=select)
