@@ -45,17 +45,15 @@ demo: setup ## train and measure TVE and our own explainer on the embedded digit
 	  $(BIN)/python train.py experiment=quickstart_tve && wait $$!
 	@$(BIN)/python eval.py experiment=quickstart_eval
 
-# Two processes at a time, each with two of the domains: $(call by_domain,<experiment>,<option that names the domain>,<options>)
-by_domain = $(BIN)/python train.py -m experiment=$(1) $(2)=plain,inverted $(3) & \
-  $(BIN)/python train.py -m experiment=$(1) $(2)=coloured,small $(3) && wait $$!
+# Two processes at a time, one for each domain: $(call by_domain,<experiment>,<option that names the domain>,<options>)
+by_domain = $(BIN)/python train.py -m experiment=$(1) $(2)=plain $(3) & $(BIN)/python train.py -m experiment=$(1) $(2)=small $(3) && wait $$!
 
 demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
-	@$(BIN)/python train.py experiment=quickstart_base
+	@$(BIN)/python train.py experiment=quickstart_base trainer=ddp trainer.devices=2
 	@$(call by_domain,quickstart_predicting,data.domain,$(QUIET))
 	@$(call by_domain,quickstart_source,data.without,$(QUIET))
 	@$(call by_domain,quickstart_vector,data.domain,hydra/hydra_logging=disabled)
-	@$(call by_domain,quickstart_explaining,data.domain,$(QUIET))
-	@$(BIN)/python eval.py experiment=quickstart_vectors_eval
+	@$(BIN)/python eval.py experiment=quickstart_vectors_eval trainer=ddp trainer.devices=2
 
 test: setup lint ## lint, type-check and test, on two cores
 	$(BIN)/python -m pytest -n 2 --durations=10

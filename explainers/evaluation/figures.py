@@ -79,6 +79,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
                 axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
             axis.set_xscale("log")
             axis.grid(alpha=0.3)
+        axes[0, column].set_yscale("log")  # heatmaps in other units have errors many times as large
         axes[0, column].set_title(task)
         axes[1, column].set_xlabel("forward passes an image")
     for axis, label in zip(axes[:, 0], sides.values(), strict=True):

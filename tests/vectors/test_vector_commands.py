@@ -78,7 +78,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         **{"transferred": "vector/model", "upper_bound": "explaining/model"},
     }
     evaluate(
-        "experiment=quickstart_vectors_eval",
+        "experiment=eval_vectors_digits",
         *("target=tiny", "grid.patch_size=16", *QUIET, "evaluation.levels=3", "evaluation.k=2", "~figures.lambdas"),
         *(
             "~tasks.plain",
