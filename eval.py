@@ -10,9 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from explainers import posthoc, runs
 from explainers.errors import InputError
-from explainers.evaluation import report
-from explainers.evaluation.results import ResultsFile, read_columns
-from explainers.files import atomic, write_atomically
+from explainers.evaluation.publish import publish as publish_results
+from explainers.evaluation.results import ResultsFile
+from explainers.evaluation.unfinished import Unfinished
+from explainers.files import atomic
 from explainers.processes import locked
 
 
@@ -27,20 +28,22 @@ def evaluate(cfg: DictConfig) -> None:
         images.setup("test")  # missing images of the last task show before the first one is measured
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
     file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh)
-    tasks = {task: settings for task, settings in cfg.tasks.items() if task not in file.kept}
+    missing = {task: names for task in cfg.tasks if (names := file.missing(task)) is not None}
     if runs.launch(runs.number_of_processes(cfg.trainer)):
         return
     runs.start_record(cfg, folder, go_on=True)
     file.tell()
-    for task, settings in tasks.items():
+    for task, names in missing.items():
         seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
-        evaluation = build(cfg, settings)
+        evaluation = build(cfg, cfg.tasks[task], names)
         evaluation.target.check_classes(data[task].class_names("test"))
         announce(task, data[task].size("test"), evaluation.forward_passes)
-        callbacks = [instantiate(node, name=task) for node in (cfg.heatmaps, cfg.progress)]
+        going_on = Unfinished(folder / "unfinished", task, file.key(task))
+        callbacks = [*(instantiate(node, name=task) for node in (cfg.pictures, cfg.progress) if node), going_on]
         trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)
         file.add(task, evaluation)
+        going_on.remove()
     publish(cfg)
 
 
@@ -54,15 +57,21 @@ def build_named(group: str, name: str, node: DictConfig | None, **given: Any) ->
     return instantiate(node, **given)
 
 
-def build(cfg: DictConfig, settings: DictConfig) -> Any:
-    """The evaluation of one task: its target, and explainers of that target."""
+def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
+    """The evaluation of a task: its target, explainers of that target by their names, and the one to compare with."""
     target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
-    explainers: dict[Any, Any] = {
-        name: build_named("explainers", str(name), node, target=target) for name, node in nodes.items()
-    }
-    explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid))
-    return instantiate(cfg.evaluation, target=target, explainers=explainers)
+    reference = cfg.evaluation.get("reference")
+    methods = posthoc.labelled(cfg.methods)
+    explainers: dict[str, Any] = {}
+    for name in dict.fromkeys([*nodes, *methods]):
+        if name in nodes and name in (*names, reference):
+            explainers[str(name)] = build_named("explainers", str(name), nodes[name], target=target)
+        elif name in (*names, reference):
+            method, options = methods[name]
+            explainers[name] = posthoc.build(method, target, instantiate(cfg.grid), options)
+    only = {"measured": names} if explainers.keys() - set(names) else {}
+    return instantiate(cfg.evaluation, target=target, explainers=explainers, **only)
 
 
 @rank_zero_only
@@ -75,17 +84,14 @@ def announce(task: str, images: int, forward_passes: dict[str, int]) -> None:
 
 @rank_zero_only
 def publish(cfg: DictConfig) -> None:
-    """Tables and figures, of what stands in files alone."""
+    """Tables, figures and the gallery, of what stands in files alone."""
     folder = runs.run_dir()
-    results, titles = instantiate(cfg.results), read_columns(cfg.results.files)
-    tables = report.tables(results, titles, instantiate(cfg.get("reference")))
-    for name, text in tables.items():
-        write_atomically(folder / name, text)
+    table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays)
     for name, figure in (cfg.get("figures") or {}).items():
         with atomic(folder / f"{name}.png") as unfinished:
             instantiate(figure).savefig(unfinished, dpi=120)
-    pictures = ", ".join(sorted(path.name for path in folder.glob("*.png")))
-    print(tables.get("table.md", ""), f"Tables and pictures are in {runs.relative(folder)}: {pictures}", sep="\n")
+    pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
+    print(table, f"Tables and pictures are in {runs.relative(folder)}: {', '.join(pictures)}", sep="\n")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")

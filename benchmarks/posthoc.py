@@ -43,7 +43,7 @@ from benchmarks.kernelshap import SIZES, build
 from explainers import posthoc
 from explainers.blocks import value_paths
 from explainers.masking import PatchGrid, Removal
-from explainers.metrics.perturbation import perturbation_sweep
+from explainers.evaluation.sweep import Sweep
 from explainers.posthoc.decomposition import contribution_norms
 from explainers.removal import masked_probabilities
 from explainers.runs import versions
@@ -118,13 +118,13 @@ def of_batch(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tens
 def of_sweep(
     target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor, chunk_size: int
 ) -> Iterator[Comparison]:
-    normalised, scores = target.normalise(images), torch.rand(len(images), grid.num_patches, device=images.device)
+    normalised, heatmaps = target.normalise(images), torch.rand(len(images), grid.side, grid.side, device=images.device)
+    index, whole = torch.arange(len(images), device=images.device), target(images)
 
     def sweep(removal: Removal) -> Tensor:
-        def predict(keep: Tensor) -> Tensor:
-            return masked_probabilities(target, normalised, keep, grid, removal, chunk_size)
-
-        return torch.cat(perturbation_sweep(predict, scores, classes, levels=11), 1)
+        chosen = Sweep(target, grid, removal, levels=11, chunk_size=chunk_size)
+        ends = torch.stack([whole, chosen.empty(normalised).expand_as(whole)], 1)
+        return chosen(normalised, heatmaps, index, classes, classes, ends)
 
     drop, zero = partial(sweep, "drop"), partial(sweep, "zero")
     yield Comparison("sweep of drop", "sweep of zero", (drop, len(images)), (zero, len(images)), False, 1)

@@ -7,12 +7,24 @@ Letters used for tensor shapes in every file of this project:
 
 `images` are uint8, (B, C, H, W): every model normalises them itself. `keep` is boolean, (B, M, N), and True means that
 the patch stays visible. Patches are numbered row by row.
+
+`explainers.load` loads a trained explainer, and `explainers.overlay` shows a heatmap over its image.
 """
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+SHORTCUTS = {"load": "explainers.pretrained", "overlay": "explainers.overlays"}
+"""What users find here → where it is; imported when it is used, because every room imports this file first."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in SHORTCUTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(SHORTCUTS[name]), name)
 
 
 class Explainer(Protocol):

@@ -7,18 +7,22 @@ from explainers.errors import InputError
 
 
 def zero_to_one(images: Tensor) -> Tensor:
-    """Scale the pixels of uint8 images to [0, 1]: float32.
+    """Scale the pixels of uint8 images (B, C, H, W) to [0, 1]: float32.
 
-    >>> zero_to_one(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
-    [0.0, 1.0]
+    >>> zero_to_one(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
+    [[[[0.0, 1.0]]]]
 
     Raises:
-        InputError: for images of another type, which may have been scaled already.
+        InputError: for images of another type, which may have been scaled already, or a single image (C, H, W).
     """
     if images.dtype != torch.uint8:
         raise InputError(
             f"expected uint8 images, which every model normalises itself, got {_name(images)}: give the pixels of the"
             " file, from 0 to 255"
+        )
+    if images.dim() != 4:
+        raise InputError(
+            f"expected images of shape (B, C, H, W), got {list(images.shape)}: give a single image as images[None]"
         )
     return images.float() / 255
 
@@ -58,6 +62,8 @@ def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor
             f"expected one class of each of {len(images)} images, integers of shape [{len(images)}], got"
             f" {_name(classes)} of shape {list(classes.shape)}"
         )
+    if torch.compiler.is_compiling():  # the code of a graph must not depend on values
+        return classes.long()
     lowest, highest = torch.stack(classes.aminmax()).tolist() if len(classes) else (0, 0)
     if lowest < 0 or highest >= num_classes:
         raise InputError(

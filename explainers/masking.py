@@ -78,23 +78,21 @@ def check_hops(hops: Sequence[int]) -> None:
         raise InputError(f"expected hops, one radius or more of 0 patches or more, such as [2], got {list(hops)}")
 
 
-def most_important(scores: Tensor, levels: int) -> Tensor:
-    """Compute S*, the ⌊s·N⌋ patches with the highest scores, at `levels` sparsities s from 0 to 1.
-
-    Of two equal scores, the one of the earlier patch counts as higher.
+def most_important(order: Tensor, levels: int) -> Tensor:
+    """Compute S*, the ⌊s·N⌋ most important patches, at `levels` sparsities s from 0 to 1.
 
     Args:
-        scores: (B, N), higher is more important.
+        order: patch numbers of each image, the most important first, (B, N).
         levels: number of sparsities, at least 2; they are equally spaced.
 
     Returns:
         Boolean, (B, levels, N).
 
-    >>> most_important(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), levels=3).int().tolist()
+    >>> most_important(torch.tensor([[1, 2, 3, 0]]), levels=3).int().tolist()
     [[[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]]
     """
-    rank = scores.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # (B, N), 0 is the most important
-    return rank[:, None] < level_sizes(scores.shape[-1], levels).to(scores.device)[:, None]
+    rank = order.argsort(-1)  # (B, N), 0 is the most important
+    return rank[:, None] < level_sizes(order.shape[-1], levels).to(order.device)[:, None]
 
 
 def level_sizes(num_patches: int, levels: int) -> Tensor:

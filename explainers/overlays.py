@@ -1,6 +1,13 @@
 """Heatmaps as colours over images: red supports the class, blue opposes it."""
 
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
 import torch
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -56,3 +63,52 @@ def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8) -> Tensor:
     red, blue = (torch.tensor(colour).view(3, 1, 1) for colour in (RED, BLUE))
     strength = opacity * values.abs()
     return (grey + strength * (torch.where(values > 0, red, blue) - grey)).round().to(torch.uint8)
+
+
+def draw_heatmaps(
+    images: Tensor,
+    heatmaps: Mapping[str, Tensor],
+    truth: Tensor | None = None,
+    titles: Sequence[str] | None = None,
+) -> Figure:
+    """Draw one row per image: the image with the object's outline, then the `overlay` of each explainer's heatmap.
+
+    Each heatmap has a colour scale of its own, as the colour bar says.
+
+    Args:
+        images: uint8, (B, 3, H, W).
+        heatmaps: explainer's name → heatmaps (B, P, P).
+        truth: True for pixels of the object, boolean (B, H, W); `None` draws no outlines.
+        titles: label of each row.
+
+    >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    >>> len(draw_heatmaps(images, {"tve": torch.rand(2, 4, 4)}).axes)  # 2 rows of 2 columns, and the colour bar
+    5
+    """
+    columns = ["image", *heatmaps]
+    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.6), layout="constrained")
+    axes = figure.subplots(len(images), len(columns), squeeze=False)
+    for row, image in enumerate(images.cpu()):
+        shown = [image, *(overlay(image, heatmap[row]) for heatmap in heatmaps.values())]
+        for axis, name, picture in zip(axes[row], columns, shown, strict=True):
+            axis.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if row == 0:
+                axis.set_title(fill(name, 24), fontsize=9)  # as many letters as a panel is wide
+        if truth is not None:
+            outline = truth[row].cpu().float().numpy()
+            axes[row, 0].contour(outline, levels=[0.5], colors="lime", linewidths=1)
+        if titles is not None:
+            axes[row, 0].set_ylabel(fill(titles[row], 24), fontsize=8)
+    _colour_bar(figure, axes)
+    return figure
+
+
+def _colour_bar(figure: Figure, axes: Any) -> None:
+    """Explain the colours of `overlay`, below all panels."""
+    stops = [[channel / 255 for channel in colour] for colour in (BLUE, (140, 140, 140), RED)]
+    scale = ScalarMappable(Normalize(-1, 1), LinearSegmentedColormap.from_list("overlay", stops))
+    bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-1, 0, 1])
+    bar.ax.set_xticklabels(["opposes the class", "median", "supports it"], fontsize=8)
+    bar.outline.set_visible(False)  # type: ignore[operator]

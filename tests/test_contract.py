@@ -80,6 +80,7 @@ BUILDERS = {
     posthoc.GradientSHAP: {"": partial(posthoc.GradientSHAP, samples=4)},
     posthoc.RISE: {"": partial(posthoc.RISE, masks=100, cells=4)},
     posthoc.LIME: {"": partial(posthoc.LIME, samples=60)},
+    posthoc.GreedyOrder: {"": partial(posthoc.GreedyOrder, candidates=4, step=4)},
     posthoc.TAM: {"": partial(posthoc.TAM, steps=4)},
     posthoc.TokenTM: {
         "": posthoc.TokenTM,

@@ -8,38 +8,49 @@ from typing import Any, Literal
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import Metric, SumMetric
+from torchmetrics import SumMetric
 
 from explainers import SelfExplainer, forward_passes
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.evaluation.checks import check_heatmaps, check_target
+from explainers.evaluation.probes import Explained, Probe, Probes
+from explainers.evaluation.sweep import Order, Sweep
 from explainers.inputs import check_labels
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, MeanOfImages, agreement_metrics
-from explainers.metrics.localization import PointingGame
-from explainers.metrics.perturbation import Fidelity, perturbation_sweep
-from explainers.removal import check_removal, masked_probabilities
+from explainers.metrics.cost import Cost
+from explainers.metrics.localization import Localization
+from explainers.metrics.perturbation import Curve, PerturbationCurves
 from explainers.target import TargetModel
 
 
 class Evaluation(LightningModule):
     """Measures explainers in `Trainer.test`; afterwards `results` holds a dictionary of numbers for each of them.
 
-    It measures Fidelity⁺ and Fidelity⁻; the hit rate of the pointing game, if the data set has object locations; the
-    agreement with the explainer named `reference`, if there is one; the accuracy of explainers that are classifiers, on
-    labelled images; and the explained images per second of one process, without the first batch.
+    It measures the curves of a perturbation sweep, and `probes`; the localization of objects, if the data set has
+    them; the agreement with the explainer named `reference`, if there is one; the accuracy of explainers that are
+    classifiers, on labelled images; the forward passes of the target for each image, the explained images per second of
+    one process, without the first batch, and on GPUs the peak memory.
+
+    With several removals, the numbers of the first have the names of their curves; those of the others have the name of
+    the removal at their end, such as `fidelity_plus_black`.
 
     Args:
         target: the model to explain and to perturb.
         grid: the patches that are explained and removed.
         explainers: name → explainer of this target on this grid.
+        curves: names of `CURVES`, all read off one sweep; none leaves the sweep out.
         levels: number of sparsities on the curves, including 0 and 1; at least 2.
-        removal: what replaces removed patches, see `Removal`.
+        removals: what replaces removed patches, see `Removal`; one sweep for each.
+        order: remove `patches` or `pixels`, see `Sweep`.
+        empty: whether the areas include the level at which nothing is visible, see `PerturbationCurves`.
+        probes: checks that need further passes, see `Probes`; with the first removal, of patches.
         classes: explain the `predicted` class of each image, or its `label`.
         reference: name of the explainer to compare the others with; `None` compares with none.
         agreement: metrics of the comparison; `e_rmse` requires that all explainers have the same units.
         k: K of `iou`, which is IoU@K; at most the number of patches.
+        measured: names of the explainers to measure; `None` measures all. The reference may be none of them.
         chunk_size: maximum number of masked images in memory.
     """
 
@@ -49,18 +60,21 @@ class Evaluation(LightningModule):
         target: TargetModel,
         grid: PatchGrid,
         explainers: Mapping[str, nn.Module],
+        curves: Sequence[Curve] = ("fidelity_plus", "fidelity_minus", "relevance_gain"),
         levels: int = 21,
-        removal: Removal = "zero",
+        removals: Sequence[Removal] = ("zero",),
+        order: Order = "patches",
+        empty: bool = True,
+        probes: Sequence[Probe] = (),
         classes: Literal["predicted", "label"] = "predicted",
         reference: str | None = None,
         agreement: Sequence[Agreement] = ("rank_correlation",),
         k: int = 10,
+        measured: Sequence[str] | None = None,
         chunk_size: int = 256,
     ) -> None:
         super().__init__()
         check_target(target)
-        check_removal(target, removal)
-        check_range(2, levels=levels)
         check_positive(chunk_size=chunk_size)
         if "iou" in agreement:
             check_range(1, grid.num_patches, k=k)
@@ -69,86 +83,107 @@ class Evaluation(LightningModule):
                 f"expected reference to be one of the explainers {', '.join(explainers)}, got {reference}: add it to"
                 " them, or compare with none (evaluation.reference=null)"
             )
+        if not removals:
+            raise InputError("expected removals, one or more, such as [zero, black], got none")
         self.target, self.grid = target.eval(), grid
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
         self.explainers = {name: explainer.eval() for name, explainer in explainers.items()}
         self.parts = nn.ModuleList(self.explainers.values())
-        self.levels, self.removal, self.classes = levels, removal, classes
-        self.reference, self.agreement, self.k, self.chunk_size = reference, agreement, k, chunk_size
-        self.metrics = nn.ModuleList(nn.ModuleDict(self._metrics()) for _ in explainers)
+        self.sweeps = [Sweep(target, grid, removal, levels, order, chunk_size) for removal in removals if curves]
+        self.probes = Probes(probes, Sweep(target, grid, removals[0], levels, chunk_size=chunk_size))
+        self.curves, self.levels, self.removals, self.order, self.empty = curves, levels, removals, order, empty
+        self.classes, self.reference, self.agreement, self.k = classes, reference, agreement, k
+        self.names = list(explainers if measured is None else measured)
+        self.metrics = nn.ModuleList(nn.ModuleDict(self._metrics()) for _ in self.names)
         self.accuracy, self.images = Accuracy(), SumMetric()
         self.results: dict[str, dict[str, Any]] = {}
         self.measured: dict[str, float] = {}
+        self.batches = 0
+        """Number of batches that this process has measured; a batch of an earlier number is skipped."""
 
     @property
     def columns(self) -> dict[str, str]:
         """Column titles of the numbers in `results` that tables show."""
-        agreement = {name: metric.column for name, metric in self._agreement().items()}
-        return {
-            **Fidelity.columns,
-            "pointing_game": PointingGame.column,
-            "accuracy": Accuracy.column,
-            **agreement,
-            "images_per_second": "Images/s ↑",
-        }
+        titles: dict[str, str] = {}
+        for name, metric in self._metrics().items():
+            titles |= metric.columns if hasattr(metric, "columns") else {name: metric.column}
+        return titles | {"forward_passes": "Passes ↓"}
 
     @property
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer, and for all `perturbations`."""
-        return forward_passes(self.explainers) | {"perturbations": 1 + (2 * self.levels - 2) * len(self.explainers)}
+        shared, each = self.probes.forward_passes
+        masked = (len(self.sweeps) * (2 * self.levels - 4) + each) * len(self.names) + shared
+        return forward_passes(self.explainers) | {"perturbations": 1 + masked}
 
-    def _agreement(self) -> dict[str, Any]:
-        metrics = agreement_metrics(self.k)
-        return {name: metrics[name] for name in self.agreement}
-
-    def _metrics(self) -> dict[str, Metric]:
-        return self._agreement() | {
-            "accuracy": Accuracy(),
-            "fidelity": Fidelity(self.grid.num_patches, self.levels),
-            "pointing_game": PointingGame(),
-            "seconds": SumMetric(),
-            "timed_images": SumMetric(),
+    def _metrics(self) -> dict[str, Any]:
+        """New metrics of one explainer, in the order of the columns."""
+        curves = {
+            f"curves_{sweep.removal}": PerturbationCurves(
+                sweep.grid.num_patches, self.curves, self.levels, self.empty, sweep.removal if number else ""
+            )
+            for number, sweep in enumerate(self.sweeps)
         }
+        agreement = agreement_metrics(self.k)
+        others = {"localization": Localization(), "accuracy": Accuracy()}
+        compared: dict[str, Any] = {name: agreement[name] for name in self.agreement}
+        return {**curves, **self.probes.metrics(), **others, **compared, "cost": Cost()}
 
     def _metrics_of(self, explainer: str) -> Any:
         """The metrics of one explainer, by name."""
-        return self.metrics[list(self.explainers).index(explainer)]
+        return self.metrics[self.names.index(explainer)]
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any] | None:
+        if batch_idx < self.batches:
+            return None
         images, normalised = batch["image"], self.target.normalise(batch["image"])
-        predicted = self.target.classify(self.target.embed(normalised)).argmax(-1)
+        logits = self.target.classify(self.target.embed(normalised))
+        predicted = logits.argmax(-1)
         self.accuracy.update(predicted, batch["label"])
         self.images.update(len(images))
         if self.classes == "label":
             check_labels(batch["label"], self.target.num_classes, "evaluation.classes=predicted")
         classes = predicted if self.classes == "predicted" else batch["label"]
-        heatmaps = {}
-        for name, explainer in self.explainers.items():
-            metrics = self._metrics_of(name)
-            start = self._now()
-            heatmaps[name] = explainer(images, classes)
-            if batch_idx > 0 and getattr(explainer, "timed", True):
-                metrics["seconds"].update(self._now() - start)
-                metrics["timed_images"].update(len(images))
-            check_heatmaps(name, heatmaps[name], images, self.grid)
-            metrics["fidelity"].update(*self._sweep(normalised, heatmaps[name], classes))
-            if isinstance(explainer, SelfExplainer):
-                metrics["accuracy"].update(explainer.logits(images).argmax(-1), batch["label"])
-            if "truth" in batch:
-                metrics["pointing_game"].update(heatmaps[name], batch["truth"])
-        if self.reference is not None:
-            for name in heatmaps.keys() - {self.reference}:
-                for metric in self.agreement:
-                    self._metrics_of(name)[metric].update(heatmaps[name], heatmaps[self.reference])
-        return {"heatmaps": heatmaps, "classes": classes}
+        heatmaps = {name: self._heatmaps(name, images, classes, batch_idx) for name in self.explainers}
+        for sweep in self.sweeps:
+            ends = torch.stack([logits, sweep.empty(normalised).expand_as(logits)], 1)
+            for name in self.names:
+                outputs = sweep(normalised, heatmaps[name], batch["index"], classes, batch["label"], ends)
+                self._metrics_of(name)[f"curves_{sweep.removal}"].update(outputs)
+        given = Explained(
+            images, normalised, batch["index"], classes, logits.softmax(-1).gather(-1, classes[:, None])[:, 0]
+        )
+        subsets = self.probes.subsets(given) if self.probes.shares else None
+        for name in self.names:
+            self.probes.update(self._metrics_of(name), self.explainers[name], heatmaps[name], given, subsets)
+            self._update(name, batch, heatmaps)
+        self.batches = batch_idx + 1
+        return {"heatmaps": heatmaps, "classes": classes, "logits": logits}
 
-    def _sweep(self, normalised: Tensor, heatmaps: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """`perturbation_sweep` of the target, with this evaluation's settings."""
+    def _heatmaps(self, name: str, images: Tensor, classes: Tensor, batch_idx: int) -> Tensor:
+        """The heatmaps of one explainer, timed."""
+        explainer = self.explainers[name]
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        start = self._now()
+        heatmaps = explainer(images, classes)
+        seconds = self._now() - start
+        if name in self.names and batch_idx > 0 and getattr(explainer, "timed", True):
+            memory = torch.cuda.max_memory_allocated(self.device) / 1e9 if self.device.type == "cuda" else 0.0
+            self._metrics_of(name)["cost"].update(len(images), seconds, memory)
+        check_heatmaps(name, heatmaps, images, self.grid)
+        return heatmaps
 
-        def predict(keep: Tensor) -> Tensor:
-            return masked_probabilities(self.target, normalised, keep, self.grid, self.removal, self.chunk_size)
-
-        return perturbation_sweep(predict, heatmaps.flatten(1), classes, self.levels)
+    def _update(self, name: str, batch: dict[str, Tensor], heatmaps: Mapping[str, Tensor]) -> None:
+        """Update the metrics of one explainer that need no masked images."""
+        metrics, explainer = self._metrics_of(name), self.explainers[name]
+        if isinstance(explainer, SelfExplainer):
+            metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])
+        if "truth" in batch:
+            metrics["localization"].update(heatmaps[name], batch["truth"])
+        if self.reference not in (None, name):
+            for metric in self.agreement:
+                metrics[metric].update(heatmaps[name], heatmaps[str(self.reference)])
 
     def _now(self) -> float:
         """Seconds, after the GPU has finished its queued work."""
@@ -160,7 +195,7 @@ class Evaluation(LightningModule):
         with warnings.catch_warnings():
             # A metric without an update is NaN and left out; all processes compute all metrics, or they would deadlock
             warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")
-            self.results = {name: self._numbers(name) for name in self.explainers}
+            self.results = {name: self._numbers(name) for name in self.names}
             measured = {"accuracy": self.accuracy.compute().item(), "images": int(self.images.compute())}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
         logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}
@@ -169,12 +204,14 @@ class Evaluation(LightningModule):
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """What was measured of one explainer."""
-        metrics = self._metrics_of(name)
-        numbers = {key: value.tolist() for key, value in metrics["fidelity"].compute().items()}
-        numbers |= {key: metrics[key].compute().item() for key in ("accuracy", "pointing_game", *self.agreement)}
-        errors = {key: metrics[key] for key in self.agreement if isinstance(metrics[key], MeanOfImages)}
-        numbers |= {f"{key}_error": metric.standard_error().item() for key, metric in errors.items()}
-        numbers["images_per_second"] = (metrics["timed_images"].compute() / metrics["seconds"].compute()).item()
+        numbers: dict[str, Any] = {"forward_passes": forward_passes(self.explainers)[name]}
+        for key, metric in self._metrics_of(name).items():
+            value = metric.compute()
+            numbers |= {
+                part: number.tolist() for part, number in (value if isinstance(value, dict) else {key: value}).items()
+            }
+            if isinstance(metric, MeanOfImages):
+                numbers[f"{key}_error"] = metric.standard_error().item()
         if getattr(self.explainers[name], "ignores_classes", False):
             numbers["ignores_classes"] = True
         return {key: value for key, value in numbers.items() if value == value}  # without NaN
@@ -187,8 +224,11 @@ class Evaluation(LightningModule):
         return {
             **self.target.identity(),
             "patches_per_side": self.grid.side,
-            "removal": self.removal,
+            "removals": list(self.removals),
+            "order": self.order,
             "levels": self.levels,
+            "empty": self.empty,
+            "probes": list(self.probes.names),
             "classes": self.classes,
             **self.measured,
         }

@@ -9,9 +9,9 @@ from typing import Any
 
 from explainers.errors import InputError
 from explainers.evaluation.results import Results
-from explainers.metrics.perturbation import Fidelity
+from explainers.metrics.perturbation import CURVES
 
-FIDELITIES = tuple(Fidelity.columns)
+FIDELITIES = ("fidelity_plus", "fidelity_minus")
 LATEX = str.maketrans(
     {name: f"\\{name}" for name in "_%&#$"}
     | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "⁺": "$^{+}$", "⁻": "$^{-}$", "ρ": r"$\rho$", "–": "--"}
@@ -45,7 +45,7 @@ class Reference:
 
     def title(self, column: str) -> str:
         """The title of the column of published values next to `column`."""
-        return f"{Fidelity.columns[column]} {self.source}, {self.target}"
+        return f"{CURVES[column].title} {self.source}, {self.target}"
 
     def value(self, task: str, explainer: str, column: str) -> float | None:
         """The published value, or `None` if there is none."""
@@ -83,6 +83,8 @@ def _cell(numbers: Mapping[str, Any], column: str) -> str:
         return "–"
     if f"{column}_error" in numbers:
         return f"{numbers[column]:.3f} ± {numbers[f'{column}_error']:.3f}"
+    if isinstance(numbers[column], int):
+        return str(numbers[column])
     return f"{numbers[column]:.1f}" if column == "images_per_second" else f"{numbers[column]:.3f}"
 
 

@@ -1,5 +1,6 @@
 """Reads and writes results.json: numbers, settings and commands of evaluations, so that a task is measured once."""
 
+import hashlib
 import json
 import platform
 import sys
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
-from explainers.evaluation.settings import hash_files, settings_of
+from explainers.evaluation.settings import explainers_of, hash_files, settings_of
 from explainers.files import write_atomically
 from explainers.records import devices, first_difference, versions
 
@@ -30,71 +31,117 @@ class Measured(Protocol):
 
 
 class ResultsFile:
-    """The results.json of a run, written after every task; it keeps earlier tasks whose settings are unchanged.
+    """The results.json of a run, written after every task; it keeps earlier numbers whose settings are unchanged.
 
-    The file holds `results`, `columns` and `identity` of every task (see `Evaluation`), the fingerprint of its `data`,
-    the resolved `config`, the hashes of the `files` that the config names, and `runs`, one record for each command,
-    with its versions, devices and measured `tasks`. If earlier results are dropped, the earlier file is copied to
-    results_earlier.json.
+    The file holds `results`, `columns`, `identity` (see `Evaluation`) and `settings` of every task, the fingerprint of
+    its `data`, the resolved `config`, the hashes of the `files` that the config names, and `runs`, one record for each
+    command, with its versions, devices and what it `measured`. If earlier results are dropped, the earlier file is
+    copied to results_earlier.json.
 
     Args:
         path: path of results.json.
         config: resolved config, in nested dicts.
         data: task → fingerprint of its data set.
-        fresh: keep no earlier task.
+        fresh: keep no earlier result.
     """
 
     def __init__(self, path: Path, config: Any, data: Mapping[str, Any], fresh: bool = False) -> None:
         self.path = path
         config, hashes = json.loads(json.dumps(config)), hash_files(config)  # the types that reading the file gives
         earlier = load(path) if path.exists() else {}
-        known = {} if fresh else earlier.get("config", {}).get("tasks", {})
-        tasks, data = known | config["tasks"], {**earlier.get("data", {}), **data}
-        self.kept: list[str] = []
+        known = {} if fresh else earlier.get("settings", {})
+        now = {
+            task: {
+                "shared": settings_of(task, config, hashes, data.get(task, {})),
+                "explainers": explainers_of(task, config, hashes),
+            }
+            for task in config["tasks"]
+        }
         self.changed: dict[str, str] = {}
-        for task in [name for name in earlier.get("results", {}) if name in known]:
-            difference = first_difference(
-                settings_of(task, earlier["config"], earlier["files"], earlier.get("data", {}).get(task, {})),
-                settings_of(task, config | {"tasks": tasks}, earlier["files"] | hashes, data.get(task, {})),
-            )
-            if difference:
-                self.changed[task] = difference
-            else:
-                self.kept.append(task)
-        if earlier.get("results", {}).keys() - self.kept:
+        self.kept: dict[str, list[str]] = {}
+        for task, rows in earlier.get("results", {}).items():
+            names = self._unchanged(task, list(rows), known[task], now.get(task)) if task in known else []
+            self.kept |= {task: names} if names else {}
+        kept = list(self.kept)
+        if any(rows.keys() - self.kept.get(task, ()) for task, rows in earlier.get("results", {}).items()):
             write_atomically(path.with_name("results_earlier.json"), path.read_text())
+        self.settings = {task: known[task] for task in kept} | now
         record = {"command": sys.argv, "python": platform.python_version()}
-        self.record: dict[str, Any] = record | {"packages": versions(), "devices": devices(), "tasks": []}
+        self.record: dict[str, Any] = record | {"packages": versions(), "devices": devices(), "measured": {}}
+        tasks = {task: earlier["config"]["tasks"][task] for task in kept if task not in config["tasks"]}
+        rows = {task: {name: earlier["results"][task][name] for name in self.kept[task]} for task in kept}
         self.content: dict[str, Any] = {
-            "config": config | {"tasks": {name: tasks[name] for name in [*config["tasks"], *self.kept]}},
-            "files": {path: earlier["files"][path] for path in earlier.get("files", {}) if self.kept} | hashes,
-            "data": {name: data.get(name, {}) for name in [*config["tasks"], *self.kept]},
+            "config": config | {"tasks": config["tasks"] | tasks},
+            "files": {path: earlier["files"][path] for path in earlier.get("files", {}) if kept} | hashes,
+            "data": {task: earlier["data"][task] for task in kept} | {task: data.get(task, {}) for task in now},
             "runs": [*self._earlier_runs(earlier), self.record],
-            **{part: {task: earlier[part][task] for task in self.kept} for part in ("identity", "columns", "results")},
+            **{part: {task: earlier[part][task] for task in kept} for part in ("identity", "columns", "settings")},
+            "results": rows,
         }
 
+    def _unchanged(self, task: str, rows: list[str], earlier: Any, now: Any) -> list[str]:
+        """The explainers of a task whose numbers are kept; all, if this command does not measure the task."""
+        if now is None:
+            return rows
+        difference = first_difference(earlier["shared"], now["shared"])
+        if difference:
+            self.changed[task] = difference
+            return []
+        for name in now["explainers"].keys() & earlier["explainers"].keys():
+            parts = ({f"explainers.{name}": settings["explainers"][name]} for settings in (earlier, now))
+            difference = first_difference(*parts)
+            if difference:
+                self.changed[f"{name} on {task}"] = difference
+                rows = [row for row in rows if row != name]
+        return rows
+
+    def missing(self, task: str) -> list[str] | None:
+        """The explainers of a task that are not measured yet; `None` if nothing is left to measure."""
+        wanted, kept = list(self.settings[task]["explainers"]), self.kept.get(task, [])
+        return None if kept and set(wanted) <= set(kept) else [name for name in wanted if name not in kept]
+
+    def key(self, task: str) -> str:
+        """Hash of what the numbers depend on that this command measures."""
+        settings = self.settings[task]["shared"], self.missing(task), self.settings[task]["explainers"]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
     def _earlier_runs(self, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The records of the commands that measured the kept tasks."""
-        records = [
-            record | {"tasks": [t for t in record["tasks"] if t in self.kept]} for record in earlier.get("runs", ())
-        ]
-        return [record for record in records if record["tasks"]]
+        """The records of the commands that measured what is kept."""
+        records = []
+        for record in earlier.get("runs", ()):
+            parts = {
+                task: [name for name in names if name in self.kept.get(task, ())]
+                for task, names in record.get("measured", {}).items()
+            }
+            records.append(record | {"measured": {task: names for task, names in parts.items() if names}})
+        return [record for record in records if record["measured"]]
 
     @rank_zero_only
     def tell(self) -> None:
-        """Print a line for each task with earlier results: whether it is measured again, and why."""
-        for task in self.kept:
-            print(f"{task}: not measured again, {self.path} has it (fresh=true measures all)")
-        for task, difference in self.changed.items():
-            print(f"{task}: measured again, its settings differ: {difference}")
+        """Print a line for each task with earlier results: what is measured again, and why."""
+        for task, names in self.kept.items():
+            if task in self.settings and names:
+                print(f"{task}: not measured again: {', '.join(names)}; {self.path} has it (fresh=true measures all)")
+        for what, difference in self.changed.items():
+            print(f"{what}: measured again, its settings differ: {difference}")
 
     def add(self, task: str, evaluation: Measured) -> None:
-        """Write the results of a task to the file."""
-        parts = {"results": evaluation.results, "columns": evaluation.columns, "identity": evaluation.identity()}
+        """Write the results of a task to the file, beside those that are kept."""
+        rows = self.content["results"].get(task, {}) | evaluation.results
+        order = [*self.settings[task]["explainers"], *rows]
+        rows = {name: rows[name] for name in dict.fromkeys(order) if name in rows}
+        kept = self.content["settings"].get(task, {}).get("explainers", {})
+        settings = {"shared": self.settings[task]["shared"], "explainers": kept | self.settings[task]["explainers"]}
+        parts = {
+            "results": rows,
+            "columns": evaluation.columns,
+            "identity": evaluation.identity(),
+            "settings": settings,
+        }
         for name, value in parts.items():
             values = self.content[name] | {task: value}
             self.content[name] = {task: values[task] for task in self.content["config"]["tasks"] if task in values}
-        self.record["tasks"].append(task)
+        self.record["measured"][task] = list(evaluation.results)
         write_atomically(self.path, json.dumps(self.content, indent=2))
 
 

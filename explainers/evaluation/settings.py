@@ -6,6 +6,7 @@ from typing import Any
 
 from explainers.files import file_hashes
 from explainers.identity import WITHOUT_EFFECT
+from explainers.posthoc.names import labelled
 from explainers.records import leaves
 
 NOT_MEASURED = {
@@ -14,7 +15,8 @@ NOT_MEASURED = {
     "results": "files that tables are made of",
     "reference": "published values in tables",
     "figures": "made of results",
-    "heatmaps": "pictures",
+    "pictures": "pictures",
+    "overlays": "pictures",
     "progress": "shown while measuring",
     "logger": "copies of the results",
     "data_dir": "where data are; their contents count",
@@ -42,12 +44,17 @@ BATCHES = ("batch_size", "eval_batch_size")
 """Config keys of data sets that change the measured speed, and which images `trainer.limit_test_batches` takes."""
 
 
+EXPLAINERS = ("explainers", "methods")
+"""Config keys of what is measured; each row of a table depends on its own explainer alone."""
+
+
 def settings_of(
     task: str, config: Mapping[str, Any], hashes: Mapping[str, str], data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that the numbers of a task depend on.
+    """Everything that all numbers of a task depend on, whichever explainer they are of.
 
-    It contains the whole resolved config except the keys in `NOT_MEASURED`. Files and data sets count by content.
+    It contains the whole resolved config except the explainers and the keys in `NOT_MEASURED`. Files and data sets
+    count by content. The explainer that the others are compared with is part of it.
 
     >>> config = {"name": "run", "data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "seed": 0}
     >>> config["tasks"] = {"pets": {"data": {"root": "/disk/pets", "batch_size": 8}, "target": None}, "cars": {}}
@@ -60,29 +67,49 @@ def settings_of(
         hashes: path → SHA-256 of the files that the config names, see `hash_files`.
         data: fingerprint of the task's data set.
     """
-    roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
-
-    def reduced(node: Any, path: str) -> Any:
-        if isinstance(node, Mapping):
-            within = {name: f"{path}.{name}".lstrip(".") for name in node}
-            kept = [name for name in node if name not in WITHOUT_EFFECT and within[name] not in NOT_MEASURED]
-            return {name: reduced(node[name], within[name]) for name in kept}
-        if isinstance(node, Sequence) and not isinstance(node, str):
-            return [reduced(item, path) for item in node]
-        if isinstance(node, str):
-            stripped = next((node.removeprefix(root) for root in roots if node.startswith(root)), node)
-            return hashes.get(node, stripped)
-        return node
-
-    own = dict(config["tasks"][task])
+    shared = {key: value for key, value in config.items() if key not in EXPLAINERS}
+    own = {key: value for key, value in config["tasks"][task].items() if key not in EXPLAINERS}
     loader = own.pop("data", None) or {}
     batches = {key: loader[key] for key in BATCHES if key in loader}
-    return {**reduced(config, ""), "task": reduced(own, "task"), "data": {**data, **batches}}
+    reference = (config.get("evaluation") or {}).get("reference")
+    compared = {"reference": explainers_of(task, config, hashes).get(reference)} if reference else {}
+    settings = {"task": _reduced(own, config, hashes, "task"), "data": {**data, **batches}}
+    return {**_reduced(shared, config, hashes), **settings, **compared}
+
+
+def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of each explainer of a task, learned ones and methods, in their order; see `settings_of`.
+
+    >>> config = {"explainers": {"tve": {"hops": [1]}}, "methods": [{"RISE": {"masks": 8}}], "tasks": {"pets": {}}}
+    >>> explainers_of("pets", config, {})
+    {'tve': {'hops': [1]}, 'RISE(masks=8)': {'RISE': {'masks': 8}}}
+    """
+    own = config["tasks"][task].get("explainers") or {}
+    nodes = {name: [node, own.get(name)] if own.get(name) else node for name, node in config["explainers"].items()}
+    nodes |= {name: [None, node] for name, node in own.items() if name not in nodes}
+    methods = {label: {name: options} for label, (name, options) in labelled(config.get("methods") or ()).items()}
+    return {name: _reduced(node, config, hashes, f"explainers.{name}") for name, node in (nodes | methods).items()}
+
+
+def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], path: str = "") -> Any:
+    """A part of the config without what changes no number; files are replaced by their hashes."""
+    if isinstance(node, Mapping):
+        within = {name: f"{path}.{name}".lstrip(".") for name in node}
+        kept = [name for name in node if name not in WITHOUT_EFFECT and within[name] not in NOT_MEASURED]
+        return {name: _reduced(node[name], config, hashes, within[name]) for name in kept}
+    if isinstance(node, Sequence) and not isinstance(node, str):
+        return [_reduced(item, config, hashes, path) for item in node]
+    if isinstance(node, str):
+        roots = tuple(f"{config[key].rstrip('/')}/" for key in ("data_dir", "cache_dir") if config.get(key))
+        return hashes.get(node, next((node.removeprefix(root) for root in roots if node.startswith(root)), node))
+    return node
 
 
 def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
     """Path → SHA-256 of every file that the config names, wherever numbers depend on it."""
     # Data sets are left out: their own fingerprints count
-    settings = [settings_of(task, {**config, "data_dir": None, "cache_dir": None}, {}, {}) for task in config["tasks"]]
+    placed = {**config, "data_dir": None, "cache_dir": None}
+    parts = [(settings_of(task, placed, {}, {}), explainers_of(task, placed, {})) for task in config["tasks"]]
+    settings = [part for both in parts for part in both]
     paths = sorted({text for _, text in leaves(settings) if isinstance(text, str) and os.path.isfile(text)})
     return dict(zip(paths, file_hashes(paths), strict=True))

@@ -1,36 +1,147 @@
-"""Localization: whether the most important patch lies on the object."""
+"""Localization: whether the most important patches lie on the object."""
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torch.nn import functional as F
+from torchmetrics import Metric, MetricCollection
+
+from explainers.errors import InputError
+from explainers.metrics.agreement import MeanOfImages
 
 
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     """Test whether the centre of the most important patch lies on the object (pointing game).
+
+    If several patches have the highest score, the result is the fraction of them with their centre on the object.
 
     Args:
         heatmaps: (B, P, P), higher is more important.
         truth: pixels of the object, boolean (B, H, W).
 
     Returns:
-        Boolean, (B,).
+        (B,), in [0, 1]; NaN for an image without an object.
+
+    Raises:
+        InputError: unless there is one boolean `truth` for each heatmap.
 
     The lower right of four patches has its centre at pixel (3, 3) of an image of 4 × 4 pixels:
 
-    >>> truth = torch.zeros(1, 4, 4, dtype=torch.bool)
-    >>> truth[0, 3, 3] = True
-    >>> hits(torch.tensor([[[0.1, 0.2], [0.3, 0.9]]]), truth).tolist()
-    [True]
+    >>> truth = torch.zeros(2, 4, 4, dtype=torch.bool)
+    >>> truth[:, 3, 3] = True
+    >>> hits(torch.tensor([[[0.1, 0.2], [0.3, 0.9]], [[0.1, 0.2], [0.9, 0.9]]]), truth).tolist()
+    [1.0, 0.5]
     """
+    _check(heatmaps, truth)
+    scores, side = heatmaps.flatten(1), heatmaps.shape[-1]
+    peaks = scores == scores.amax(1, keepdim=True)
+    patches = torch.arange(side, device=truth.device)
+    rows, columns = ((2 * patches + 1) * size // (2 * side) for size in truth.shape[1:])
+    on_object = truth[:, rows][:, :, columns].flatten(1)  # (B, N)
+    return _of_objects((peaks & on_object).sum(1) / peaks.sum(1), truth)
+
+
+def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
+    """Compute how well each heatmap ranks the pixels of the object above the others (SkipPLUS).
+
+    AP = Σ_k (R_k − R_(k−1)) · P_k, with precision P_k and recall R_k of the pixels of at least the k-th highest score.
+    Every pixel has the score of its patch: upsampling is by nearest neighbour.
+
+    Args:
+        heatmaps: (B, P, P), higher is more important.
+        truth: pixels of the object, boolean (B, H, W).
+
+    Returns:
+        float64, (B,), in [0, 1]; NaN for an image without an object.
+
+    Raises:
+        InputError: unless there is one boolean `truth` for each heatmap, and H and W are multiples of P.
+
+    The object is the right half of the image, whose patches have the ranks 1 and 3:
+
+    >>> truth = torch.tensor([False, False, True, True]).expand(1, 4, 4)
+    >>> average_precision(torch.tensor([[[3, 4], [1, 2]]]), truth).tolist()
+    [0.8333...]
+    """
+    _check(heatmaps, truth)
     side = heatmaps.shape[-1]
-    peak = heatmaps.flatten(1).argmax(1)
-    row, column = peak // side, peak % side
-    height, width = truth.shape[-2:]
-    images = torch.arange(len(truth), device=truth.device)
-    return truth[images, (2 * row + 1) * height // (2 * side), (2 * column + 1) * width // (2 * side)]
+    if any(size % side for size in truth.shape[1:]):
+        raise InputError(
+            f"expected truth whose height and width are multiples of the {side} patches per side, got"
+            f" {list(truth.shape[1:])} pixels: crop or resize it as the images"
+        )
+    patches = truth.unflatten(1, (side, -1)).unflatten(-1, (side, -1))  # (B, P, rows, P, columns)
+    return _average_precision(heatmaps.flatten(1), patches.sum((2, 4)).flatten(1), patches[0, 0, :, 0].numel())
 
 
-class PointingGame(Metric):
+def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Segment images by their heatmaps, and compare with the object (Chefer et al., 2021, imagenet_seg_eval.py).
+
+    The heatmap is upsampled by bilinear interpolation and scaled to [0, 1] by its own minimum and maximum: Res.
+    Foreground is Res > mean(Res). As in the released code, the average precision is not a mean of two classes: it ranks
+    2·H·W scores at once, Res with the pixels of the object and 1 − Res with the other pixels as positives. If all
+    scores are equal, all pixels are background and all 2·H·W scores are tied, so that the average precision is 0.5.
+
+    Args:
+        heatmaps: (B, P, P), higher is more important.
+        truth: pixels of the object, boolean (B, H, W).
+
+    Returns:
+        Intersection and union of foreground and object, as fractions of the H·W pixels, and the average precision.
+        float64, (B,) each; NaN for an image without an object.
+
+    Raises:
+        InputError: unless there is one boolean `truth` for each heatmap.
+
+    The foreground is the right half of the image, and the object the lower right quarter:
+
+    >>> truth = torch.zeros(1, 4, 4, dtype=torch.bool)
+    >>> truth[0, 2:, 2:] = True
+    >>> [number.item() for number in segmentation(torch.tensor([[[0, 1], [0, 1]]]), truth)]
+    [0.25, 0.5, 0.6979...]
+    """
+    _check(heatmaps, truth)
+    # Less the minimum: interpolation may round equal scores to unequal ones, but not if they are 0
+    scores = heatmaps.double() - heatmaps.double().amin((1, 2), keepdim=True)
+    scores = F.interpolate(scores[:, None], truth.shape[1:], mode="bilinear").flatten(1)  # (B, H·W)
+    lowest, highest = scores.aminmax(dim=1, keepdim=True)
+    res = (2 * scores - lowest - highest) / (highest - lowest).clamp(min=1e-300)  # 2 · Res − 1; 0 for equal scores
+    res = (res * 2**30).round().int()  # so what only rounding tells apart is equal
+    objects, foreground = truth.flatten(1), res > res.double().mean(1, keepdim=True)
+    intersection, union = (area.double().mean(1) for area in (foreground & objects, foreground | objects))
+    precision = _average_precision(torch.cat([res, -res], 1), torch.cat([objects, ~objects], 1))
+    return _of_objects(intersection, truth), _of_objects(union, truth), _of_objects(precision, truth)
+
+
+def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Tensor:
+    """Compute the average precision of each row, (B,); equal scores share a threshold.
+
+    Args:
+        scores: one score for each group of pixels, (B, n).
+        positives: number of positive pixels in each group, integers (B, n).
+        pixels: number of pixels in every group.
+    """
+    ordered, order = (-scores).sort(1)
+    not_lower = torch.searchsorted(ordered, ordered, right=True)  # number of groups with at least this score
+    positives = positives.gather(1, order)
+    precision = positives.cumsum(1).gather(1, not_lower - 1).double() / (pixels * not_lower)
+    return (positives * precision).sum(1) / positives.sum(1)
+
+
+def _check(heatmaps: Tensor, truth: Tensor) -> None:
+    if truth.dtype != torch.bool or truth.dim() != 3 or len(truth) != len(heatmaps):
+        kind = str(truth.dtype).removeprefix("torch.")
+        raise InputError(
+            f"expected truth as the pixels of the object in each of {len(heatmaps)} images, bool of shape"
+            f" [{len(heatmaps)}, H, W], got {kind} of shape {list(truth.shape)}: give one mask for each image"
+        )
+
+
+def _of_objects(numbers: Tensor, truth: Tensor) -> Tensor:
+    """Replace the numbers (B,) of images without an object by NaN."""
+    return numbers.masked_fill(~truth.flatten(1).any(1), torch.nan)
+
+
+class PointingGame(MeanOfImages):
     """Hit rate: fraction of images whose most important patch lies on the object, see `hits`.
 
     Images with an empty `truth` are left out.
@@ -38,27 +149,101 @@ class PointingGame(Metric):
     >>> metric = PointingGame()
     >>> truth = torch.tensor([[[True, False]], [[True, False]], [[False, False]]]).repeat_interleave(2, 1)
     >>> metric.update(torch.tensor([[[9, 0], [0, 0]], [[0, 9], [0, 0]], [[9, 0], [0, 0]]]), truth)
-    >>> metric.compute().item()
-    0.5
+    >>> metric.compute().item(), metric.standard_error().item()
+    (0.5, 0.5)
     """
 
     column = "Hit rate ↑"
-    higher_is_better = True
-    is_differentiable = False
+
+    def update(self, heatmaps: Tensor, truth: Tensor) -> None:
+        """Add images, with the arguments of `hits`."""
+        self.add(hits(heatmaps, truth))
+
+
+class AveragePrecision(MeanOfImages):
+    """Mean of `average_precision` over images; images with an empty `truth` are left out."""
+
+    column = "AP ↑"
+
+    def update(self, heatmaps: Tensor, truth: Tensor) -> None:
+        """Add images, with the arguments of `average_precision`."""
+        self.add(average_precision(heatmaps, truth))
+
+
+class Segmentation(Metric):
+    """Pixel accuracy, mIoU and mAP of `segmentation` (Chefer et al., 2021); images with an empty `truth` are left out.
+
+    `compute` returns a dictionary of:
+
+    - `pixel_accuracy`: mean over images of the fraction of pixels that are segmented correctly.
+    - `mean_iou`: mean over foreground and background of Σ intersection / Σ union, which are sums over images.
+    - `mean_average_precision`: mean over images.
+    - `<name>_error`: standard errors over images, that of `mean_iou` by the delta method; missing for a single image.
+
+    >>> metric = Segmentation()
+    >>> metric.update(torch.tensor([[[0, 1], [0, 1]]]), torch.tensor([[[False, False], [False, True]]]))
+    >>> metric.compute()["mean_iou"].item()  # 1 / 2 and 2 / 3
+    0.5833...
+    """
+
+    columns = {"pixel_accuracy": "Pixel accuracy ↑", "mean_iou": "mIoU ↑", "mean_average_precision": "mAP ↑"}
     full_state_update = False
-    hits: Tensor
+    higher_is_better = True
+    total: Tensor
+    products: Tensor
     images: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
+        for name, shape in (("total", (3,)), ("products", (3, 3)), ("images", ())):
+            self.add_state(name, torch.zeros(shape, dtype=torch.double), dist_reduce_fx="sum")
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
-        """Add images, with the arguments of `hits`."""
-        has_object = truth.flatten(1).any(1)
-        self.hits += hits(heatmaps, truth)[has_object].sum()
-        self.images += has_object.sum()
+        """Add images, with the arguments of `segmentation`."""
+        numbers = torch.stack(segmentation(heatmaps, truth), 1)  # (B, 3)
+        numbers = numbers[~numbers.isnan().any(1)]
+        self.total += numbers.sum(0)
+        self.products += numbers.T @ numbers
+        self.images += len(numbers)
 
-    def compute(self) -> Tensor:
-        return self.hits / self.images
+    def compute(self) -> dict[str, Tensor]:
+        mean = self.total / self.images
+        intersection, union, precision = mean
+        outside, not_both = 1 - union, 1 - intersection  # intersection and union of the background
+        results = 1 + intersection - union, (intersection / union + outside / not_both) / 2, precision
+        result = dict(zip(self.columns, results, strict=True))
+        if self.images > 1:
+            gradients = torch.diag(torch.ones_like(mean))  # of the results, with respect to `mean`
+            gradients[0, 1] = -1
+            gradients[1, 0] = (1 / union + outside / not_both.square()) / 2
+            gradients[1, 1] = -(intersection / union.square() + 1 / not_both) / 2
+            covariance = (self.products / self.images - mean.outer(mean)) / (self.images - 1)  # of the mean
+            variances = (gradients @ covariance @ gradients.T).diagonal().clamp(min=0)
+            result |= {f"{name}_error": error for name, error in zip(self.columns, variances.sqrt(), strict=True)}
+        return result
+
+
+class Localization(MetricCollection):
+    """All metrics of this file, with their standard errors; `compute` leaves out numbers that are not defined.
+
+    >>> metric = Localization()
+    >>> metric.update(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[[False, True], [False, True]]]))
+    >>> sorted(metric.compute())  # a single image has no standard errors
+    ['average_precision', 'mean_average_precision', 'mean_iou', 'pixel_accuracy', 'pointing_game']
+    """
+
+    columns = {
+        "pointing_game": PointingGame.column,
+        "average_precision": AveragePrecision.column,
+    } | Segmentation.columns
+
+    def __init__(self) -> None:
+        metrics = PointingGame(), AveragePrecision(), Segmentation()
+        names = "pointing_game", "average_precision", "segmentation"
+        # Groups would merge metrics whose states are equal after the first batch
+        super().__init__(dict(zip(names, metrics, strict=True)), compute_groups=False)
+
+    def compute(self) -> dict[str, Tensor]:
+        means = {name: metric for name, metric in self.items() if isinstance(metric, MeanOfImages)}
+        results = super().compute() | {f"{name}_error": metric.standard_error() for name, metric in means.items()}
+        return {name: number for name, number in results.items() if not number.isnan()}

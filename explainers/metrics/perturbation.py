@@ -1,106 +1,246 @@
 """Faithfulness: change of the prediction when patches are removed, or kept, in order of importance."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from explainers.errors import InputError, checks_choices
 from explainers.masking import level_sizes, most_important
+from explainers.sampling import uniform
+
+Curve = Literal[
+    "fidelity_plus",
+    "fidelity_minus",
+    "relevance_gain",
+    "deletion",
+    "insertion",
+    "deletion_accuracy",
+    "insertion_accuracy",
+    "deletion_aopc",
+    "insertion_aopc",
+    "aopc",
+    "log_odds",
+    "positive_perturbation",
+    "negative_perturbation",
+]
+"""What is summarised by one number and one curve, see `CURVES`."""
+
+QUANTITIES = ("probability", "log_probability", "logit", "correct")
+"""Outputs of the target for the explained class that a sweep records; `correct` is 1 where the label is predicted."""
+
+TIES = 0x7E5
+"""Seed of the order of patches with equal scores."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x).
+
+    Args:
+        title: column title, with an arrow towards better values.
+        quantity: output of the target that f is, one of `QUANTITIES`.
+        whole: factor of the whole image.
+        removed: factor of the image without S*.
+        preserved: factor of the image with S* only.
+        mean: the number is the mean over the levels; otherwise the area by the trapezoidal rule.
+    """
+
+    title: str
+    quantity: str
+    whole: int
+    removed: int
+    preserved: int
+    mean: bool = False
+
+
+CURVES: dict[str, Shape] = {
+    # TVE, Appendix G
+    "fidelity_plus": Shape("Fidelity⁺ ↑", "probability", 1, -1, 0),
+    "fidelity_minus": Shape("Fidelity⁻ ↓", "probability", 1, 0, -1),
+    # Symmetric relevance gain (Blücher et al., 2024): a random order has 0 whatever replaces removed patches
+    "relevance_gain": Shape("SRG ↑", "logit", 0, -1, 1),
+    # RISE and ViT-CX, Section 4.1
+    "deletion": Shape("Deletion ↓", "probability", 0, 1, 0),
+    "insertion": Shape("Insertion ↑", "probability", 0, 0, 1),
+    # SkipPLUS, Appendix A.1, where the first and the last are printed as 100 − x; TokenTM's AUC is the first
+    "deletion_accuracy": Shape("Deletion accuracy ↓", "correct", 0, 1, 0),
+    "insertion_accuracy": Shape("Insertion accuracy ↑", "correct", 0, 0, 1),
+    "deletion_aopc": Shape("Deletion AOPC ↑", "probability", 1, -1, 0),
+    "insertion_aopc": Shape("Insertion AOPC ↓", "probability", 1, 0, -1),
+    # TokenTM, Equations 1 and 2 of the supplement
+    "aopc": Shape("AOPC ↑", "probability", 1, -1, 0, mean=True),
+    "log_odds": Shape("LOdds ↓", "log_probability", -1, 1, 0, mean=True),
+    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important patches are removed
+    "positive_perturbation": Shape("Positive perturbation ↓", "correct", 0, 1, 0),
+    "negative_perturbation": Shape("Negative perturbation ↑", "correct", 0, 0, 1),
+}
+"""Name → curve. All are read off the same masked forward passes."""
+
+
+def importance_order(scores: Tensor, index: Tensor) -> Tensor:
+    """Sort the patches of each image by importance; patches with equal scores are in random order.
+
+    The random order depends on the image's index alone. So a heatmap of equal scores is a random explanation, in every
+    batch and process the same one.
+
+    Args:
+        scores: (B, N), higher is more important.
+        index: index of each image in the data set, (B,).
+
+    Returns:
+        Patch numbers, the most important first: int64, (B, N).
+
+    >>> importance_order(torch.tensor([[0.5, 0.1, 0.9], [0.0, 0.0, 0.0]]), torch.tensor([0, 5])).tolist()
+    [[2, 0, 1], [1, 2, 0]]
+    """
+    num_patches = scores.shape[-1]
+    counter = index[:, None] * num_patches + torch.arange(num_patches, device=scores.device)
+    shuffled = uniform(counter, TIES).argsort(-1)
+    ranked = scores.gather(-1, shuffled).argsort(dim=-1, descending=True, stable=True)
+    return shuffled.gather(-1, ranked)
 
 
 @torch.no_grad()
 def perturbation_sweep(
     predict: Callable[[Tensor], Tensor],
-    scores: Tensor,
+    order: Tensor,
     classes: Tensor,
     levels: int = 21,
-) -> tuple[Tensor, Tensor]:
-    """Compute the probability of each image's class without S*, and with S* only, at every sparsity.
+    labels: Tensor | None = None,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """Compute the target's outputs for the explained class without S*, and with S* only, at every sparsity.
 
-    All faithfulness metrics are computed from these two curves: the first is deletion, the second insertion.
+    All `CURVES` are computed from these two: the first is deletion, the second insertion.
 
     Args:
-        predict: the visible patches, boolean (B, M, N) → class probabilities (B, M, K), see `masked_probabilities`.
-        scores: (B, N), higher is more important.
+        predict: the visible patches, boolean (B, M, N) → logits (B, M, K), see `masked_outputs`.
+        order: patch numbers, the most important first, (B, N), see `importance_order`.
         classes: the class of each image, (B,).
         levels: number of sparsities from 0 to 1, at least 2.
+        labels: the label of each image, (B,), −1 if it is unknown; `None` if all are.
+        ends: logits of the whole image and of the empty one, (B, 2, K), if they are known.
 
     Returns:
-        `removed` and `preserved`, (B, levels) each. The whole image is `removed[:, 0]` and `preserved[:, -1]`.
+        float64, (B, 4, 2, levels): `QUANTITIES`, removed and preserved, sparsities. `correct` is NaN without a label.
 
     >>> image = torch.tensor([[0.5], [0.25], [0.125], [0.125]])  # the probability is the sum of the visible patches
-    >>> scores, classes = torch.tensor([[4, 3, 2, 1]]), torch.tensor([0])
-    >>> curves = perturbation_sweep(lambda keep: keep.float() @ image, scores, classes, levels=3)
-    >>> [curve.tolist() for curve in curves]
-    [[[1.0, 0.25, 0.0]], [[0.0, 0.75, 1.0]]]
+    >>> predict = lambda keep: torch.cat([keep.float() @ image, 1 - keep.float() @ image], -1).log()
+    >>> curves = perturbation_sweep(predict, torch.tensor([[0, 1, 2, 3]]), torch.tensor([0]), levels=3)
+    >>> curves[0, QUANTITIES.index("probability")].round(decimals=6).tolist()
+    [[1.0, 0.25, 0.0], [0.0, 0.75, 1.0]]
     """
-    important = most_important(scores, levels)  # (B, L, N)
-    keep = torch.cat([~important, important[:, 1:-1]], 1)  # both curves end in the same two images
-    probabilities = predict(keep)  # (B, 2·L − 2, K)
-    of_class = probabilities.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).float()
-    removed, between = of_class.split([levels, levels - 2], 1)
-    return removed, torch.cat([removed[:, -1:], between, removed[:, :1]], 1)
+    important = most_important(order, levels)  # (B, L, N)
+    between = torch.cat([~important[:, 1:-1], important[:, 1:-1]], 1)
+    if ends is None:  # both curves end in the same two images
+        ends = predict(torch.stack([~important[:, 0], important[:, 0]], 1))
+    logits = torch.cat([ends, predict(between)], 1).double() if levels > 2 else ends.double()  # (B, 2·L − 2, K)
+    of_class = classes[:, None, None].expand(-1, logits.shape[1], 1)
+    log_probability = logits.log_softmax(-1).gather(-1, of_class).squeeze(-1)
+    correct = torch.full_like(log_probability, torch.nan)
+    if labels is not None:
+        correct = torch.where(labels[:, None] >= 0, (logits.argmax(-1) == labels[:, None]).double(), correct)
+    logit = logits.gather(-1, of_class).squeeze(-1)
+    outputs = torch.stack([log_probability.exp(), log_probability, logit, correct], 1)  # (B, 4, 2·L − 2)
+    whole, empty, removed, preserved = outputs.split([1, 1, levels - 2, levels - 2], -1)
+    return torch.stack([torch.cat([whole, removed, empty], -1), torch.cat([empty, preserved, whole], -1)], 2)
 
 
-class Fidelity(Metric):
-    """Area under the fidelity-sparsity curves, averaged over images (TVE, Appendix G).
-
-    Fidelity⁺(s) = f(x)_y − f(x without S*)_y    higher is better: the important patches are removed
-    Fidelity⁻(s) = f(x)_y − f(only S* of x)_y    lower is better: the important patches are kept
+class PerturbationCurves(Metric):
+    """Areas and mean curves of perturbation sweeps, averaged over images.
 
     `compute` returns a dictionary of:
 
     - `images`: number of images.
     - `sparsity`: the exact fractions |S*| / N, (levels,).
-    - `fidelity_plus`, `fidelity_minus`: mean areas, by the trapezoidal rule over `sparsity`.
-    - `fidelity_plus_error`, `fidelity_minus_error`: standard errors of the mean areas over images; missing for a
-      single image.
-    - `fidelity_plus_curve`, `fidelity_minus_curve`: mean curves, (levels,).
+    - for each curve: its mean area `<curve>`; the standard error of that mean over images `<curve>_error`, which is
+      missing for a single image; and the mean curve `<curve>_curve`, (levels,).
+
+    A curve of accuracies is that of the labelled images; it is missing if there are none.
 
     Args:
-        num_patches: N.
+        num_patches: N, the number of patches or pixels that are removed.
+        curves: names of `CURVES`.
         levels: number of sparsities from 0 to 1, at least 2.
+        empty: if False, the areas leave out the level at which nothing is visible, as in SkipPLUS and Chefer: deletion
+            is then from 0 to 1 − 1 / (levels − 1), insertion from 1 / (levels − 1) to 1, and no area is scaled up.
+        removal: what replaced the patches, which the names of all numbers then end with; "" leaves it out.
 
-    >>> metric = Fidelity(num_patches=4, levels=3)
-    >>> metric.update(removed=torch.tensor([[1.0, 0.25, 0.0]]), preserved=torch.tensor([[0.0, 0.75, 1.0]]))
+    >>> metric = PerturbationCurves(num_patches=4, curves=["fidelity_plus", "deletion"], levels=3)
+    >>> removed, preserved = torch.tensor([1.0, 0.25, 0.0]), torch.tensor([0.0, 0.75, 1.0])
+    >>> metric.update(torch.stack([removed, preserved]).expand(1, 4, 2, 3))
     >>> result = metric.compute()
-    >>> result["fidelity_plus_curve"].tolist(), result["fidelity_plus"].item(), result["fidelity_minus"].item()
+    >>> result["fidelity_plus_curve"].tolist(), result["fidelity_plus"].item(), result["deletion"].item()
     ([0.0, 0.75, 1.0], 0.625, 0.375)
     """
 
-    columns = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
-    higher_is_better = None  # higher is better for one area, lower for the other
+    higher_is_better = None  # differs between the curves
     is_differentiable = False
     full_state_update = False
-    curves: Tensor
-    areas: Tensor
-    squares: Tensor
     images: Tensor
+    counts: Tensor
+    totals: Tensor
+    squares: Tensor
+    points: Tensor
 
-    def __init__(self, num_patches: int, levels: int = 21) -> None:
+    @checks_choices
+    def __init__(
+        self, num_patches: int, curves: Sequence[Curve], levels: int = 21, empty: bool = True, removal: str = ""
+    ) -> None:
         super().__init__()
+        if levels < 3 and not empty:
+            raise InputError(f"expected levels of at least 3 where the empty image is left out, got levels={levels}")
+        self.curves, self.empty, self.removal = tuple(curves), empty, removal
         self.sparsity = level_sizes(num_patches, levels).double() / num_patches
-        self.add_state("curves", torch.zeros(2, levels, dtype=torch.double), dist_reduce_fx="sum")
-        self.add_state("areas", torch.zeros(2, dtype=torch.double), dist_reduce_fx="sum")
-        self.add_state("squares", torch.zeros(2, dtype=torch.double), dist_reduce_fx="sum")
+        shapes = [CURVES[name] for name in self.curves]
+        self.quantities = [QUANTITIES.index(shape.quantity) for shape in shapes]
+        # Of the whole image and of each side; the whole image counts on the side that it is compared with
+        sides = [((s.whole * bool(s.removed), s.removed), (s.whole * (not s.removed), s.preserved)) for s in shapes]
+        self.factors = torch.tensor(sides).double().view(-1, 2, 2)
+        self.means = torch.tensor([shape.mean for shape in shapes], dtype=torch.bool)
         self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
+        for name in ("counts", "totals", "squares"):
+            self.add_state(name, torch.zeros(len(shapes), dtype=torch.double), dist_reduce_fx="sum")
+        self.add_state("points", torch.zeros(len(shapes), levels, dtype=torch.double), dist_reduce_fx="sum")
 
-    def update(self, removed: Tensor, preserved: Tensor) -> None:
-        """Add the curves of images, (B, levels) each, as `perturbation_sweep` returns them."""
-        curves = removed[:, None, :1].double() - torch.stack([removed, preserved], 1)  # (B, 2, L)
-        areas = torch.trapezoid(curves, self.sparsity.to(curves.device), dim=-1)  # (B, 2)
-        self.curves += curves.sum(0)
-        self.areas += areas.sum(0)
-        self.squares += areas.square().sum(0)
-        self.images += len(removed)
+    @property
+    def columns(self) -> dict[str, str]:
+        """Name of each number → title of its column."""
+        ends = ("", "") if not self.removal else (f"_{self.removal}", f" ({self.removal})")
+        return {f"{name}{ends[0]}": f"{CURVES[name].title}{ends[1]}" for name in self.curves}
+
+    def update(self, outputs: Tensor) -> None:
+        """Add the outputs of images, (B, 4, 2, levels), as `perturbation_sweep` returns them."""
+        sides, factors = outputs[:, self.quantities].double(), self.factors.to(outputs.device)  # (B, A, 2, L)
+        sides = factors[..., :1] * sides[:, :, :1, :1] + factors[..., 1:] * sides
+        areas = self._areas(sides)  # (B, A)
+        known = ~areas.isnan()
+        self.images += len(outputs)
+        self.counts += known.sum(0)
+        self.totals += areas.nan_to_num().sum(0)
+        self.squares += areas.nan_to_num().square().sum(0)
+        self.points += sides.sum(2).nan_to_num().sum(0)
+
+    def _areas(self, sides: Tensor) -> Tensor:
+        """The sum of the areas, or means, of the removed and preserved curves: (B, A, 2, L) → (B, A)."""
+        sparsity, first = self.sparsity.to(sides.device), 0 if self.empty else 1
+        ends = slice(0, len(sparsity) - first), slice(first, None)  # nothing is visible at the last, and at the first
+        parts = [(sides[:, :, side, end], sparsity[end]) for side, end in enumerate(ends)]
+        areas = torch.stack([torch.trapezoid(values, at, dim=-1) for values, at in parts]).sum(0)
+        means = torch.stack([values.mean(-1) for values, _ in parts]).sum(0)
+        return torch.where(self.means.to(sides.device), means, areas)
 
     def compute(self) -> dict[str, Tensor]:
-        mean, count = self.areas / self.images, self.images
-        variance = (self.squares / count - mean.square()).clamp(min=0) / (count - 1)  # of the mean
-        result = {"images": count, "sparsity": self.sparsity}
-        for side, name in enumerate(("fidelity_plus", "fidelity_minus")):
-            result |= {name: mean[side], f"{name}_curve": self.curves[side] / count}
-            if count > 1:
-                result[f"{name}_error"] = variance[side].sqrt()
+        mean, count = self.totals / self.counts, self.counts
+        errors = ((self.squares / count - mean.square()).clamp(min=0) / (count - 1)).sqrt()
+        result = {"images": self.images, "sparsity": self.sparsity}
+        for number, name in enumerate(self.columns):
+            if count[number] > 0:
+                result |= {name: mean[number], f"{name}_curve": self.points[number] / count[number]}
+            if count[number] > 1:
+                result[f"{name}_error"] = errors[number]
         return result

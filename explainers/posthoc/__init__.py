@@ -16,10 +16,11 @@ from explainers.posthoc.chance import Chance
 from explainers.posthoc.decomposition import ALTI, GlobEnc
 from explainers.posthoc.direct import DirectPaths
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
+from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
-from explainers.posthoc.names import build, build_all
+from explainers.posthoc.names import build, labelled
 from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
 from explainers.posthoc.token_tm import TokenTM
@@ -50,6 +51,7 @@ __all__ = [
     "GradCAM",
     "GradSAM",
     "GradientSHAP",
+    "GreedyOrder",
     "InputXGradient",
     "IntegratedGradients",
     "LeGrad",
@@ -68,6 +70,6 @@ __all__ = [
     "ViTCX",
     "XGradCAM",
     "build",
-    "build_all",
+    "labelled",
     "libra",
 ]

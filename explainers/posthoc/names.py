@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,16 +87,16 @@ def _check_options(found: type, options: Mapping[str, Any], aggregation: str) ->
             raise InputError(f"{found.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
 
 
-def build_all(methods: list[Any], target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:
-    """Build a list of methods, each a name, or a dictionary of one name and its options.
+def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Give every entry of a list of methods a label: its name, with the options if there are any.
 
-    Returns:
-        Label → method. The label is the name, with the options if there are any: `TokenTM(scale=softmax)`.
+    Args:
+        methods: names of methods, or dictionaries of one name and its options.
+
+    >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
+    {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
     """
-    built = {}
-    for entry in methods:
-        name, options = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {})
-        chosen = ", ".join(f"{key}={value}" for key, value in options.items())
-        label = f"{name}({chosen})" if chosen else name
-        built[label] = build(name, target, grid, options)
-    return built
+    entries = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
+    chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
+    labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
+    return {label: (name, dict(options)) for label, (name, options) in zip(labels, entries, strict=True)}

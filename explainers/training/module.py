@@ -10,14 +10,12 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.identity import Identity, recipe, weights_hash
+from explainers.pretrained import INITIAL_WEIGHTS, Pretrained
 from explainers.sampling import stream, uniform
 from explainers.training.augmentation import random_resized_crop
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
 from explainers.training.state_dicts import check_alike, load_weights, with_part, without_part
 from explainers.weight_files import check_identity, read_weights, save_weights
-
-INITIAL_WEIGHTS = ("mae", "pretrained")
-"""Arguments of networks that choose their initial weights, which trained weights replace."""
 
 
 class TrainingModule(LightningModule):
@@ -123,7 +121,7 @@ class TrainingModule(LightningModule):
         check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")
 
 
-class NetworkExplainer(TrainingModule):
+class NetworkExplainer(TrainingModule, Pretrained):
     """A TrainingModule that explains with a trained `network` and a frozen `target`; the network is saved alone."""
 
     network: Any

@@ -67,7 +67,7 @@ def by_hand(target, grid, samples, explain, classes, fill=0.0):
 @pytest.mark.parametrize("classes", ["predicted", "label"])
 @pytest.mark.parametrize("removal", ["zero", "black"])
 def test_results_are_those_computed_by_hand(target, grid, digits, classes, removal):
-    results, logged = evaluate(target, grid, digits, classes=classes, removal=removal, reference="oracle")
+    results, logged = evaluate(target, grid, digits, classes=classes, removals=[removal], reference="oracle")
     assert results.keys() == {"chance", "oracle"}
     chance = Chance(None, grid)
     slow = {
@@ -128,7 +128,7 @@ def test_the_first_batch_is_not_timed(target, grid, digits):
 
 @torch.no_grad()
 def test_removed_tokens_are_those_of_the_most_important_patches(target, grid, digits):
-    results, _ = evaluate(target, grid, digits, names=("chance",), removal="drop", chunk_size=5)
+    results, _ = evaluate(target, grid, digits, names=("chance",), removals=["drop"], chunk_size=5)
     areas, model = [], target.backbone
     for sample in digits:
         image = target.normalise(sample["image"][None])
@@ -149,13 +149,13 @@ def test_removed_tokens_are_those_of_the_most_important_patches(target, grid, di
     assert [found["fidelity_plus"], found["fidelity_minus"]] == pytest.approx(np.mean(areas, 0).tolist(), abs=1e-5)
     zero = evaluate(target, grid, digits, names=("chance",))[0]["chance"]
     assert abs(found["fidelity_plus"] - zero["fidelity_plus"]) > 1e-3
-    assert Evaluation(target, grid, {}, removal="drop").identity()["removal"] == "drop"
+    assert Evaluation(target, grid, {}, removals=["drop"]).identity()["removals"] == ["drop"]
 
 
 def test_a_target_that_cannot_drop_tokens_is_refused_before_anything_is_measured(make_target, grid):
     target = make_target("test_resnet")
     with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or black"):
-        Evaluation(target, grid, {}, removal="drop")
+        Evaluation(target, grid, {}, removals=["drop"])
 
 
 def test_results_do_not_depend_on_the_batches(target, grid, digits):
@@ -166,16 +166,16 @@ def test_results_do_not_depend_on_the_batches(target, grid, digits):
 
 def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
     results = {
-        (classes, removal): evaluate(target, grid, digits, classes=classes, removal=removal)[0]["oracle"][
+        (classes, removal): evaluate(target, grid, digits, classes=classes, removals=[removal])[0]["oracle"][
             "fidelity_plus"
         ]
         for classes in ("predicted", "label")
         for removal in ("zero", "black")
     }
     assert len({round(value, 4) for value in results.values()}) == 4
-    identity = Evaluation(target, grid, both(target, grid), classes="label", removal="black", levels=5).identity()
+    identity = Evaluation(target, grid, both(target, grid), classes="label", removals=["black"], levels=5).identity()
     assert identity["backbone_sha256"] == weights_hash(target.backbone)
-    assert (identity["classes"], identity["removal"], identity["levels"]) == ("label", "black", 5)
+    assert (identity["classes"], identity["removals"], identity["levels"]) == ("label", ["black"], 5)
     assert "accuracy" not in identity  # nothing was measured
 
 
@@ -196,6 +196,62 @@ def test_the_identity_tells_the_accuracy_and_the_number_of_images(target, grid, 
     right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
     identity = evaluation.identity()
     assert identity["images"] == 7 and identity["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_several_removals_have_columns_of_their_own(target, grid, digits):
+    curves = ["fidelity_plus", "deletion_accuracy"]
+    both, _ = evaluate(target, grid, digits, curves=curves, removals=["black", "drop"])
+    for removal, ending in (("black", ""), ("drop", "_drop")):
+        alone, _ = evaluate(target, grid, digits, curves=curves, removals=[removal])
+        for name in ("fidelity_plus", "deletion_accuracy"):
+            assert both["oracle"][f"{name}{ending}"] == pytest.approx(alone["oracle"][name])
+            assert both["oracle"][f"{name}{ending}_curve"] == pytest.approx(alone["oracle"][f"{name}_curve"])
+    titles = Evaluation(target, grid, {}, curves=curves, removals=["black", "drop"]).columns
+    assert titles["fidelity_plus"] == "Fidelity⁺ ↑" and titles["fidelity_plus_drop"] == "Fidelity⁺ ↑ (drop)"
+
+
+def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
+    probes = ["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
+    evaluation = Evaluation(target, grid, both(target, grid), levels=3, probes=probes, reference="oracle")
+    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    row, before = evaluation.results["chance"], weights_hash(target)
+    assert row.keys() >= {*probes, "rank_correlation", "forward_passes", "images_per_second"}
+    without_title = {name for name in row if name not in evaluation.columns}
+    others = {"images", "sparsity", "ignores_classes"}
+    assert all(name in others or name.endswith(("_error", "_curve")) for name in without_title)
+    assert row["max_sensitivity"] > 0.5 and row["randomisation"] == pytest.approx(row["randomisation"])
+    assert weights_hash(target) == before
+    passes = evaluation.forward_passes
+    assert passes["perturbations"] == 1 + 2 * (2 * 3 - 4) + 2 * 10 + 50
+
+
+def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch):
+    evaluation = Evaluation(target, grid, {"chance": Chance(None, grid)}, levels=5, probes=["saco", "infidelity"])
+    made, forward = [], target.backbone.forward_features
+    monkeypatch.setattr(target.backbone, "forward_features", lambda x: made.append(len(x)) or forward(x))
+    trainer = Trainer(accelerator="cpu", **SILENT)
+    trainer.test(evaluation, DataLoader(digits, batch_size=7), verbose=False)
+    assert sum(made) == 7 * sum(evaluation.forward_passes.values()) + 1  # and an empty image for each batch
+
+
+def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, digits):
+    evaluation = Evaluation(target, grid, both(target, grid), levels=3, reference="oracle", measured=["chance"])
+    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    assert evaluation.results.keys() == {"chance"}
+    whole, _ = evaluate(target, grid, digits, reference="oracle")
+    assert evaluation.results["chance"]["rank_correlation"] == pytest.approx(whole["chance"]["rank_correlation"])
+
+
+def test_without_curves_nothing_is_masked(target, grid, digits):
+    evaluation = Evaluation(target, grid, {"chance": Chance(None, grid)}, curves=[])
+    assert evaluation.forward_passes["perturbations"] == 1
+    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    assert "fidelity_plus" not in evaluation.results["chance"] and evaluation.results["chance"]["images_per_second"] > 0
+
+
+def test_no_removal_is_refused(target, grid):
+    with pytest.raises(InputError, match="expected removals, one or more"):
+        Evaluation(target, grid, {}, removals=[])
 
 
 def command(*overrides, folder, tasks=("digit",)):
@@ -230,7 +286,7 @@ def test_an_evaluation_goes_on_where_it_stopped(evaluated, capsys, monkeypatch):
     assert built == [1] and "digit: not measured again" in capsys.readouterr().out
     content = json.loads((evaluated / "results.json").read_text())
     assert content["results"]["digit"] == first["results"]["digit"]
-    assert [record["tasks"] for record in content["runs"]] == [["digit"], ["another"]]
+    assert [record["measured"] for record in content["runs"]] == [{"digit": ["chance"]}, {"another": ["chance"]}]
     assert len((evaluated / "results.csv").read_text().splitlines()) == 1 + 2
     command("fresh=true", folder=evaluated)
     assert built == [1, 1]
@@ -263,7 +319,14 @@ def test_self_explaining_models_are_compared_with_the_reference_and_classify(tar
     explaining, exact = SelfExplaining(own, grid, alpha=1), KernelSHAP(target, grid, budget=40)
     names = {"explaining": explaining, "exact": exact}
     evaluation = Evaluation(
-        target, grid, names, 3, classes="label", reference="exact", agreement=["e_rmse", "iou", "rank_correlation"], k=3
+        target,
+        grid,
+        names,
+        levels=3,
+        classes="label",
+        reference="exact",
+        agreement=["e_rmse", "iou", "rank_correlation"],
+        k=3,
     )
     Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
     found = evaluation.results["explaining"]

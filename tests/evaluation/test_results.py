@@ -57,6 +57,9 @@ def path(tmp_path):
     return tmp_path / "results.json"
 
 
+BOTH = {"odd": ["tve"], "loop": ["tve"]}
+
+
 def written(path):
     return json.loads(path.read_text())
 
@@ -65,7 +68,7 @@ def test_the_file_holds_what_its_numbers_are_traced_by(path):
     content = written(path)
     assert content["config"] == CONFIG
     (record,) = content["runs"]
-    assert record["tasks"] == ["odd", "loop"]
+    assert record["measured"] == {"odd": ["tve"], "loop": ["tve"]}
     assert record["command"] and record["python"] and record["devices"] and record["packages"]["torch"]
     assert content["results"]["loop"] == {"tve": {"fidelity_plus": 1}} and content["identity"]["odd"] == {"images": 5}
     assert content["columns"] == dict.fromkeys(CONFIG["tasks"], {"fidelity_plus": "Fidelity⁺ ↑"})
@@ -74,10 +77,11 @@ def test_the_file_holds_what_its_numbers_are_traced_by(path):
 
 def test_a_task_that_was_measured_alike_is_kept_and_told(path, capsys):
     file = ResultsFile(path, CONFIG, DATA)
-    assert file.kept == ["odd", "loop"]
+    assert file.kept == {"odd": ["tve"], "loop": ["tve"]}
+    assert file.missing("odd") is None
     file.tell()
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 2 and told[0].startswith("odd: not measured again") and "fresh=true" in told[0]
+    assert len(told) == 2 and told[0].startswith("odd: not measured again: tve; ") and "fresh=true" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +96,12 @@ def test_a_task_that_was_measured_alike_is_kept_and_told(path, capsys):
     ],
 )
 def test_what_has_no_effect_on_the_numbers_measures_nothing_again(path, key, value):
-    assert ResultsFile(path, changed(key, value), DATA).kept == ["odd", "loop"]
+    assert ResultsFile(path, changed(key, value), DATA).kept == BOTH
 
 
 def test_the_data_may_lie_elsewhere(path):
     text = json.dumps(CONFIG).replace("/here", "/there/and/deeper")
-    assert ResultsFile(path, json.loads(text), DATA).kept == ["odd", "loop"]
+    assert ResultsFile(path, json.loads(text), DATA).kept == BOTH
 
 
 @pytest.mark.parametrize(
@@ -106,8 +110,6 @@ def test_the_data_may_lie_elsewhere(path):
         ("seed", 1),
         ("target._target_", "y"),
         ("grid.patch_size", 16),
-        ("explainers.tve.network.width", 48),
-        ("explainers.chance", {"seed": 0}),
         ("evaluation.levels", 21),
         ("trainer.precision", "bf16-mixed"),
         ("trainer.limit_test_batches", 2),
@@ -116,7 +118,7 @@ def test_the_data_may_lie_elsewhere(path):
 def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path, key, value, capsys):
     before = path.read_text()
     file = ResultsFile(path, changed(key, value), DATA)
-    assert file.kept == [] and path.read_text() == before
+    assert file.kept == {} and path.read_text() == before
     file.tell()
     assert capsys.readouterr().out.count(key) == 2
     file.add("odd", Measured({"tve": {"fidelity_plus": 7}}, {}))
@@ -124,17 +126,63 @@ def test_what_has_an_effect_on_the_numbers_measures_all_again_and_is_named(path,
     assert (path.parent / "results_earlier.json").read_text() == before
 
 
+def test_an_explainer_that_is_added_is_the_only_one_to_be_measured(path):
+    config = changed("explainers.chance", {"seed": 0}) | {"methods": ["GAE", {"RISE": {"masks": 8}}]}
+    config["explainers"] = {"chance": {"seed": 0}} | config["explainers"]
+    file = ResultsFile(path, config, DATA)
+    assert file.kept == BOTH and file.changed == {}
+    assert file.missing("odd") == ["chance", "GAE", "RISE(masks=8)"]
+    file.add("odd", Measured({name: {"fidelity_plus": 9} for name in file.missing("odd")}, {"images": 5}))
+    content = written(path)
+    assert list(content["results"]["odd"]) == ["chance", "tve", "GAE", "RISE(masks=8)"]  # in the order of the config
+    assert content["results"]["odd"]["tve"] == {"fidelity_plus": 0}
+    assert [record["measured"] for record in content["runs"]] == [BOTH, {"odd": ["chance", "GAE", "RISE(masks=8)"]}]
+    assert ResultsFile(path, config, DATA).missing("odd") is None
+    assert not (path.parent / "results_earlier.json").exists()
+
+
+def test_an_explainer_of_other_settings_is_the_only_one_to_be_measured_again(path):
+    both = changed("explainers.chance", {"seed": 0})
+    file = ResultsFile(path, both, DATA)
+    file.add("odd", Measured({"chance": {"fidelity_plus": 9}}, {"images": 5}))
+    other = copy.deepcopy(both)
+    other["explainers"]["tve"]["network"]["width"] = 48
+    file = ResultsFile(path, other, DATA)
+    assert file.kept == {"odd": ["chance"]} and file.missing("odd") == ["tve"]
+    assert file.missing("loop") == ["tve", "chance"]
+    assert file.changed["tve on odd"] == "explainers.tve.network.width: 24 → 48"
+    assert written(path.with_name("results_earlier.json"))["results"]["odd"].keys() == {"tve", "chance"}
+
+
+def test_the_explainer_to_compare_with_counts_for_all(path):
+    compared = changed("evaluation.reference", "tve")
+    file = ResultsFile(path, compared, DATA)
+    file.add("odd", Measured({"tve": {}, "chance": {}}, {}))
+    assert ResultsFile(path, compared, DATA).kept == {"odd": ["tve", "chance"]}
+    other = copy.deepcopy(compared)
+    other["explainers"]["tve"]["network"]["width"] = 48
+    assert ResultsFile(path, other, DATA).kept == {}
+
+
+def test_the_key_of_an_unfinished_test_is_of_what_it_measures(path):
+    keys = [
+        ResultsFile(path, config, DATA, fresh=True).key("odd")
+        for config in (CONFIG, changed("name", "b"), changed("seed", 1), changed("explainers.tve.network.width", 48))
+    ]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
 def test_a_task_of_other_settings_is_measured_again_and_the_others_are_not(path):
     more = DATA | {"odd": {"images": "6", "image": "c3"}}
     file = ResultsFile(path, changed("tasks.odd.data.limit", 6), more)
-    assert file.kept == ["loop"] and file.changed == {"odd": "data.images: 5 → 6"}
+    assert file.kept == {"loop": ["tve"]} and file.changed == {"odd": "data.images: 5 → 6"}
     file.add("odd", Measured({"tve": {"fidelity_plus": 7}}, {"images": 6}))
     content = written(path)
     assert list(content["results"]) == ["odd", "loop"]  # in the order of the config
     assert content["results"]["odd"]["tve"]["fidelity_plus"] == 7
     assert content["config"]["tasks"]["odd"]["data"]["limit"] == 6
     assert content["data"] == more
-    assert [record["tasks"] for record in content["runs"]] == [["loop"], ["odd"]]
+    assert [record["measured"] for record in content["runs"]] == [{"loop": ["tve"]}, {"odd": ["tve"]}]
 
 
 @pytest.mark.parametrize("change", [{"image": "edited"}, {"label": "swapped"}])
@@ -162,7 +210,7 @@ def test_tasks_of_an_earlier_command_stay_beside_a_new_one(path):
 
 def test_fresh_measures_all_again(path):
     before = path.read_text()
-    assert ResultsFile(path, CONFIG, DATA, fresh=True).kept == []
+    assert ResultsFile(path, CONFIG, DATA, fresh=True).kept == {}
     assert (path.parent / "results_earlier.json").read_text() == before
 
 
@@ -174,16 +222,16 @@ def test_weights_count_by_what_is_in_their_file(tmp_path, key):
     weights.write_bytes(b"trained"), elsewhere.write_bytes(b"trained")
     config = changed(key, str(weights))
     file = ResultsFile(tmp_path / "results.json", config, DATA)
-    file.add("odd", Measured({}, {}))
+    file.add("odd", Measured({"tve": {}}, {}))
     assert written(tmp_path / "results.json")["files"] == {str(weights): hashlib.sha256(b"trained").hexdigest()}
-    assert ResultsFile(tmp_path / "results.json", changed(key, str(elsewhere)), DATA).kept == ["odd"]
+    assert ResultsFile(tmp_path / "results.json", changed(key, str(elsewhere)), DATA).kept == {"odd": ["tve"]}
     weights.write_bytes(b"trained longer")
-    assert ResultsFile(tmp_path / "results.json", config, DATA).kept == []
+    assert ResultsFile(tmp_path / "results.json", config, DATA).kept == {}
 
 
 def test_the_results_of_an_older_version_are_put_aside(tmp_path):
-    (tmp_path / "results.json").write_text('{"results": {"odd": {}}}')
-    assert ResultsFile(tmp_path / "results.json", CONFIG, DATA).kept == []
+    (tmp_path / "results.json").write_text('{"results": {"odd": {"tve": {}}}}')
+    assert ResultsFile(tmp_path / "results.json", CONFIG, DATA).kept == {}
     assert (tmp_path / "results_earlier.json").exists()
 
 

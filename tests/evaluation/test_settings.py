@@ -8,7 +8,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.evaluation.settings import BATCHES, NOT_MEASURED, hash_files, settings_of
+from explainers.evaluation.settings import BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
 from explainers.identity import WITHOUT_EFFECT
 
 COMMAND = (
@@ -30,6 +30,11 @@ def config(tmp_path_factory):
     for missing in OmegaConf.missing_keys(cfg):
         OmegaConf.update(cfg, missing, "given")
     return OmegaConf.to_container(cfg, resolve=True)
+
+
+def everything(task, config, hashes):
+    """The settings of a task and of its explainers."""
+    return settings_of(task, config, hashes, {}), explainers_of(task, config, hashes)
 
 
 def leaves(node, path=""):
@@ -70,9 +75,9 @@ def excluded(path):
 
 
 def test_every_key_counts_but_those_with_a_reason(config):
-    before, seen = settings_of("odd", config, {}, {}), []
+    before, seen = everything("odd", config, {}), []
     for path, _ in leaves(config):
-        counts = settings_of("odd", changed(config, path), {}, {}) != before
+        counts = everything("odd", changed(config, path), {}) != before
         if path.startswith(DATA):
             expected = path.removeprefix(DATA) in BATCHES  # the others change the fingerprint: see below
         else:
@@ -87,15 +92,28 @@ def test_every_key_counts_but_those_with_a_reason(config):
 
 
 def test_a_key_that_is_added_counts(config):
-    before = settings_of("odd", config, {}, {})
+    before = everything("odd", config, {})
     for path in ("trainer", "evaluation", "target.model", "explainers.tve.network", "grid"):
         more = copy.deepcopy(config)
         node = more
         for name in path.split("."):
             node = node[name]
         node["added_next_year"] = 1
-        assert settings_of("odd", more, {}, {}) != before, path
-    assert settings_of("odd", config | {"added_next_year": 1}, {}, {}) != before
+        assert everything("odd", more, {}) != before, path
+    assert everything("odd", config | {"added_next_year": 1}, {}) != before
+
+
+def test_a_change_of_one_explainer_is_no_change_of_the_others(config):
+    before = everything("odd", config, {})
+    for path, name in (("explainers.tve.hops", "tve"), ("explainers.chance.seed", "chance")):
+        shared, explainers = everything("odd", changed(config, path), {})
+        differing = [key for key in explainers if explainers[key] != before[1][key]]
+        assert differing == [name]
+        assert (shared == before[0]) == (name != config["evaluation"]["reference"])
+    own = copy.deepcopy(config)
+    own["tasks"]["odd"]["explainers"] = {"tve": {"weights": "own"}}
+    shared, explainers = everything("odd", own, {})
+    assert shared == before[0] and [key for key in explainers if explainers[key] != before[1][key]] == ["tve"]
 
 
 VALUES = {"task": "loop", "domain": "plain", "without": "small", "scraps": 7, "size": {"test": 5}, "image_size": 48}
@@ -124,7 +142,7 @@ def test_files_count_by_their_contents_wherever_they_are_named(config, tmp_path)
         named["explainers"]["tve"]["network"]["anything"] = {"deep": [str(path)]}
         hashes = hash_files(named)
         assert str(path) in hashes
-        found.append(settings_of("odd", named, hashes, {}))
+        found.append(everything("odd", named, hashes))
     assert found[0] == found[1] != found[2]
 
 
@@ -133,6 +151,6 @@ def test_the_place_of_data_and_caches_does_not_count(config):
         own = copy.deepcopy(config) | {"data_dir": data_dir, "cache_dir": cache_dir}
         own["explainers"]["oracle"]["cache_dir"] = f"{cache_dir}/oracle"
         own["tasks"]["odd"]["data"]["root"] = f"{data_dir}/odd"
-        return settings_of("odd", own, {}, {})
+        return everything("odd", own, {})
 
     assert placed("data", "cache") == placed("/elsewhere", "/else/where")

@@ -1,13 +1,44 @@
+import numpy as np
 import pytest
+import references_localization as slow
 import torch
+from sklearn.metrics import accuracy_score, average_precision_score, jaccard_score
+from torch.nn import functional as F
 
-from explainers.metrics.localization import PointingGame, hits
+from explainers.errors import InputError
+from explainers.metrics.localization import (
+    AveragePrecision,
+    Localization,
+    PointingGame,
+    Segmentation,
+    average_precision,
+    hits,
+    segmentation,
+)
 
 
 def peak_at(row, column, side):
     heatmap = torch.rand(side, side)
     heatmap[row, column] = 2
     return heatmap
+
+
+@pytest.fixture
+def heatmaps():
+    """Six of 4 × 4 patches: three without ties, two with many, one of equal scores."""
+    distinct, tied = torch.randn(3, 4, 4), torch.randint(-1, 2, (2, 4, 4)).float()
+    return torch.cat([distinct, tied, torch.full((1, 4, 4), 0.3)])
+
+
+@pytest.fixture
+def truth(heatmaps):
+    """Objects in images of 8 × 8 pixels, some of them where the heatmap is high."""
+    pixels = F.interpolate(heatmaps[:, None], 8)[:, 0]
+    return pixels + 2 * torch.randn(6, 8, 8) > torch.tensor([0.0, 1, -1, 0, 2, 0])[:, None, None]
+
+
+def mean_and_error(values):
+    return np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5
 
 
 @pytest.mark.parametrize(("side", "pixels"), [(4, 32), (7, 21), (3, 16)])
@@ -33,6 +64,13 @@ def test_the_object_must_hold_the_centre_of_the_patch():
     assert hits(heatmaps, truth).tolist() == [True, False]
 
 
+def test_tied_peaks_share_the_hit(heatmaps, truth):
+    found = hits(heatmaps, truth)
+    assert found.tolist() == pytest.approx([slow.hit(*pair) for pair in zip(heatmaps, truth, strict=True)])
+    assert found[-1] == pytest.approx(truth[-1, 1::2, 1::2].float().mean())  # equal scores: the centres on the object
+    assert 0 < found[-1] < 1
+
+
 def test_images_without_an_object_do_not_count():
     heatmaps = torch.stack([peak_at(1, 3, 4), peak_at(3, 1, 4), peak_at(0, 0, 4), peak_at(2, 2, 4)])
     truth = torch.zeros(4, 32, 32, dtype=torch.bool)
@@ -43,21 +81,162 @@ def test_images_without_an_object_do_not_count():
     metric.update(heatmaps[:3], truth[:3])
     metric.update(heatmaps[3:], truth[3:])
     assert metric.compute() == pytest.approx(1 / 3)
-    assert metric.images == 3
+    assert metric.standard_error() == pytest.approx(1 / 3)  # the root of (1/3 · 2/3) / 2
+    assert metric.count == 3
 
 
-def test_without_any_object_there_is_nothing_to_hit():
-    metric = PointingGame()
-    metric.update(torch.rand(2, 4, 4), torch.zeros(2, 8, 8, dtype=torch.bool))
-    assert metric.compute().isnan()
+def test_average_precision_is_that_of_all_pixels(heatmaps, truth):
+    found = average_precision(heatmaps, truth).tolist()
+    flat = [
+        (slow.nearest(heatmap, 8, 8), mask.flatten().tolist()) for heatmap, mask in zip(heatmaps, truth, strict=True)
+    ]
+    assert found == pytest.approx([slow.average_precision(*pair) for pair in flat], abs=1e-12)
+    assert found == pytest.approx([average_precision_score(labels, scores) for scores, labels in flat], abs=1e-12)
+    assert found[-1] == pytest.approx(truth[-1].double().mean().item(), abs=1e-12)  # equal scores: chance
+    assert len(set(found)) == 6
 
 
-def test_two_processes_play_the_game_of_one():
-    heatmaps, truth = torch.rand(7, 4, 4), torch.rand(7, 16, 16) < 0.5
-    one, first, second = PointingGame(), PointingGame(), PointingGame()
+def test_images_may_be_oblong():
+    heatmap, truth = torch.randn(1, 2, 2), torch.rand(1, 4, 10) < 0.4
+    expected = slow.average_precision(slow.nearest(heatmap[0], 4, 10), truth.flatten().tolist())
+    assert average_precision(heatmap, truth).item() == pytest.approx(expected, abs=1e-12)
+    truth[:] = False
+    truth[0, 1, 7] = True  # the centre of the upper right patch
+    assert hits(torch.tensor([[[0, 1], [0, 0]]]), truth).item() == 1
+
+
+def test_segmentation_is_that_of_the_released_code_pixel_by_pixel(heatmaps, truth):
+    found = torch.stack(segmentation(heatmaps, truth), 1)
+    for (intersection, union, precision), heatmap, mask in zip(found.tolist(), heatmaps, truth, strict=True):
+        correct, (_, areas), expected = slow.segmented(heatmap, mask)
+        assert (intersection * 64, union * 64) == pytest.approx(areas)
+        assert 1 + intersection - union == pytest.approx(correct / 64)
+        assert precision == pytest.approx(expected, abs=1e-12)
+
+
+def test_segmentation_agrees_with_scikit_learn_where_weights_of_interpolation_are_inexact():
+    heatmaps = torch.cat([torch.randn(1, 5, 5), 0.3 * torch.randint(-1, 2, (1, 5, 5))])
+    truth = torch.rand(2, 70, 70) < 0.3
+    metric = Segmentation()
+    metric.update(heatmaps, truth)
+    pixels = F.interpolate(heatmaps[:, None].double(), 70, mode="bilinear")
+    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
+    res = ((pixels - low) / (high - low)).round(decimals=9)
+    labels, predicted = truth.flatten(), (res > res.mean((2, 3), keepdim=True)).flatten()
+    planes = torch.cat([1 - res, res], 1).round(decimals=9).flatten(1)
+    classes = torch.stack([~truth, truth], 1).flatten(1)
+    expected = {
+        "pixel_accuracy": accuracy_score(labels, predicted),
+        "mean_iou": jaccard_score(labels, predicted, average="macro"),
+        "mean_average_precision": np.mean(
+            [average_precision_score(*pair) for pair in zip(classes, planes, strict=True)]
+        ),
+    }
+    found = metric.compute()
+    assert {name: found[name].item() for name in expected} == pytest.approx(expected, abs=1e-7)
+
+
+def test_equal_scores_segment_nothing():
+    heatmaps, truth = torch.tensor([0.1, 0.3, -7.7]).view(3, 1, 1).expand(3, 5, 5), torch.rand(3, 70, 70) < 0.3
+    intersection, union, precision = segmentation(heatmaps, truth)
+    assert intersection.tolist() == [0] * 3
+    assert union.tolist() == pytest.approx(truth.double().mean((1, 2)).tolist())
+    assert precision.tolist() == pytest.approx([0.5] * 3)
+
+
+def test_scale_and_offset_of_a_heatmap_make_no_difference(heatmaps, truth):
+    for function in (average_precision, segmentation):
+        torch.testing.assert_close(function(4 * heatmaps - 2, truth), function(heatmaps, truth), rtol=0, atol=1e-3)
+
+
+def test_a_batch_of_uneven_parts_has_the_numbers_and_errors_of_the_loops(heatmaps, truth):
+    metric = Localization()
+    for some in (slice(4), slice(4, 6)):
+        metric.update(heatmaps[some], truth[some])
+    pairs = list(zip(heatmaps, truth, strict=True))
+    correct, areas, precision = zip(*[slow.segmented(*pair) for pair in pairs], strict=True)
+    ranked = [slow.average_precision(slow.nearest(heatmap, 8, 8), mask.flatten().tolist()) for heatmap, mask in pairs]
+    expected = {
+        "pointing_game": mean_and_error([slow.hit(*pair) for pair in pairs]),
+        "average_precision": mean_and_error(ranked),
+        "pixel_accuracy": mean_and_error([count / 64 for count in correct]),
+        "mean_iou": slow.mean_iou(areas),
+        "mean_average_precision": mean_and_error(precision),
+    }
+    found = metric.compute()
+    assert found.keys() == {*expected, *(f"{name}_error" for name in expected)}
+    assert metric.columns.keys() == expected.keys()
+    for name, numbers in expected.items():
+        assert (found[name].item(), found[f"{name}_error"].item()) == pytest.approx(numbers, rel=1e-6), name
+
+
+def test_metrics_that_agree_on_the_first_batch_stay_apart():
+    metric, truth = Localization(), torch.zeros(1, 8, 8, dtype=torch.bool)
+    truth[0, :4] = True
+    metric.update(torch.tensor([[[1.0, 1.0], [0.0, 0.0]]]), truth)  # a hit, with an average precision of 1
+    metric.update(torch.tensor([[[2.0, 0.0], [1.0, 1.0]]]), truth)  # a hit, with less
+    found = metric.compute()
+    assert found["pointing_game"] == 1
+    assert found["average_precision"] == pytest.approx((1 + 0.75) / 2)
+
+
+def test_without_any_object_there_is_nothing_to_measure(heatmaps):
+    nothing = torch.zeros(6, 8, 8, dtype=torch.bool)
+    metric, game = Localization(), PointingGame()
+    metric.update(heatmaps, nothing)
+    game.update(heatmaps, nothing)
+    assert metric.compute() == {}
+    assert game.compute().isnan()
+    assert all(numbers.isnan().all() for numbers in segmentation(heatmaps, nothing))
+
+
+def test_images_without_an_object_change_no_number(heatmaps, truth):
+    some, all_of_them = Localization(), Localization()
+    some.update(heatmaps[1:], truth[1:])
+    truth[0] = False
+    all_of_them.update(heatmaps, truth)
+    assert all_of_them.compute() == some.compute()
+
+
+def test_one_image_has_no_error_and_reset_forgets_it(heatmaps, truth):
+    metric, fresh = Localization(), Localization()
+    metric.update(heatmaps[:1], truth[:1])
+    assert metric.compute().keys() == metric.columns.keys()
+    assert metric["segmentation"].compute().keys() == Segmentation.columns.keys()
+    metric.reset()
+    for each in (metric, fresh):
+        each.update(heatmaps, truth)
+    assert metric.compute() == fresh.compute()
+
+
+@pytest.mark.parametrize("metric", [PointingGame, AveragePrecision, Segmentation])
+def test_two_processes_measure_what_one_does(metric, heatmaps, truth):
+    one, first, second = metric(), metric(), metric()
     one.update(heatmaps, truth)
     first.update(heatmaps[:2], truth[:2])
     second.update(heatmaps[2:], truth[2:])
     first.merge_state(second)
-    assert first.compute() == one.compute()
-    assert 0 < one.compute() < 1
+    torch.testing.assert_close(first.compute(), one.compute())
+    if metric is not Segmentation:
+        torch.testing.assert_close(first.standard_error(), one.standard_error())
+        assert 0 < one.compute() < 1
+
+
+@pytest.mark.parametrize("function", [hits, average_precision, segmentation])
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (torch.ones(3, 8, 8, dtype=torch.bool), r"bool of shape \[3, 8, 8\]"),
+        (torch.ones(2, 64, dtype=torch.bool), r"bool of shape \[2, 64\]"),
+        (torch.ones(2, 8, 8), r"float32 of shape \[2, 8, 8\]"),
+    ],
+    ids=["images", "flat", "float"],
+)
+def test_a_truth_that_is_no_mask_of_each_image_is_refused(function, wrong, got):
+    with pytest.raises(InputError, match=rf"expected truth .* bool of shape \[2, H, W\], got {got}: give one mask"):
+        function(torch.rand(2, 4, 4), wrong)
+
+
+def test_average_precision_needs_whole_pixels():
+    with pytest.raises(InputError, match=r"multiples of the 3 patches per side, got \[9, 8\] pixels: crop"):
+        average_precision(torch.rand(1, 3, 3), torch.ones(1, 9, 8, dtype=torch.bool))

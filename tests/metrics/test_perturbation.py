@@ -3,8 +3,15 @@ import pytest
 import references
 import torch
 
+from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.perturbation import Fidelity, perturbation_sweep
+from explainers.metrics.perturbation import (
+    CURVES,
+    QUANTITIES,
+    PerturbationCurves,
+    importance_order,
+    perturbation_sweep,
+)
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
 BLACK = torch.tensor([-2.0, -1.5, -1.0])[:, None, None]
@@ -12,9 +19,14 @@ LABELS = torch.tensor([0, 3, 1, 4, 2])
 
 
 @pytest.fixture
-def predict():
+def logits():
     weight = torch.randn(3 * 16 * 16, 5)
-    return lambda images: (images.flatten(1) @ weight / 20).softmax(-1)
+    return lambda images: images.flatten(1) @ weight / 20
+
+
+@pytest.fixture
+def predict(logits):
+    return lambda images: logits(images).softmax(-1)
 
 
 @pytest.fixture
@@ -33,19 +45,25 @@ def linear(images):
     return images.flatten(1) @ weight + 0.3
 
 
-def sweep(predict, images, scores, labels, levels, fill=0.0, chunk_size=256):
+def sweep(logits, images, scores, classes, levels, fill=0.0, chunk_size=256, **given):
     """`perturbation_sweep` of a function of normalised images."""
+    order = importance_order(scores, torch.arange(len(images)))
     return perturbation_sweep(
-        lambda keep: masked_forward(predict, images, keep, GRID, fill, chunk_size), scores, labels, levels
+        lambda keep: masked_forward(logits, images, keep, GRID, fill, chunk_size), order, classes, levels, **given
     )
 
 
-def measure(predict, pictures, scores, levels, fill=0.0, batches=(5,), chunk_size=256):
-    metric = Fidelity(GRID.num_patches, levels)
+FIDELITIES = ("fidelity_plus", "fidelity_minus")
+
+
+def measure(logits, pictures, scores, levels, fill=0.0, batches=(5,), chunk_size=256, of="probability"):
+    """The areas of both fidelities; `of` is the output that takes the place of the probability."""
+    metric = PerturbationCurves(GRID.num_patches, FIDELITIES, levels)
     for images, of_images, labels in zip(
         pictures.split(batches), scores.split(batches), LABELS.split(batches), strict=True
     ):
-        metric.update(*sweep(predict, images, of_images, labels, levels, fill, chunk_size))
+        outputs = sweep(logits, images, of_images, labels, levels, fill, chunk_size)
+        metric.update(outputs[:, [QUANTITIES.index(of), 1, 2, 3]])
     return metric
 
 
@@ -53,8 +71,8 @@ def measure(predict, pictures, scores, levels, fill=0.0, batches=(5,), chunk_siz
     "levels", [2, 5, 7, 17, 21]
 )  # 16 patches, so that 7 and 21 levels do not fall on whole patches
 @pytest.mark.parametrize("fill", [0.0, BLACK], ids=["zero", "black"])
-def test_curves_areas_and_errors_are_the_papers_on_uneven_batches(predict, pictures, scores, levels, fill):
-    found = measure(predict, pictures, scores, levels, fill, batches=(3, 2), chunk_size=7).compute()
+def test_curves_areas_and_errors_are_the_papers_on_uneven_batches(predict, pictures, logits, scores, levels, fill):
+    found = measure(logits, pictures, scores, levels, fill, batches=(3, 2), chunk_size=7).compute()
     curves = np.array(
         [references.fidelity_curves(predict, pictures[i], scores[i], LABELS[i], 4, levels, fill) for i in range(5)]
     )  # (5, 2, levels)
@@ -67,15 +85,37 @@ def test_curves_areas_and_errors_are_the_papers_on_uneven_batches(predict, pictu
     np.testing.assert_allclose(found["sparsity"], [references.level_size(16, levels, i) / 16 for i in range(levels)])
 
 
-def test_of_equal_scores_the_earlier_patch_goes_first(predict, pictures):
-    scores = torch.randint(0, 3, (5, 16)).float()
-    found = measure(predict, pictures, scores, levels=9).compute()
-    curves = [references.fidelity_curves(predict, pictures[i], scores[i], LABELS[i], 4, 9) for i in range(5)]
-    np.testing.assert_allclose(found["fidelity_plus_curve"], np.mean([plus for plus, _ in curves], 0), atol=1e-6)
+def test_equal_scores_are_in_a_random_order_of_the_image_alone():
+    order = importance_order(torch.zeros(400, 3), torch.arange(400))
+    counts = torch.nn.functional.one_hot(order[:, 0]).sum(0)
+    assert counts.min() > 100  # 133 ± 9 each
+    assert order.sort(-1).values.eq(torch.arange(3)).all()
+    alone = importance_order(torch.zeros(1, 3), torch.tensor([7]))
+    assert torch.equal(alone[0], order[7])
 
 
-def test_the_ends_of_both_curves_are_the_whole_image_and_none_of_it(predict, pictures, scores):
-    removed, preserved = sweep(predict, pictures, scores, LABELS, levels=6)
+def test_of_unequal_scores_only_the_equal_ones_are_shuffled():
+    scores = torch.tensor([[0.2, 0.9, 0.2, -1.0, 0.9, 0.2]]).expand(50, -1)
+    order = importance_order(scores, torch.arange(50))
+    assert torch.equal(scores.gather(1, order), scores.sort(descending=True).values)
+    assert len({tuple(row) for row in order.tolist()}) > 6  # of 12
+
+
+def test_equal_scores_are_as_good_as_random_ones(logits):
+    """Many images: a heatmap without differences gains nothing from the order of its patches."""
+    pictures = torch.randn(300, 3, 16, 16) + torch.linspace(3, -3, 16).view(16, 1)  # the upper patches say most
+    classes = logits(pictures).argmax(-1)
+    gains = []
+    for scores in (torch.zeros(300, 16), torch.rand(300, 16), -torch.arange(16.0).expand(300, -1)):
+        metric = PerturbationCurves(16, ["relevance_gain"], 5)
+        metric.update(sweep(logits, pictures, scores, classes, 5))
+        found = metric.compute()
+        gains.append((found["relevance_gain"] / found["relevance_gain_error"]).item())
+    assert abs(gains[0]) < 3 and abs(gains[1]) < 3 and abs(gains[2]) > 5
+
+
+def test_the_ends_of_both_curves_are_the_whole_image_and_none_of_it(logits, predict, pictures, scores):
+    removed, preserved = sweep(logits, pictures, scores, LABELS, levels=6)[:, 0].float().unbind(1)
     whole = predict(pictures)[torch.arange(5), LABELS]
     nothing = predict(torch.zeros(5, 3, 16, 16))[torch.arange(5), LABELS]
     for got, expected in (
@@ -87,25 +127,129 @@ def test_the_ends_of_both_curves_are_the_whole_image_and_none_of_it(predict, pic
         torch.testing.assert_close(got, expected)
 
 
-def test_what_a_removed_pixel_becomes_makes_a_difference(predict, pictures, scores):
-    zero, black = (measure(predict, pictures, scores, 5, fill).compute()["fidelity_plus"] for fill in (0.0, BLACK))
+@pytest.mark.parametrize("levels", [2, 3, 9])
+def test_known_ends_are_not_computed_again(logits, pictures, scores, levels):
+    seen = []
+
+    def counted(images):
+        seen.append(len(images))
+        return logits(images)
+
+    ends = torch.stack([logits(pictures), logits(torch.zeros_like(pictures))], 1)
+    known = sweep(counted, pictures, scores, LABELS, levels, ends=ends) if levels > 2 else None
+    assert sum(seen) == 5 * (2 * levels - 4)
+    if levels > 2:
+        torch.testing.assert_close(known, sweep(logits, pictures, scores, LABELS, levels), equal_nan=True)
+
+
+def slow_outputs(logits, image, scores, label, levels, known):
+    """What `perturbation_sweep` records of one image: quantity → (removed, preserved), two lists."""
+    outputs = {quantity: ([], []) for quantity in QUANTITIES}
+    everything = set(range(16))
+    for level in range(levels):
+        important = references.top(scores.tolist(), references.level_size(16, levels, level))
+        for side, visible in enumerate((everything - important, important)):
+            answer = logits(references.only(image, visible, 4)[None])[0].double()
+            probability = answer.softmax(-1)[label].item()
+            right = float(answer.argmax().item() == label) if known else np.nan
+            values = (probability, np.log(probability), answer[label].item(), right)
+            for quantity, value in zip(QUANTITIES, values, strict=True):
+                outputs[quantity][side].append(value)
+    return outputs
+
+
+def slow_number(outputs, name, levels, empty):
+    """The number of a curve of one image, from its definition in words."""
+    first = 0 if empty else 1
+    at = [references.level_size(16, levels, level) / 16 for level in range(levels)]
+
+    def area(values, kept):
+        values, places = values[kept], at[kept]
+        return sum((places[i + 1] - places[i]) * (values[i + 1] + values[i]) / 2 for i in range(len(places) - 1))
+
+    deletion, insertion = slice(0, levels - first), slice(first, levels)
+    removed, preserved = outputs["probability"]
+    whole = [removed[0]] * levels
+    right = outputs["correct"]
+    return {
+        "fidelity_plus": lambda: area([removed[0] - p for p in removed], deletion),
+        "fidelity_minus": lambda: area([removed[0] - p for p in preserved], insertion),
+        "deletion": lambda: area(removed, deletion),
+        "insertion": lambda: area(preserved, insertion),
+        "deletion_accuracy": lambda: area(right[0], deletion),
+        "insertion_accuracy": lambda: area(right[1], insertion),
+        "positive_perturbation": lambda: area(right[0], deletion),
+        "negative_perturbation": lambda: area(right[1], insertion),
+        "deletion_aopc": lambda: area(whole, deletion) - area(removed, deletion),
+        "insertion_aopc": lambda: area(whole, insertion) - area(preserved, insertion),
+        "aopc": lambda: np.mean([removed[0] - p for p in removed[deletion]]),
+        "log_odds": lambda: -np.mean([np.log(removed[0] / p) for p in removed[deletion]]),
+        "relevance_gain": lambda: area(outputs["logit"][1], insertion) - area(outputs["logit"][0], deletion),
+    }[name]()
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_every_curve_is_its_definition_in_words(logits, pictures, scores, empty):
+    labels, levels = torch.tensor([0, 3, -1, 4, 2]), 7
+    outputs = sweep(logits, pictures, scores, LABELS, levels, labels=labels)
+    metric = PerturbationCurves(16, list(CURVES), levels, empty)
+    metric.update(outputs[:2])
+    metric.update(outputs[2:])
+    found = metric.compute()
+    slow = [slow_outputs(logits, pictures[i], scores[i], LABELS[i], levels, labels[i] >= 0) for i in range(5)]
+    for name in CURVES:
+        numbers = np.array([slow_number(one, name, levels, empty) for one in slow])
+        numbers = numbers[~np.isnan(numbers)]
+        assert len(numbers) == (4 if "accuracy" in name or "perturbation" in name else 5)
+        assert found[name].item() == pytest.approx(numbers.mean(), abs=1e-6), name
+        assert found[f"{name}_error"].item() == pytest.approx(numbers.std(ddof=1) / len(numbers) ** 0.5, abs=1e-6)
+        assert found[f"{name}_curve"].shape == (levels,)
+    assert found["images"] == 5
+
+
+def test_accuracies_of_images_without_labels_are_left_out(logits, pictures, scores):
+    metric = PerturbationCurves(16, ["deletion", "deletion_accuracy"], 4)
+    metric.update(sweep(logits, pictures, scores, LABELS, 4))
+    assert metric.compute().keys() == {"images", "sparsity", "deletion", "deletion_curve", "deletion_error"}
+
+
+def test_the_areas_are_those_of_scikit_learn(logits, pictures, scores):
+    auc = pytest.importorskip("sklearn.metrics").auc
+    outputs = sweep(logits, pictures, scores, LABELS, 9)
+    metric = PerturbationCurves(16, ["deletion", "insertion"], 9)
+    metric.update(outputs)
+    for side, name in enumerate(("deletion", "insertion")):
+        expected = [auc(metric.sparsity, curve) for curve in outputs[:, 0, side].numpy()]
+        assert metric.compute()[name].item() == pytest.approx(np.mean(expected))
+
+
+def test_numbers_of_another_removal_end_with_its_name(logits, pictures, scores):
+    metric = PerturbationCurves(16, ["deletion"], 4, removal="black")
+    metric.update(sweep(logits, pictures, scores, LABELS, 4))
+    assert metric.columns == {"deletion_black": "Deletion ↓ (black)"}
+    wanted = {"images", "sparsity", "deletion_black", "deletion_black_curve", "deletion_black_error"}
+    assert metric.compute().keys() == wanted
+
+
+def test_what_a_removed_pixel_becomes_makes_a_difference(logits, pictures, scores):
+    zero, black = (measure(logits, pictures, scores, 5, fill).compute()["fidelity_plus"] for fill in (0.0, BLACK))
     assert (zero - black).abs() > 1e-3
 
 
-def test_the_chunk_size_makes_none(predict, pictures, scores):
-    whole, chunked = (sweep(predict, pictures, scores, LABELS, 9, chunk_size=size) for size in (256, 3))
-    torch.testing.assert_close(whole, chunked)
+def test_the_chunk_size_makes_none(logits, pictures, scores):
+    whole, chunked = (sweep(logits, pictures, scores, LABELS, 9, chunk_size=size) for size in (256, 3))
+    torch.testing.assert_close(whole, chunked, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-def test_removing_the_least_important_is_preserving_the_most_important(predict, pictures, scores):
-    forth, back = (measure(predict, pictures, s, levels=17).compute() for s in (scores, -scores))
+def test_removing_the_least_important_is_preserving_the_most_important(logits, pictures, scores):
+    forth, back = (measure(logits, pictures, s, levels=17).compute() for s in (scores, -scores))
     torch.testing.assert_close(back["fidelity_plus_curve"], forth["fidelity_minus_curve"].flip(0))
     torch.testing.assert_close(back["fidelity_plus"], forth["fidelity_minus"])
     assert not torch.allclose(back["fidelity_plus"], forth["fidelity_plus"])
 
 
 def test_without_interactions_both_fidelities_add_up_to_all_that_there_is_to_lose(pictures, scores):
-    found = measure(linear, pictures, scores, levels=17).compute()
+    found = measure(linear, pictures, scores, levels=17, of="logit").compute()
     all_there_is = (linear(pictures) - linear(torch.zeros_like(pictures)))[torch.arange(5), LABELS].mean()
     both = found["fidelity_plus_curve"] + found["fidelity_minus_curve"]
     torch.testing.assert_close(both, all_there_is.double().expand(17), rtol=0, atol=1e-4)
@@ -118,45 +262,47 @@ def test_without_interactions_no_explanation_beats_the_contributions(pictures, s
             for image, label in zip(pictures, LABELS, strict=True)
         ]
     )
-    best = measure(linear, pictures, contributions, levels=17).compute()
+    best = measure(linear, pictures, contributions, levels=17, of="logit").compute()
     sums = (contributions - 0.3).sort(descending=True).values.cumsum(1).mean(0).double()
     torch.testing.assert_close(best["fidelity_plus_curve"][1:], sums, rtol=0, atol=1e-4)
-    random, worst = (measure(linear, pictures, s, levels=17).compute() for s in (scores, -contributions))
+    random, worst = (measure(linear, pictures, s, levels=17, of="logit").compute() for s in (scores, -contributions))
     assert worst["fidelity_plus"] < random["fidelity_plus"] < best["fidelity_plus"]
     assert worst["fidelity_minus"] > random["fidelity_minus"] > best["fidelity_minus"]
 
 
 @pytest.mark.parametrize("split", [(2, 3), (5, 0), (1, 4)])
-def test_two_processes_measure_what_one_does(predict, pictures, scores, split):
-    one = measure(predict, pictures, scores, 7).compute()
-    parts = []
-    for start, count in ((0, split[0]), (split[0], split[1])):
-        metric = Fidelity(GRID.num_patches, 7)
-        if count:
-            some = slice(start, start + count)
-            metric.update(*sweep(predict, pictures[some], scores[some], LABELS[some], 7))
-        parts.append(metric)
+def test_two_processes_measure_what_one_does(logits, pictures, scores, split):
+    outputs = sweep(logits, pictures, scores, LABELS, 7, labels=torch.tensor([0, -1, 1, 4, -1]))
+    one, *parts = (PerturbationCurves(GRID.num_patches, list(CURVES), 7) for _ in range(3))
+    one.update(outputs)
+    for part, some in zip(parts, outputs.split(split), strict=True):
+        if len(some):
+            part.update(some)
     parts[0].merge_state(parts[1])
     merged = parts[0].compute()
-    assert merged.keys() == one.keys()
-    for name, value in one.items():
+    assert merged.keys() == one.compute().keys()
+    for name, value in one.compute().items():
         torch.testing.assert_close(merged[name], value)
 
 
-def test_one_image_has_no_error_and_reset_forgets_it(predict, pictures, scores):
-    metric = Fidelity(GRID.num_patches, 5)
-    metric.update(*sweep(predict, pictures[:1], scores[:1], LABELS[:1], 5))
+def test_one_image_has_no_error_and_reset_forgets_it(logits, pictures, scores):
+    metric, outputs = PerturbationCurves(GRID.num_patches, FIDELITIES, 5), sweep(logits, pictures, scores, LABELS, 5)
+    metric.update(outputs[:1])
     found = metric.compute()
     assert "fidelity_plus_error" not in found and "fidelity_minus_error" not in found
     assert found["fidelity_plus"].isfinite() and found["images"] == 1
     metric.reset()
-    metric.update(*sweep(predict, pictures, scores, LABELS, 5))
-    torch.testing.assert_close(
-        metric.compute()["fidelity_plus"], measure(predict, pictures, scores, 5).compute()["fidelity_plus"]
-    )
+    metric.update(outputs)
+    expected = measure(logits, pictures, scores, 5).compute()["fidelity_plus"]
+    torch.testing.assert_close(metric.compute()["fidelity_plus"], expected)
 
 
-def test_a_sweep_leaves_no_gradients(predict, pictures, scores):
-    removed, preserved = sweep(predict, pictures.requires_grad_(), scores, LABELS, 5)
-    assert not removed.requires_grad
-    assert not preserved.requires_grad
+def test_a_sweep_leaves_no_gradients(logits, pictures, scores):
+    assert not sweep(logits, pictures.requires_grad_(), scores, LABELS, 5).requires_grad
+
+
+def test_what_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="expected curves as a list of fidelity_plus, .*, got .*deletion_auc"):
+        PerturbationCurves(16, ["deletion_auc"])
+    with pytest.raises(InputError, match="expected levels of at least 3"):
+        PerturbationCurves(16, ["deletion"], levels=2, empty=False)

@@ -20,6 +20,7 @@ BUDGETS = {
     "GradientSHAP": {"samples": 2},
     "RISE": {"masks": 50, "cells": 4},
     "LIME": {"samples": 40},
+    "GreedyOrder": {"candidates": 4, "step": 4},
     "TAM": {"steps": 2},
     "ScoreCAM": {"block": 1},  # the last one of the ResNet has one position for such small images
 }
@@ -32,7 +33,7 @@ NEEDS_GLOBAL_ATTENTION = {
 }
 NEEDS_NO_TRANSFORMER = {
     *("Chance", "DeepLift", "GradientSHAP", "IntegratedGradients", "LIME", "Occlusion", "RISE", "Saliency", "ScoreCAM"),
-    "SmoothGrad",
+    *("SmoothGrad", "GreedyOrder"),
 }
 
 

@@ -1,12 +1,11 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from callbacks.heatmaps import Heatmaps, class_title, draw_heatmaps
+from callbacks.heatmaps import Heatmaps
 from callbacks.throughput import Throughput
+from explainers.overlays import draw_heatmaps
 
 QUIET = {
     "accelerator": "cpu",
@@ -95,22 +94,6 @@ def test_batches_without_pixels_are_passed_over(tmp_path):
     loader = DataLoader([{"index": index} for index in range(4)], batch_size=2)
     Trainer(max_epochs=1, callbacks=[Heatmaps(str(tmp_path / "pictures"))], **QUIET).fit(Slow(), loader, loader)
     assert not (tmp_path / "pictures").exists()
-
-
-@pytest.mark.parametrize(
-    ("of_head", "of_images", "title"),
-    [
-        (["cat", "dog", "bird"], ["x", "y", "z"], "dog"),  # a head knows what it tells apart
-        ([], ["x", "y", "z"], "y"),
-        ([], ["x", "y"], "class 1"),  # of another task
-        ([], [], "class 1"),
-    ],
-)
-def test_a_picture_names_the_classes_of_the_explained_model(of_head, of_images, title):
-    model = SimpleNamespace(target=SimpleNamespace(classes=of_head, num_classes=3))
-    data = SimpleNamespace(class_names=lambda split: of_images)
-    assert class_title(SimpleNamespace(datamodule=data), model, 1) == title
-    assert class_title(SimpleNamespace(datamodule=None), SimpleNamespace(), 1) == "class 1"
 
 
 def test_speed_counts_neither_the_warm_up_nor_the_images_in_it(monkeypatch):

@@ -1,0 +1,114 @@
+"""Explainers as other libraries call them: captum's attribution methods, and the `explain_func` of Quantus.
+
+Both give models normalised float images. They become uint8 again, which is exact for images that came from uint8; other
+images, such as those with added noise, are rounded to the nearest of 256 values of a pixel.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from captum.attr import Attribution
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.target import TargetModel
+
+Inputs = TypeVar("Inputs", Tensor, tuple[Tensor])
+
+
+class CaptumAttribution(Attribution):
+    """An explainer as one of captum's attribution methods, for captum's metrics.
+
+    Its `forward_func` computes the target's logits of normalised images.
+
+    Args:
+        explainer: learned or post-hoc; its attribute `target` is the model that it explains.
+
+    Raises:
+        InputError: for an explainer without a `target`.
+    """
+
+    def __init__(self, explainer: Any) -> None:
+        self.explainer, self.model = explainer, _target(explainer)
+        super().__init__(self.logits)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Classify normalised images (B, C, H, W) → logits (B, K)."""
+        return self.model.classify(self.model.embed(inputs))
+
+    def attribute(self, inputs: Inputs, target: int | Tensor | None = None) -> Inputs:
+        """Explain one class of each image.
+
+        Args:
+            inputs: images, normalised with mean and std of the model that is explained, (B, C, H, W). As in captum, a
+                tuple of one such tensor gives a tuple.
+            target: the class to explain in all images, or in each, (B,); `None` for those that the model predicts.
+
+        Returns:
+            Attributions of the shape of `inputs`: the score of a patch, divided evenly among its pixels and channels.
+        """
+        if isinstance(inputs, tuple):
+            (images,) = inputs
+            return (self.attribute(images, target),)
+        images = to_uint8(inputs, self.model)
+        if target is None:
+            target = self.model(images).argmax(-1)
+        classes = torch.as_tensor(target, device=inputs.device).expand(len(inputs))
+        scores = to_pixels(self.explainer(images, classes), inputs.shape[-1]) / inputs.shape[1]
+        return scores.repeat(1, inputs.shape[1], 1, 1).to(
+            inputs.dtype
+        )  # captum views it, which no expanded tensor allows
+
+
+def quantus_explain(explainer: Any) -> Callable[..., np.ndarray]:
+    """Make the `explain_func` that Quantus calls for attributions.
+
+    Args:
+        explainer: learned or post-hoc; its attribute `target` is the model that it explains.
+
+    Returns:
+        A function of a model, normalised images (B, C, H, W) and classes (B,), which are NumPy arrays: attributions
+        (B, 1, H, W), the score of a patch divided evenly among its pixels. It explains the explainer's own target, and
+        not the model that it is given; so a metric that changes the weights of the model says nothing of it.
+
+    Raises:
+        InputError: for an explainer without a `target`.
+    """
+    own = _target(explainer)
+
+    @torch.no_grad()
+    def explain(model: Any, inputs: np.ndarray, targets: np.ndarray, **settings: Any) -> np.ndarray:
+        images = to_uint8(torch.as_tensor(inputs, device=own.mean.device), own)
+        heatmaps = explainer(images, torch.as_tensor(targets, device=images.device).long())
+        return to_pixels(heatmaps, images.shape[-1]).float().cpu().numpy()
+
+    return explain
+
+
+def to_uint8(normalised: Tensor, target: TargetModel) -> Tensor:
+    """Turn images (B, C, H, W) that were normalised for `target` back into uint8 images."""
+    pixels = (normalised.detach() * target.std + target.mean) * 255
+    return pixels.round().clamp(0, 255).to(torch.uint8)
+
+
+def to_pixels(heatmaps: Tensor, side: int) -> Tensor:
+    """Divide the score of every patch evenly among its pixels, so that sums stay: (B, P, P) → (B, 1, side, side).
+
+    >>> to_pixels(torch.tensor([[[8.0]]]), side=2).tolist()
+    [[[[2.0, 2.0], [2.0, 2.0]]]]
+    """
+    size = side // heatmaps.shape[-1]
+    return heatmaps.repeat_interleave(size, -1).repeat_interleave(size, -2)[:, None] / size**2
+
+
+def _target(explainer: Any) -> TargetModel:
+    """The model that an explainer explains."""
+    target = getattr(explainer, "target", None)
+    if not isinstance(target, TargetModel):
+        raise InputError(
+            f"expected an explainer with the model that it explains as its attribute target, got"
+            f" {type(explainer).__name__}: take a learned explainer, or a method of explainers.posthoc"
+        )
+    return target

@@ -1,0 +1,108 @@
+// What all parts of the page share: the data, what the user has chosen, and elements; then the controls
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const state = { task: data.tasks[0], opacity: 0.8, smooth: false, outline: false, hidden: new Set() };
+const DASHES = ["none", "7 3", "2 3"]; // colours repeat after 20 explainers
+
+const $ = (id) => document.getElementById(id);
+const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+function fill(element, attributes = {}, children = []) {
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children); // strings become text, never markup
+  return element;
+}
+
+/** The colour and dashes of an explainer's lines. */
+const stroke = (explainer) => ({
+  stroke: data.explainers[explainer].colour,
+  "stroke-dasharray": DASHES[Math.floor(explainer / 20) % DASHES.length],
+});
+
+/** An explainer's name behind a sample of its line. */
+function key(explainer) {
+  const line = svg("line", { x1: 1, x2: 21, y1: 5, y2: 5, "stroke-width": 3, ...stroke(explainer) });
+  const sample = svg("svg", { width: 22, height: 10, "aria-hidden": true }, line);
+  return [sample, data.explainers[explainer].name];
+}
+
+function checkbox(explainer) {
+  const box = el("input", { type: "checkbox", checked: "" });
+  box.onchange = () => hide([explainer], !box.checked);
+  return el("label", {}, box, ...key(explainer));
+}
+
+/** Hide or show explainers everywhere on the page. */
+function hide(explainers, hidden) {
+  for (const explainer of explainers) {
+    state.hidden[hidden ? "add" : "delete"](explainer);
+    $("boxes").children[explainer].querySelector("input").checked = !hidden;
+  }
+  showExplainers();
+  renderResults();
+  redraw();
+}
+
+function showExplainers() {
+  const total = data.explainers.length;
+  $("count").textContent = `${total - state.hidden.size} of ${total}`;
+  for (const figure of $("images").querySelectorAll("[data-explainer]")) {
+    figure.hidden = state.hidden.has(Number(figure.dataset.explainer));
+  }
+}
+
+function render() {
+  renderImages();
+  showExplainers();
+  renderResults();
+}
+
+/** Call `changed` with a control at each `event`, and now, because browsers restore what the user chose before. */
+function follow(id, event, changed) {
+  const update = () => changed($(id));
+  $(id).addEventListener(event, update);
+  update();
+}
+
+function start() {
+  document.title = $("title").textContent = data.title;
+  $("notes").append(...data.notes.map((note) => el("p", {}, note)));
+  const everyone = data.explainers.map((_, explainer) => explainer);
+  $("boxes").append(...everyone.map(checkbox));
+  $("all").onclick = () => hide(everyone, false);
+  $("none").onclick = () => hide(everyone, true);
+  $("task").append(...data.tasks.map(({ name }, index) => el("option", { value: index }, name)));
+  document.documentElement.style.setProperty("--red", `rgb(${data.red})`);
+  document.documentElement.style.setProperty("--blue", `rgb(${data.blue})`);
+  hideUnused();
+  follow("opacity", "input", ({ value }) => { state.opacity = Number(value); redraw(); });
+  follow("smooth", "change", ({ checked }) => { state.smooth = checked; redraw(); });
+  follow("outline", "change", ({ checked }) => { state.outline = checked; redraw(); });
+  follow("task", "change", ({ value }) => { state.task = data.tasks[value]; render(); });
+  document.onclick = ({ target }) => { $("explainers").open &&= $("explainers").contains(target); };
+  $("dialog").querySelector("button").onclick = () => $("dialog").close();
+  $("dialog").onclick = ({ target }) => target === $("dialog") && $("dialog").close();
+}
+
+/** Hide the parts of the page that have nothing to show. */
+function hideUnused() {
+  const pictures = data.tasks.flatMap((task) => task.pictures);
+  const used = {
+    "task-label": data.tasks.length > 1,
+    explainers: data.explainers.length > 1,
+    images: pictures.length,
+    looks: pictures.some(({ heatmaps }) => heatmaps.length),
+    "outline-label": pictures.some(({ truth }) => truth),
+    table: data.columns.length,
+    curves: data.curves.length,
+  };
+  for (const [id, shown] of Object.entries(used)) {
+    $(id).hidden = !shown;
+    const link = document.querySelector(`a[href="#${id}"]`);
+    if (link) link.hidden = !shown;
+  }
+}
+
+start();

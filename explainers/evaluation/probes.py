@@ -1,0 +1,110 @@
+"""Checks of explainers that need passes of their own, besides those of the perturbation sweep."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import check_range, checks_choices
+from explainers.evaluation.sweep import Sweep
+from explainers.metrics.coalitions import Infidelity, SensitivityN, sized_coalitions, subset_sizes
+from explainers.metrics.saco import SaCo, group_saliences, salience_groups
+from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replaced
+
+Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
+
+GROUPS, SUBSETS, DRAWS = 10, 10, 4
+"""Groups of SaCo; removed subsets of each of five sizes; noisy images of max-sensitivity."""
+
+METRICS: dict[str, Any] = {
+    "saco": SaCo,
+    "sensitivity_n": SensitivityN,
+    "infidelity": Infidelity,
+    "max_sensitivity": MaxSensitivity,
+    "randomisation": Randomisation,
+}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Images whose classes are explained.
+
+    Args:
+        images: uint8, (B, C, H, W).
+        normalised: the same for the target, (B, C, H, W).
+        index: index of each image in the data set, (B,).
+        classes: the explained classes, (B,).
+        probabilities: their probabilities, (B,).
+    """
+
+    images: Tensor
+    normalised: Tensor
+    index: Tensor
+    classes: Tensor
+    probabilities: Tensor
+
+
+class Probes:
+    """Measures explainers by masked images of their own, by noise, and by a target with random weights.
+
+    Args:
+        names: the measurements.
+        sweep: masks images; a sweep of patches.
+    """
+
+    @checks_choices
+    def __init__(self, names: Sequence[Probe], sweep: Sweep) -> None:
+        self.names, self.sweep = tuple(names), sweep
+        self.shares = bool({"sensitivity_n", "infidelity"} & set(names))
+        if names:
+            check_range(GROUPS, patches=sweep.grid.num_patches)
+        self.weights = random_weights(sweep.target) if "randomisation" in names else {}
+
+    @property
+    def forward_passes(self) -> tuple[int, int]:
+        """Forward passes for each image: of all explainers together, and for each of them, without its explanations."""
+        return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names)
+
+    def metrics(self) -> dict[str, Any]:
+        """A new metric for each measurement."""
+        return {name: METRICS[name]() for name in self.names}
+
+    def subsets(self, given: Explained) -> tuple[Tensor, Tensor]:
+        """Random subsets of patches, which all explainers share, and what their removal costs: (B, M, N), (B, M)."""
+        num_patches = self.sweep.grid.num_patches
+        keep = sized_coalitions(given.index, num_patches, subset_sizes(num_patches), SUBSETS)
+        return keep, self._drops(given, keep)
+
+    def update(
+        self,
+        metrics: Mapping[str, Any],
+        explainer: nn.Module,
+        heatmaps: Tensor,
+        given: Explained,
+        subsets: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Update the metrics of one explainer.
+
+        Explainers that read a cache explain neither noisy images nor a target with random weights.
+        """
+        scores, cached = heatmaps.flatten(1), not getattr(explainer, "timed", True)
+        if "saco" in self.names:
+            keep = salience_groups(scores, given.index, GROUPS)
+            metrics["saco"].update(self._drops(given, keep), group_saliences(scores, keep))
+        for name in {"sensitivity_n", "infidelity"} & set(self.names):
+            metrics[name].update(heatmaps, *(subsets or self.subsets(given)))
+        if "max_sensitivity" in self.names and not cached:
+            changes = max_sensitivity(explainer, given.images, given.classes, given.index, heatmaps, DRAWS)
+            metrics["max_sensitivity"].update(changes)
+        if "randomisation" in self.names and not cached:
+            with replaced(self.sweep.target, self.weights):
+                metrics["randomisation"].update(heatmaps, explainer(given.images, given.classes))
+
+    def _drops(self, given: Explained, keep: Tensor) -> Tensor:
+        """How much the probability of the class falls under masks (B, M, N): (B, M)."""
+        with torch.no_grad():
+            probabilities = self.sweep.logits(given.normalised, keep).softmax(-1)  # (B, M, K)
+        classes = given.classes[:, None, None].expand(-1, keep.shape[1], 1)
+        return given.probabilities[:, None] - probabilities.gather(-1, classes).squeeze(-1)

@@ -1,0 +1,81 @@
+"""The perturbation sweep of one target: masked forward passes that all curves of an explainer are read off."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from explainers.errors import InputError, check_range, checks_choices
+from explainers.masking import PatchGrid, Removal
+from explainers.metrics.perturbation import importance_order, perturbation_sweep
+from explainers.removal import check_removal, masked_outputs
+from explainers.target import TargetModel
+
+Order = Literal["patches", "pixels"]
+"""What is removed one after the other. `pixels`: heatmaps are scaled up to the image by bilinear interpolation."""
+
+
+class Sweep:
+    """Removes the patches or pixels of images in the order of heatmaps, and records what the target says.
+
+    Args:
+        target: the model to perturb.
+        grid: the patches that heatmaps are of.
+        removal: what replaces removed patches, see `Removal`.
+        levels: number of sparsities, including 0 and 1; at least 2.
+        order: remove patches, or pixels.
+        chunk_size: maximum number of masked images in memory.
+
+    Raises:
+        InputError: if the target does not support this removal, or the removal is of patches only.
+    """
+
+    @checks_choices
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        removal: Removal = "zero",
+        levels: int = 21,
+        order: Order = "patches",
+        chunk_size: int = 256,
+    ) -> None:
+        check_removal(target, removal)
+        check_range(2, levels=levels)
+        if removal == "drop" and order == "pixels":
+            raise InputError("expected order=patches with removal drop, got pixels: tokens are dropped whole")
+        self.target, self.removal, self.levels, self.order, self.chunk_size = target, removal, levels, order, chunk_size
+        self.grid = grid if order == "patches" else PatchGrid(grid.image_size, patch_size=1)
+        self.patches = grid
+
+    def logits(self, normalised: Tensor, keep: Tensor) -> Tensor:
+        """Logits of normalised images (B, C, H, W) under masks (B, M, N) of patches, or of this sweep's pixels."""
+        grid = self.grid if keep.shape[-1] == self.grid.num_patches else self.patches
+        return masked_outputs(self.target, self.target.classify, normalised, keep, grid, self.removal, self.chunk_size)
+
+    def empty(self, normalised: Tensor) -> Tensor:
+        """Logits of an image without any patch, (1, K), which are the same for all images."""
+        hidden = torch.zeros(1, 1, self.patches.num_patches, dtype=torch.bool, device=normalised.device)
+        return self.logits(normalised[:1], hidden)[0]
+
+    def __call__(
+        self, normalised: Tensor, heatmaps: Tensor, index: Tensor, classes: Tensor, labels: Tensor, whole: Tensor
+    ) -> Tensor:
+        """The `perturbation_sweep` of images.
+
+        Args:
+            normalised: images, (B, C, H, W).
+            heatmaps: (B, P, P), higher is more important; of equal scores, see `importance_order`.
+            index: index of each image in the data set, (B,).
+            classes: the explained class of each image, (B,).
+            labels: the label of each image, (B,), −1 if it is unknown.
+            whole: logits of the images and of an empty one, (B, 2, K).
+        """
+        scores = heatmaps.float()
+        if self.order == "pixels":
+            scores = F.interpolate(scores[:, None], normalised.shape[-2:], mode="bilinear", align_corners=False)
+        order = importance_order(scores.flatten(1), index)
+        return perturbation_sweep(
+            lambda keep: self.logits(normalised, keep), order, classes, self.levels, labels, ends=whole
+        )

@@ -1,0 +1,87 @@
+"""Keeps what a test has measured so far, so that a killed one goes on."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torchmetrics import Metric
+
+from explainers.evaluation.module import Evaluation
+from explainers.evaluation.pictures import Pictures
+from explainers.files import atomic
+
+
+class Unfinished(Callback):
+    """Saves the sums of all metrics and the pictures of an `Evaluation`, and continues from the file of a killed test.
+
+    Every process has a file of its own, which holds the number of its measured batches. It is read only if the settings
+    and the number of processes are the same.
+
+    Args:
+        folder: folder of the files.
+        task: name of the task.
+        key: hash of everything that the numbers depend on.
+        seconds: time between two savings.
+    """
+
+    def __init__(self, folder: Path, task: str, key: str, seconds: float = 60) -> None:
+        self.folder, self.task, self.key, self.seconds = folder, task, key, seconds
+        self.saved = time.monotonic()
+
+    def _path(self, trainer: Trainer) -> Path:
+        return self.folder / f"{self.task}_{trainer.global_rank}_of_{trainer.world_size}.pt"
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Continue from the file, if there is one of the same settings."""
+        if not isinstance(pl_module, Evaluation) or not self._path(trainer).exists():
+            return
+        state = torch.load(self._path(trainer), map_location=pl_module.device, weights_only=True)
+        if state["key"] != self.key:
+            return
+        for name, metric in _metrics(pl_module).items():
+            for part, value in state["metrics"][name].items():
+                setattr(metric, part, value)
+            metric._update_count = state["updates"][name]
+        for pictures in _pictures(trainer):
+            pictures.rows = state["pictures"]
+        pl_module.batches = state["batches"]
+        print(f"{self.task}: goes on after {state['batches']} measured batches")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not isinstance(pl_module, Evaluation) or time.monotonic() - self.saved < self.seconds:
+            return
+        metrics = _metrics(pl_module)
+        state = {
+            "key": self.key,
+            "batches": pl_module.batches,
+            "metrics": {name: metric.metric_state for name, metric in metrics.items()},
+            "updates": {name: metric._update_count for name, metric in metrics.items()},
+            "pictures": next((pictures.rows for pictures in _pictures(trainer)), {}),
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic(self._path(trainer)) as unfinished:
+            torch.save(state, unfinished)
+        self.saved = time.monotonic()
+
+    def remove(self) -> None:
+        """Delete the files of all processes, when the results are in results.json."""
+        for path in self.folder.glob(f"{self.task}_*_of_*.pt"):
+            path.unlink(missing_ok=True)
+
+
+def _metrics(module: LightningModule) -> dict[str, Any]:
+    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
+
+
+def _pictures(trainer: Any) -> list[Pictures]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, Pictures)]

@@ -1,0 +1,157 @@
+"""Faithfulness on random subsets of patches: attributions that sum to the drop of the output without the subset.
+
+The subsets do not depend on the explainer, so that all explainers share the masked forward passes. They are given as
+`keep`, boolean (B, M, N), False for the removed patches.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from explainers.errors import check_range
+from explainers.metrics.agreement import MeanOfImages
+from explainers.sampling import random_patches
+
+FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9
+"""Fractions of the patches that are removed."""
+
+SUBSETS = 0x5E75
+"""Seed of the removed subsets."""
+
+
+def subset_sizes(num_patches: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
+    """Compute n, the number of removed patches, for each fraction: rounded, and in 1 ... N − 1.
+
+    >>> subset_sizes(196), subset_sizes(4)
+    ([20, 59, 98, 137, 176], [1, 1, 2, 3, 3])
+    """
+    check_range(2, num_patches=num_patches)
+    return [min(max(round(fraction * num_patches), 1), num_patches - 1) for fraction in fractions]
+
+
+def sized_coalitions(index: Tensor, num_patches: int, sizes: Sequence[int], count: int, seed: int = SUBSETS) -> Tensor:
+    """Draw `count` random subsets of patches to remove, for each image and each size, uniformly.
+
+    Args:
+        index: index of each image in the data set, (B,).
+        num_patches: N.
+        sizes: numbers of removed patches, each in 1 ... N − 1.
+        count: number of subsets of each size, at least 2.
+        seed: another seed gives other subsets.
+
+    Returns:
+        The visible patches: boolean, (B, len(sizes)·count, N), all subsets of one size after another.
+
+    Raises:
+        InputError: for a size that is not in 1 ... N − 1, or for one subset, which has no correlation.
+
+    >>> sized_coalitions(torch.tensor([0, 7]), num_patches=9, sizes=[2, 6], count=3).sum(-1).tolist()
+    [[7, 7, 7, 3, 3, 3], [7, 7, 7, 3, 3, 3]]
+    """
+    check_range(2, count=count)
+    for size in sizes:
+        check_range(1, num_patches - 1, size=size)
+    removed = torch.tensor(sizes, device=index.device).repeat_interleave(count)  # (M,)
+    subset = index[:, None] * len(removed) + torch.arange(len(removed), device=index.device)  # (B, M)
+    permutations = random_patches(subset.flatten(), num_patches, num_patches, seed)  # (B·M, N)
+    return permutations.unflatten(0, subset.shape) >= removed[:, None]
+
+
+def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
+    """Compute sensitivity-n: whether summed attributions tell which removed subsets matter (Ancona et al., 2018).
+
+    For each n that occurs, it is Pearson's correlation over the subsets of n patches between the sum of their
+    attributions and the drop. The result is the mean over n. It depends neither on the offset nor on the unit of a
+    heatmap, and its mean over random heatmaps is 0.
+
+    Args:
+        scores: attributions, (B, N).
+        keep: the visible patches, boolean (B, M, N), with several subsets of each size, see `sized_coalitions`.
+        drops: output for the whole image minus output without the subset, (B, M).
+
+    Returns:
+        float64, (B,), in [−1, 1]. It leaves out the sizes for which all sums or all drops are equal, and is NaN if no
+        size remains, as for a heatmap of equal scores.
+
+    Without the first patch the drop is 1, without one of the others it is 0:
+
+    >>> keep = ~torch.eye(3, dtype=torch.bool)[None]
+    >>> sensitivity_n(torch.tensor([[0.9, 0.5, 0.5]]), keep, torch.tensor([[1.0, 0.0, 0.0]])).round(decimals=6).tolist()
+    [1.0]
+    """
+    sizes = (~keep).sum(-1)
+    of_size = (sizes[..., None] == sizes.unique()).double()  # (B, M, S), for S sizes
+    sums, drops = (_deviations(values, of_size) for values in (_removed_sums(scores, keep), drops.double()))
+    return (sums * drops).sum(1).nanmean(1)
+
+
+def _removed_sums(scores: Tensor, keep: Tensor) -> Tensor:
+    """The summed attributions of removed patches: (B, N) and (B, M, N) → float64, (B, M)."""
+    return ((~keep).double() @ scores.double()[..., None]).squeeze(-1)
+
+
+def _deviations(values: Tensor, of_size: Tensor) -> Tensor:
+    """The deviations of values (B, M) from the mean of their size, with length 1 over M: (B, M, S), 0 elsewhere.
+
+    They are NaN for a size whose values are equal but for rounding.
+    """
+    values = values[..., None] * of_size
+    centred = (values - values.sum(1, keepdim=True) / of_size.sum(1, keepdim=True).clamp(min=1)) * of_size
+    length = centred.norm(dim=1, keepdim=True)
+    return torch.where(length > 1e-9 * values.norm(dim=1, keepdim=True), centred / length, torch.nan)
+
+
+def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
+    """Compute infidelity with the best factor, as a fraction of the squared drops (INFD of Yeh et al., 2019).
+
+    Σ_S (β a_S − d_S)² / Σ_S d_S², where a_S is the sum of the attributions of the removed subset S and d_S the drop.
+    The best β = Σ a_S d_S / Σ a_S² of each image, as in the paper's code, makes heatmaps of any unit comparable; the
+    division by Σ d_S² makes images comparable. 0 is a perfect explanation, and 1 a heatmap of zeros, which explains
+    nothing. Three properties to know:
+
+    - A heatmap of equal scores is below 1, because larger subsets have larger drops. Compare with
+      `infidelity(torch.ones_like(scores), keep, drops)`: a heatmap above it says less than the sizes of the subsets.
+    - It depends on the offset of a heatmap, as no offset is fitted.
+    - β may be negative: a heatmap and its negative are equal. `sensitivity_n` tells them apart.
+
+    Args:
+        scores: attributions, (B, N).
+        keep: the visible patches, boolean (B, M, N), see `sized_coalitions`.
+        drops: output for the whole image minus output without the subset, (B, M).
+
+    Returns:
+        float64, (B,), in [0, 1]; NaN if all drops are 0.
+
+    A linear function is explained by its terms in any unit. Equal scores explain it in part:
+
+    >>> keep = torch.tensor([[[False, True], [True, False], [False, False]]])
+    >>> drops = torch.tensor([[1.0, 3.0, 4.0]])
+    >>> infidelity(torch.tensor([[10.0, 30.0]]), keep, drops).round(decimals=6).tolist()
+    [0.0]
+    >>> infidelity(torch.ones(1, 2), keep, drops).tolist()
+    [0.0769...]
+    """
+    sums, drops = _removed_sums(scores, keep), drops.double()
+    length = sums.square().sum(1)
+    explained = torch.where(length > 0, (sums * drops).sum(1).square() / length, 0.0)
+    return (1 - explained / drops.square().sum(1)).clamp(min=0)
+
+
+class SensitivityN(MeanOfImages):
+    """Sensitivity-n of heatmaps (B, P, P), averaged over the images for which it is defined, see `sensitivity_n`."""
+
+    column = "Sensitivity-n ↑"
+
+    def update(self, heatmaps: Tensor, keep: Tensor, drops: Tensor) -> None:
+        self.add(sensitivity_n(heatmaps.flatten(1), keep, drops))
+
+
+class Infidelity(MeanOfImages):
+    """Infidelity of heatmaps (B, P, P), averaged over images, see `infidelity`."""
+
+    column = "Infidelity ↓"
+    higher_is_better = False
+
+    def update(self, heatmaps: Tensor, keep: Tensor, drops: Tensor) -> None:
+        self.add(infidelity(heatmaps.flatten(1), keep, drops))

@@ -1,0 +1,47 @@
+"""What an explanation costs: time and memory."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class Cost(Metric):
+    """Explained images per second of one process, and the peak memory on GPUs.
+
+    `compute` returns `images_per_second`, which is NaN without an update, and `peak_memory`, in GB, if it is known.
+
+    >>> metric = Cost()
+    >>> metric.update(images=10, seconds=2.0)
+    >>> metric.compute()["images_per_second"].item()
+    5.0
+    """
+
+    columns = {"images_per_second": "Images/s ↑", "peak_memory": "Peak memory, GB ↓"}
+    higher_is_better = None  # differs between the numbers
+    is_differentiable = False
+    full_state_update = False
+    seconds: Tensor
+    images: Tensor
+    memory: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seconds", torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
+        self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("memory", torch.zeros((), dtype=torch.double), dist_reduce_fx="max")
+
+    def update(self, images: int, seconds: float, memory: float = 0.0) -> None:
+        """Add a call of the explainer.
+
+        Args:
+            images: number of explained images.
+            seconds: duration.
+            memory: peak memory, in GB; 0 if it is not known.
+        """
+        self.images += images
+        self.seconds += seconds
+        self.memory = torch.maximum(self.memory, torch.tensor(memory, dtype=torch.double, device=self.memory.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        found = {"images_per_second": self.images / self.seconds}
+        return found | {"peak_memory": self.memory} if self.memory > 0 else found

@@ -1,0 +1,138 @@
+"""The greedy order of patches, against loops and against the best of all orders."""
+
+import pytest
+import references
+import torch
+from test_pixels import CLASSES, only_one_patch
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.posthoc.greedy import GreedyOrder, candidate_counts, greedy_order
+from explainers.removal import embed_visible
+
+RANKS = torch.arange(16, 0, -1) / 16
+
+
+def slow_order(value, patches, candidates, step):
+    """The search for one image, one set at a time; `value` takes a set of patches."""
+    gains, chosen = dict.fromkeys(range(patches), 0.0), []
+    while len(chosen) < patches:
+        rest = sorted((patch for patch in range(patches) if patch not in chosen), key=lambda z: (-gains[z], z))
+        tried = rest[:candidates] if chosen else rest
+        for patch in tried:
+            gains[patch] = value({*chosen, patch}) - value(set(chosen))
+        chosen += sorted(tried, key=lambda z: (-gains[z], z))[:step]
+    return chosen
+
+
+def prediction(target, image, label, removal):
+    """The probability of a class of one normalised image, of which a set of patches is visible."""
+    fills = {"zero": 0.0, "black": -target.mean / target.std}
+
+    def predict(visible):
+        if removal != "drop":
+            fill = torch.zeros_like(image) + fills[removal]
+            seen = fill if not visible else references.only(image, visible, 4, fill)
+            return target.probabilities(seen[None])[0, label].item()
+        keep = torch.tensor([[patch in visible for patch in range(16)]])
+        return target.classify(embed_visible(target, image[None], keep)).softmax(-1)[0, label].item()
+
+    return predict
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("removal", ["zero", "black", "drop"])
+def test_the_search_is_the_reference(target, grid, images, removal):
+    explainer = GreedyOrder(target, grid, removal, candidates=5, step=3)
+    heatmaps = explainer(images[:2], CLASSES[:2])
+    for i, image in enumerate(target.normalise(images[:2])):
+        predict = prediction(target, image, CLASSES[i], removal)
+        order = slow_order(lambda chosen: predict(chosen) - predict(set(range(16)) - chosen), 16, 5, 3)  # noqa: B023
+        assert torch.equal(heatmaps[i].flatten()[order], RANKS)
+
+
+def test_effects_that_add_up_are_ordered_exactly(target, grid):
+    weights = torch.tensor([3, 14, 7, 0, 11, 5, 9, 1, 15, 4, 12, 8, 2, 13, 6, 10]) / 128 - 0.05
+    white = torch.full((2, 3, 32, 32), 255, dtype=torch.uint8)
+    target.embed = lambda normalised: 0.2 + (normalised[:, 0, ::8, ::8] != 0).flatten(1).float() @ weights[:, None]
+    target.classify = lambda share: torch.cat([share, 1 - share], 1).log()
+    for candidates, step in ((16, 1), (3, 2), (9, 9)):
+        explainer = GreedyOrder(target, grid, candidates=candidates, step=step)
+        for_and_against = explainer(white, torch.tensor([0, 1])).flatten(1)
+        assert torch.equal(for_and_against[0].argsort(), weights.argsort())
+        assert torch.equal(for_and_against[1], 17 / 16 - for_and_against[0])
+
+
+def test_equal_patches_are_chosen_by_their_number():
+    worth = torch.tensor([[1.0, 2, 2, 1, 2, 1], [0, 0, 0, 0, 0, 0]])
+    order = greedy_order(lambda sets: (sets * worth[:, None]).sum(-1), 2, 6, candidates=4, step=2)
+    assert order.tolist() == [[1, 2, 4, 0, 3, 5], [0, 1, 2, 3, 4, 5]]
+
+
+@torch.no_grad()
+def test_the_search_comes_close_to_the_best_of_all_orders_and_never_beats_it(make_target, images):
+    target = make_target(img_size=24)
+    seen = references.coalition_values(target.probabilities, target.normalise(images[:1, :, :24, :24])[0], side=3)
+    everything = frozenset(range(9))
+    value = {some: (seen[some] - seen[everything - some])[CLASSES[0]].item() for some in seen}
+    best, mean = {frozenset(): 0.0}, {frozenset(): 0.0}  # over orders: sums of the values on the way to a set
+    for some in sorted(value, key=len)[1:]:
+        best[some] = value[some] + max(best[some - {last}] for last in some)
+        mean[some] = value[some] + sum(mean[some - {last}] for last in some) / len(some)
+    low, high = mean[everything], best[everything]
+    for candidates, step in ((9, 1), (4, 2)):
+        order = greedy_order(lambda sets: lookup(value, sets), 1, 9, candidates, step)[0].tolist()
+        reached = sum(value[frozenset(order[:size])] for size in range(1, 10))
+        assert low + 0.75 * (high - low) < reached < high + 1e-6
+
+
+def lookup(value, sets):
+    """The values of sets (1, M, N) from a dictionary."""
+    return torch.tensor([[value[frozenset(some.nonzero().flatten().tolist())] for some in sets[0]]])
+
+
+def test_a_patch_for_the_class_is_first_and_one_against_it_last(target, grid, images):
+    blind = only_one_patch(target, 7)
+    with torch.no_grad():
+        blank, whole = (blind.probabilities(some) for some in (torch.zeros(1, 3, 32, 32), blind.normalise(images)))
+    gain = (whole - blank).take_along_dim(CLASSES[:, None], 1)[:, 0]
+    assert (gain.abs() > 1e-3).all() and (gain > 0).any() and (gain < 0).any()
+    ranks = GreedyOrder(blind, grid, candidates=4, step=3)(images, CLASSES).flatten(1)
+    assert torch.equal(ranks[:, 7], torch.where(gain > 0, 1, 1 / 16))
+
+
+def test_every_order_is_one_of_all_patches_and_does_not_depend_on_batch_and_chunk(target, grid, images):
+    settings = {"candidates": 4, "step": 3}
+    together = GreedyOrder(target, grid, **settings)(images, CLASSES)
+    assert torch.equal(together.flatten(1).sort(descending=True).values, RANKS.expand(5, -1))
+    alone = [GreedyOrder(target, grid, **settings, chunk_size=7)(images[i : i + 1], CLASSES[i : i + 1]) for i in (0, 3)]
+    assert torch.equal(torch.cat(alone), together[[0, 3]])
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"candidates": 5, "step": 4}, {"removal": "drop", "candidates": 3, "step": 3}]
+)
+def test_the_forward_passes_are_those_that_it_tells(target, grid, images, settings):
+    seen, embed = [], target.embed
+    target.embed = lambda normalised: seen.append(len(normalised)) or embed(normalised)
+    explainer = GreedyOrder(target, grid, **settings)
+    explainer(images[:2], CLASSES[:2])
+    assert sum(seen) == 2 * explainer.forward_passes
+
+
+def test_the_step_is_a_twentieth_of_the_patches_unless_candidates_are_fewer(target):
+    assert candidate_counts(7, candidates=4, step=4) == [7, 3]
+    explainer = GreedyOrder(target, PatchGrid(224, 16))
+    assert (explainer.step, explainer.candidates, explainer.forward_passes) == (10, 28, 1424)
+    steps = [GreedyOrder(target, PatchGrid(32, size)).step for size in (8, 1)]
+    assert steps == [1, 28]
+
+
+def test_steps_that_make_no_sense_are_refused(target, grid):
+    for settings, message in (
+        ({"candidates": 0}, "expected candidates above 0, got candidates=0"),
+        ({"step": 0}, "expected step from 1 to 28, got step=0"),
+        ({"candidates": 4, "step": 5}, "expected step from 1 to 4, got step=5"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}$"):
+            GreedyOrder(target, grid, **settings)

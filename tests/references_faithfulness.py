@@ -1,0 +1,77 @@
+"""Metrics of faithfulness on groups and subsets of patches, written out one image and one number at a time."""
+
+import math
+
+
+def salience_groups(scores, count):
+    """Sets of equally many patches, the most salient first; leftover patches lie between the groups.
+
+    For scores without ties. Group i of 0 ... K − 1 starts where a K − 1'th part of the leftover patches is skipped i
+    times, rounded down.
+    """
+    ranking = sorted(range(len(scores)), key=lambda patch: -scores[patch])
+    size = len(scores) // count
+    starts = [math.floor(i * (len(scores) - size) / (count - 1)) for i in range(count)]
+    return [set(ranking[start : start + size]) for start in starts]
+
+
+def saco(drops, saliences):
+    """F of one image, from groups in descending order of salience (SaCo, Algorithm 1)."""
+    coefficient, total = 0, 0
+    for i in range(len(drops) - 1):
+        for j in range(i + 1, len(drops)):
+            weight = saliences[i] - saliences[j]
+            if drops[i] < drops[j]:
+                weight = -weight
+            coefficient += weight
+            total += abs(weight)
+    return coefficient / total
+
+
+def correlation(first, second):
+    """Pearson's correlation of two lists of numbers."""
+    means = sum(first) / len(first), sum(second) / len(second)
+    products = sum((a - means[0]) * (b - means[1]) for a, b in zip(first, second, strict=True))
+    variances = [sum((x - mean) ** 2 for x in values) for values, mean in zip((first, second), means, strict=True)]
+    return products / math.sqrt(variances[0] * variances[1])
+
+
+def sensitivity_n(scores, subsets, drops):
+    """The mean over sizes n of the correlation between summed scores and drops, over the removed subsets of size n."""
+    correlations = []
+    for size in {len(subset) for subset in subsets}:
+        chosen = [i for i in range(len(subsets)) if len(subsets[i]) == size]
+        sums = [sum(scores[patch] for patch in subsets[i]) for i in chosen]
+        correlations.append(correlation(sums, [drops[i] for i in chosen]))
+    return sum(correlations) / len(correlations)
+
+
+def infidelity(scores, subsets, drops):
+    """The least Σ (β·sum − drop)² / Σ drop² of all factors β, by a search that halves the step when none is better."""
+
+    def error(factor):
+        squares = [
+            (factor * sum(scores[patch] for patch in subset) - drop) ** 2
+            for subset, drop in zip(subsets, drops, strict=True)
+        ]
+        return sum(squares) / sum(drop**2 for drop in drops)
+
+    best, step = 0.0, 1.0
+    while step > 1e-9:
+        nearest = min((best - step, best, best + step), key=error)
+        best, step = (nearest, step) if nearest != best else (best, step / 2)
+    return error(best)
+
+
+def max_sensitivity(explain, image, label, noisy, heatmap):
+    """The largest change of one image's heatmap in any of its noisy versions, divided by the length of the heatmap."""
+
+    def norm(values):
+        return math.sqrt(sum(value**2 for value in values))
+
+    clean = heatmap.flatten().tolist()
+    changes = []
+    for version in noisy:
+        other = explain(version[None], label[None])[0].flatten().tolist()
+        changes.append(norm([a - b for a, b in zip(other, clean, strict=True)]))
+    return max(changes) / norm(clean)

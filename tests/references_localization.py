@@ -1,0 +1,73 @@
+"""Localization, written out one image, one threshold and one pixel at a time (see `references`)."""
+
+from fractions import Fraction
+
+from references_masks import bilinear
+
+
+def hit(heatmap, truth):
+    """The probability that a patch of the highest score, drawn at random, has its centre on the object."""
+    side, (height, width) = len(heatmap), truth.shape
+    highest, landed = max(heatmap.flatten().tolist()), []
+    for row in range(side):
+        for column in range(side):
+            if heatmap[row, column] == highest:
+                centre = int((row + 0.5) * height / side), int((column + 0.5) * width / side)
+                landed.append(truth[centre].item())
+    return sum(landed) / len(landed)
+
+
+def nearest(heatmap, height, width):
+    """The score of every pixel, which is that of its patch, in a list."""
+    side = len(heatmap)
+    return [heatmap[i * side // height, j * side // width].item() for i in range(height) for j in range(width)]
+
+
+def average_precision(scores, labels):
+    """Precision at every threshold, weighted by the recall that the threshold adds; of two lists."""
+    total, recall = 0.0, 0.0
+    for threshold in sorted(set(scores), reverse=True):
+        chosen = [label for score, label in zip(scores, labels, strict=True) if score >= threshold]
+        total += (sum(chosen) / sum(labels) - recall) * sum(chosen) / len(chosen)
+        recall = sum(chosen) / sum(labels)
+    return total
+
+
+def scaled(heatmap, size):
+    """Res of Chefer et al., as fractions in a list of the size × size pixels: 1/2 if all scores are equal.
+
+    It is exact, as patches of 2, 4, 8 ... pixels have exact weights.
+    """
+    pixels = [Fraction(pixel) for pixel in bilinear(heatmap.double(), size).flatten().tolist()]
+    low, high = min(pixels), max(pixels)
+    return [(pixel - low) / (high - low) if high > low else Fraction(1, 2) for pixel in pixels]
+
+
+def segmented(heatmap, truth):
+    """Correct pixels, (intersection, union) of background and of object, and average precision, of one image."""
+    pixels, labels = scaled(heatmap, len(truth)), truth.flatten().tolist()
+    predicted = [pixel > sum(pixels) / len(pixels) for pixel in pixels]
+    correct, areas = 0, []
+    for kind in (False, True):
+        both = sum(p == kind and label == kind for p, label in zip(predicted, labels, strict=True))
+        either = sum(p == kind or label == kind for p, label in zip(predicted, labels, strict=True))
+        areas.append((both, either))
+        correct += both
+    planes = [1 - pixel for pixel in pixels] + pixels
+    rank = {score: number for number, score in enumerate(sorted(set(planes)))}  # integers are compared faster
+    return correct, areas, average_precision([rank[s] for s in planes], [not label for label in labels] + labels)
+
+
+def mean_iou(areas):
+    """mIoU and its standard error, of (intersection, union) of both kinds in every image: those of a ratio of sums."""
+    ratios = []
+    for kind in (0, 1):
+        ratios.append(sum(image[kind][0] for image in areas) / sum(image[kind][1] for image in areas))
+    squares = 0.0
+    for image in areas:
+        residual = 0.0
+        for kind in (0, 1):
+            both, either = image[kind]
+            residual += (both - ratios[kind] * either) / sum(other[kind][1] for other in areas) / 2
+        squares += residual**2
+    return sum(ratios) / 2, (squares * len(areas) / (len(areas) - 1)) ** 0.5
