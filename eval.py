@@ -61,15 +61,13 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
     """The evaluation of a task: its target, explainers of that target by their names, and the one to compare with."""
     target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
-    reference = cfg.evaluation.get("reference")
-    methods = posthoc.labelled(cfg.methods)
-    explainers: dict[str, Any] = {}
-    for name in dict.fromkeys([*nodes, *methods]):
-        if name in nodes and name in (*names, reference):
-            explainers[str(name)] = build_named("explainers", str(name), nodes[name], target=target)
-        elif name in (*names, reference):
-            method, options = methods[name]
-            explainers[name] = posthoc.build(method, target, instantiate(cfg.grid), options)
+    wanted = {*names, cfg.evaluation.get("reference")}
+    explainers = {
+        str(name): build_named("explainers", str(name), node, target=target)
+        for name, node in nodes.items()
+        if name in wanted
+    }
+    explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid), wanted)
     only = {"measured": names} if explainers.keys() - set(names) else {}
     return instantiate(cfg.evaluation, target=target, explainers=explainers, **only)
 

@@ -20,6 +20,7 @@ import explainers
 from explainers import overlays, pretrained
 from explainers.decomposition import Decomposition
 from explainers.errors import InputError
+from explainers.model_cards import model_card
 from explainers.pretrained import CARD, CONFIG, EXPLAINER, VERSIONS
 from explainers.shapley import Shapley
 from explainers.target_files import save_target
@@ -28,6 +29,7 @@ from explainers.vectors import SelfExplaining
 
 IMAGES = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 CLASSES = torch.tensor([9, 0, 4])
+GRID = {"image_size": 64, "patch_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -205,10 +207,11 @@ def test_the_model_card_says_what_is_explained_and_how_it_was_trained(run, tmp_p
     assert loaded.identity()["target"]["backbone_sha256"] in card.text and "8 × 8 patches" in card.text
     assert "python train.py experiment=quickstart_tve 'a=b c'" in card.text and "DigitImages" in card.text
     assert card.text.rstrip().endswith("| digits | 0.5 |") and f"torch {versions['packages']['torch']}" in card.text
-    change(run, "explainer.target.model", {"model_name": "resnet50.tv_in1k", "pretrained": True})
-    config = yaml.safe_load((run / CONFIG).read_text())
-    text = pretrained.model_card("TVE", "Learns.", loaded.identity(), config, {})
-    assert ModelCard(text).data.base_model == "timm/resnet50.tv_in1k"
+    for path, expected in (("", "timm/resnet50.tv_in1k"), ("own.safetensors", None)):
+        model = {"model_name": "resnet50.tv_in1k", "pretrained": True, "checkpoint_path": path}
+        config = {"explainer": {"target": {"model": model}, "grid": GRID}}
+        text = model_card("TVE", "Learns.", loaded.identity(), config, {})
+        assert ModelCard(text).data.base_model == expected
     with pytest.raises(InputError, match=r"^expected the table of a run of eval\.py at .*table.md, got no file"):
         loaded.save_pretrained(tmp_path, evaluation=run)
 

@@ -20,7 +20,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, MeanOfImages, agreement_metrics
 from explainers.metrics.cost import Cost
-from explainers.metrics.localization import Localization
+from explainers.metrics.localization import Localization, Localized
 from explainers.metrics.perturbation import Curve, PerturbationCurves
 from explainers.target import TargetModel
 
@@ -46,6 +46,7 @@ class Evaluation(LightningModule):
         order: remove `patches` or `pixels`, see `Sweep`.
         empty: whether the areas include the level at which nothing is visible, see `PerturbationCurves`.
         probes: checks that need further passes, see `Probes`; with the first removal, of patches.
+        localization: metrics of the objects' locations, see `Localization`; left out where the data set has none.
         classes: explain the `predicted` class of each image, or its `label`.
         reference: name of the explainer to compare the others with; `None` compares with none.
         agreement: metrics of the comparison; `e_rmse` requires that all explainers have the same units.
@@ -66,6 +67,7 @@ class Evaluation(LightningModule):
         order: Order = "patches",
         empty: bool = True,
         probes: Sequence[Probe] = (),
+        localization: Sequence[Localized] = ("pointing_game",),
         classes: Literal["predicted", "label"] = "predicted",
         reference: str | None = None,
         agreement: Sequence[Agreement] = ("rank_correlation",),
@@ -92,7 +94,8 @@ class Evaluation(LightningModule):
         self.sweeps = [Sweep(target, grid, removal, levels, order, chunk_size) for removal in removals if curves]
         self.probes = Probes(probes, Sweep(target, grid, removals[0], levels, chunk_size=chunk_size))
         self.curves, self.levels, self.removals, self.order, self.empty = curves, levels, removals, order, empty
-        self.classes, self.reference, self.agreement, self.k = classes, reference, agreement, k
+        self.localization, self.classes, self.reference = localization, classes, reference
+        self.agreement, self.k = agreement, k
         self.names = list(explainers if measured is None else measured)
         self.metrics = nn.ModuleList(nn.ModuleDict(self._metrics()) for _ in self.names)
         self.accuracy, self.images = Accuracy(), SumMetric()
@@ -125,7 +128,7 @@ class Evaluation(LightningModule):
             for number, sweep in enumerate(self.sweeps)
         }
         agreement = agreement_metrics(self.k)
-        others = {"localization": Localization(), "accuracy": Accuracy()}
+        others = {"localization": Localization(self.localization), "accuracy": Accuracy()}
         compared: dict[str, Any] = {name: agreement[name] for name in self.agreement}
         return {**curves, **self.probes.metrics(), **others, **compared, "cost": Cost()}
 

@@ -15,7 +15,7 @@ from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensiti
 
 Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
 
-GROUPS, SUBSETS, DRAWS = 10, 10, 4
+GROUPS, SUBSETS, DRAWS = 10, 20, 4
 """Groups of SaCo; removed subsets of each of five sizes; noisy images of max-sensitivity."""
 
 METRICS: dict[str, Any] = {

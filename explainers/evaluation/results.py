@@ -88,8 +88,8 @@ class ResultsFile:
             self.changed[task] = difference
             return []
         for name in now["explainers"].keys() & earlier["explainers"].keys():
-            parts = ({f"explainers.{name}": settings["explainers"][name]} for settings in (earlier, now))
-            difference = first_difference(*parts)
+            one, other = ({f"explainers.{name}": settings["explainers"][name]} for settings in (earlier, now))
+            difference = first_difference(one, other)
             if difference:
                 self.changed[f"{name} on {task}"] = difference
                 rows = [row for row in rows if row != name]

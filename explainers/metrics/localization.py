@@ -1,12 +1,17 @@
 """Localization: whether the most important patches lie on the object."""
 
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric, MetricCollection
 
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.metrics.agreement import MeanOfImages
+
+Localized = Literal["pointing_game", "average_precision", "segmentation"]
 
 
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
@@ -142,9 +147,7 @@ def _of_objects(numbers: Tensor, truth: Tensor) -> Tensor:
 
 
 class PointingGame(MeanOfImages):
-    """Hit rate: fraction of images whose most important patch lies on the object, see `hits`.
-
-    Images with an empty `truth` are left out.
+    """Hit rate: mean of `hits` over images; images with an empty `truth` are left out.
 
     >>> metric = PointingGame()
     >>> truth = torch.tensor([[[True, False]], [[True, False]], [[False, False]]]).repeat_interleave(2, 1)
@@ -223,25 +226,23 @@ class Segmentation(Metric):
         return result
 
 
-class Localization(MetricCollection):
-    """All metrics of this file, with their standard errors; `compute` leaves out numbers that are not defined.
+KINDS: dict[str, Any] = dict(zip(get_args(Localized), (PointingGame, AveragePrecision, Segmentation), strict=True))
 
-    >>> metric = Localization()
-    >>> metric.update(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[[False, True], [False, True]]]))
-    >>> sorted(metric.compute())  # a single image has no standard errors
-    ['average_precision', 'mean_average_precision', 'mean_iou', 'pixel_accuracy', 'pointing_game']
+
+class Localization(MetricCollection):
+    """The metrics of some names, with their standard errors; `compute` leaves out numbers that are not defined.
+
+    >>> list(Localization(["segmentation"]).columns)
+    ['pixel_accuracy', 'mean_iou', 'mean_average_precision']
     """
 
-    columns = {
-        "pointing_game": PointingGame.column,
-        "average_precision": AveragePrecision.column,
-    } | Segmentation.columns
-
-    def __init__(self) -> None:
-        metrics = PointingGame(), AveragePrecision(), Segmentation()
-        names = "pointing_game", "average_precision", "segmentation"
+    @checks_choices
+    def __init__(self, names: Sequence[Localized] = ("pointing_game", "average_precision", "segmentation")) -> None:
         # Groups would merge metrics whose states are equal after the first batch
-        super().__init__(dict(zip(names, metrics, strict=True)), compute_groups=False)
+        super().__init__({name: KINDS[name]() for name in names}, compute_groups=False)
+        self.columns: dict[str, str] = {}
+        for name in names:
+            self.columns |= Segmentation.columns if name == "segmentation" else {name: KINDS[name].column}
 
     def compute(self) -> dict[str, Tensor]:
         means = {name: metric for name, metric in self.items() if isinstance(metric, MeanOfImages)}

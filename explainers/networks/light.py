@@ -105,7 +105,7 @@ class Trunk(nn.Module):
     def forward(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
         """Compute the tokens of all patches, (B, N, width), or of given patches, (B, Z, width)."""
         *read_maps, read_embedding = self.read
-        tokens = at_patches(self.position.expand(len(embeddings), -1, -1), patches)  # (B, N or Z, width)
+        tokens = at_patches(self.position.expand(embeddings.shape[0], -1, -1), patches)  # (B, N or Z, width)
         tokens = tokens + read_embedding(embeddings)[:, None]
         for read, feature_map in zip(read_maps, maps, strict=True):
             tokens = tokens + read(self._around(feature_map, patches))

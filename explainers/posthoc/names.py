@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -100,3 +100,11 @@ def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
     labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
     return {label: (name, dict(options)) for label, (name, options) in zip(labels, entries, strict=True)}
+
+
+def build_all(
+    methods: Sequence[Any], target: TargetModel, grid: PatchGrid, only: Collection[str] | None = None
+) -> dict[str, nn.Module]:
+    """Build a list of methods: label → method, see `labelled`; with `only`, those of these labels."""
+    chosen = {label: parts for label, parts in labelled(methods).items() if only is None or label in only}
+    return {label: build(name, target, grid, options) for label, (name, options) in chosen.items()}

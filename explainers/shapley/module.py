@@ -125,7 +125,7 @@ class Shapley(NetworkExplainer):
         self.grid.check(images)
         phi, grand = self._explain(images)
         classes = checked_classes(grand.argmax(-1) if classes is None else classes, images, self.target.num_classes)
-        return phi[torch.arange(len(images)), :, classes].unflatten(-1, (self.grid.side, -1))
+        return phi[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class at once: heatmaps (B, K, P, P)."""

@@ -65,7 +65,7 @@ def transfer(
     scores = head(meta).float()  # (B, N, 2, K)
     if score == "log_probability":
         scores = scores.log_softmax(-1)
-    scores = scores.permute(0, 3, 1, 2) if classes is None else scores[torch.arange(len(scores)), :, :, classes]
+    scores = scores.permute(0, 3, 1, 2) if classes is None else scores[torch.arange(scores.shape[0]), :, :, classes]
     return scores[..., 0] - h_weight * scores[..., 1]
 
 

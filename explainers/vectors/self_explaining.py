@@ -155,7 +155,7 @@ class SelfExplaining(TrainingModule):
         self.grid.check(images)
         logits, attributions = self.look(images)
         classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
-        return attributions[torch.arange(len(images)), :, classes].unflatten(-1, (self.grid.side, -1))
+        return attributions[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
 
     def logits(self, images: Tensor) -> Tensor:
         """Predict: uint8 images (B, C, H, W) → logits (B, K)."""

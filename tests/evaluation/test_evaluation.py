@@ -222,7 +222,7 @@ def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
     assert row["max_sensitivity"] > 0.5 and row["randomisation"] == pytest.approx(row["randomisation"])
     assert weights_hash(target) == before
     passes = evaluation.forward_passes
-    assert passes["perturbations"] == 1 + 2 * (2 * 3 - 4) + 2 * 10 + 50
+    assert passes["perturbations"] == 1 + 2 * (2 * 3 - 4) + 2 * 10 + 100
 
 
 def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch):

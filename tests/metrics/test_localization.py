@@ -137,7 +137,8 @@ def test_segmentation_agrees_with_scikit_learn_where_weights_of_interpolation_ar
 
 
 def test_equal_scores_segment_nothing():
-    heatmaps, truth = torch.tensor([0.1, 0.3, -7.7]).view(3, 1, 1).expand(3, 5, 5), torch.rand(3, 70, 70) < 0.3
+    scores = torch.tensor([-0.4338788092136383, 0.8487103581428528, 0.1])  # interpolation rounds the first two
+    heatmaps, truth = scores.view(3, 1, 1).expand(3, 5, 5), torch.rand(3, 70, 70) < 0.3
     intersection, union, precision = segmentation(heatmaps, truth)
     assert intersection.tolist() == [0] * 3
     assert union.tolist() == pytest.approx(truth.double().mean((1, 2)).tolist())
@@ -168,6 +169,16 @@ def test_a_batch_of_uneven_parts_has_the_numbers_and_errors_of_the_loops(heatmap
     assert metric.columns.keys() == expected.keys()
     for name, numbers in expected.items():
         assert (found[name].item(), found[f"{name}_error"].item()) == pytest.approx(numbers, rel=1e-6), name
+
+
+def test_only_what_is_asked_for_is_measured(heatmaps, truth):
+    metric = Localization(["average_precision"])
+    metric.update(heatmaps, truth)
+    assert metric.compute().keys() == {"average_precision", "average_precision_error"}
+    assert metric.columns == {"average_precision": "AP ↑"}
+    assert Localization([]).compute() == {}
+    with pytest.raises(InputError, match="expected names as a list of pointing_game, average_precision or segment"):
+        Localization(["iou"])
 
 
 def test_metrics_that_agree_on_the_first_batch_stay_apart():

@@ -1,0 +1,274 @@
+"""Time of the curves of perturbation sweeps, beside Quantus and beside one curve alone, measured in one run.
+
+    python benchmarks/metrics.py --threads 1                      # ViT-Ti/16, 4 × 4 patches of 56 pixels, 17 levels
+    python benchmarks/metrics.py --threads 1 --images 2 --patches-per-side 7 --output metrics.json
+
+Both libraries get the same ViT (random weights), images, heatmaps (random numbers), mean pixels and threads.
+`--without-quantus` measures this project alone. What is compared:
+
+- six curves (deletion, insertion, deletion accuracy, AOPC, LOdds, SRG) beside one call of Quantus for each, two for SRG;
+  and beside five calls, for a user of Quantus who computes AOPC and LOdds from what the call for deletion returned
+- deletion and insertion beside two calls, which take as many forward passes: what is gained besides sharing them
+- deletion beside one call: a sweep computes both sides, removed and preserved, also where the curves read one
+- all curves beside deletion; six curves of pixels, as heatmaps scaled up to the image, beside six of patches
+
+The calls are of RegionPerturbation, which removes one patch after the other, the most important first (`morf`) or last
+(`lerf`), and returns f(x) − f(x without them). So it coincides with a sweep that has a level for each patch: `morf` is
+its removed side, `lerf` its preserved side in reverse. As f it gets the target with one of `QUANTITIES` as output. Not
+compared are PixelFlipping, whose steps are of pixels of one channel, so that none of them ends with a whole patch of
+three channels, and ROAD, which imputes the removed pixels.
+
+First every call is made for one image: for the forward passes, and to see that both libraries find the same numbers.
+Then all calls take turns; the first round is not counted. The same call is made once in a round, and its time counted
+for every curve that needs it. Relative times, of this project divided by the other, are medians of the rounds' ratios.
+Compare numbers of the same run only.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
+
+from benchmarks.explain import Call, device_name, gflops, seconds
+from benchmarks.kernelshap import SIZES, build
+from explainers.adapters import to_pixels
+from explainers.evaluation.sweep import Order, Sweep
+from explainers.masking import PatchGrid
+from explainers.metrics.perturbation import CURVES, QUANTITIES, Curve, PerturbationCurves
+from explainers.runs import versions
+from explainers.target import TargetModel
+
+PRESET: tuple[Curve, ...] = ("deletion", "insertion", "deletion_accuracy", "aopc", "log_odds", "relevance_gain")
+SWEEPS: dict[str, tuple[Sequence[Curve], Order]] = {
+    "six curves": (PRESET, "patches"),
+    "six curves of pixels": (PRESET, "pixels"),
+    "deletion and insertion": (("deletion", "insertion"), "patches"),
+    "deletion": (("deletion",), "patches"),
+    "all curves": (get_args(Curve), "patches"),
+}
+"""What this project measures: curves, and what is removed."""
+
+SIDES = "morf", "lerf"
+"""Quantus' orders, for the removed and for the preserved side of a sweep."""
+
+TOLERANCE = 1e-4
+"""Largest difference between both libraries, relative to the largest number or to 1."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both libraries measure; a call for the first images takes the first heatmaps and classes.
+
+    Args:
+        target: the model to perturb.
+        grid: its patches.
+        heatmaps: (B, P, P).
+        classes: the explained classes, (B,).
+        chunk_size: maximum number of masked images in memory.
+    """
+
+    target: TargetModel
+    grid: PatchGrid
+    heatmaps: Tensor
+    classes: Tensor
+    chunk_size: int
+
+
+class Output(nn.Module):
+    """The target as Quantus wants a model: normalised images (B, C, H, W) → one of `QUANTITIES` for each class."""
+
+    def __init__(self, target: TargetModel, quantity: str) -> None:
+        super().__init__()
+        self.target, self.quantity = target, quantity
+
+    def forward(self, normalised: Tensor) -> Tensor:
+        logits = self.target.classify(self.target.embed(normalised))
+        if self.quantity == "correct":
+            return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        return {"probability": logits.softmax(-1), "log_probability": logits.log_softmax(-1)}.get(self.quantity, logits)
+
+
+def sweep(case: Case, curves: Sequence[Curve], order: Order, images: Tensor) -> Tensor:
+    """Measure heatmaps as `Evaluation` does; the outputs of the sweep, (B, 4, 2, levels)."""
+    target, count, levels = case.target, len(images), case.grid.num_patches + 1
+    masked = Sweep(target, case.grid, "zero", levels, order, case.chunk_size)
+    normalised, classes = target.normalise(images), case.classes[:count]
+    whole = target.classify(target.embed(normalised))
+    ends = torch.stack([whole, masked.empty(normalised).expand_as(whole)], 1)
+    index = torch.arange(count, device=images.device)
+    outputs = masked(normalised, case.heatmaps[:count], index, classes, classes, ends)
+    metric = PerturbationCurves(masked.grid.num_patches, curves, levels).to(images.device)
+    metric.update(outputs)
+    metric.compute()
+    return outputs
+
+
+def region_perturbation(case: Case, quantity: str, side: str, images: Tensor) -> Tensor:
+    """Drops of an output without the first 1, 2, ..., N patches of an order, (B, N), by Quantus."""
+    import quantus
+
+    metric = quantus.RegionPerturbation(
+        patch_size=case.grid.patch_size,
+        order=side,
+        regions_evaluation=case.grid.num_patches,
+        normalise=False,
+        perturb_baseline=0.0,  # after normalisation: the mean pixel
+        disable_warnings=True,
+    )
+    drops = metric(
+        Output(case.target, quantity).eval(),
+        case.target.normalise(images).cpu().numpy(),
+        case.classes[: len(images)].cpu().numpy(),
+        to_pixels(case.heatmaps[: len(images)], case.grid.image_size).cpu().numpy(),
+        softmax=False,  # `Output` computes it
+        device=str(images.device),
+        batch_size=case.chunk_size,
+    )
+    return torch.stack([torch.as_tensor(each) for each in drops])
+
+
+def needed(curves: Sequence[Curve]) -> list[tuple[str, str]]:
+    """The output and the order of every call of Quantus that the curves are computed from."""
+    shapes = [CURVES[curve] for curve in curves]
+    return [
+        (shape.quantity, side)
+        for shape in shapes
+        for side, factor in zip(SIDES, (shape.removed, shape.preserved), strict=True)
+        if factor
+    ]
+
+
+def check_same(case: Case, image: Tensor) -> float:
+    """The largest difference between both libraries for an image; above `TOLERANCE`, it raises an ArithmeticError."""
+    outputs, differences = sweep(case, PRESET, "patches", image), []
+    for quantity, side in dict.fromkeys(needed(PRESET)):
+        curve = outputs[:, QUANTITIES.index(quantity), SIDES.index(side)].cpu()
+        curve = curve if side == "morf" else curve.flip(-1)  # from the whole image on
+        drops = curve[:, :1] - curve[:, 1:]
+        difference = (region_perturbation(case, quantity, side, image) - drops).abs().max() / drops.abs().max()
+        if difference > TOLERANCE:
+            raise ArithmeticError(f"{quantity}, {side}: Quantus differs by {difference:.2g}")
+        differences.append(difference.item())
+    return max(differences)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All measured numbers, with the settings and the machine, as `--output` writes them."""
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
+    device = torch.device("cuda" if cuda else "cpu")
+    target, own = build(options.target_size, device)
+    target.requires_grad_(False).head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
+    grid = PatchGrid(own.image_size, own.image_size // options.patches_per_side)
+    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
+    images = nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
+    heatmaps = torch.rand(options.images, grid.side, grid.side, device=device)
+    keys = ("threads", "target_size", "images", "patches_per_side", "rounds", "chunk_size")
+    machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
+    results: dict[str, Any] = {"machine": machine}
+    with torch.no_grad():
+        case = Case(target, grid, heatmaps, target(images).argmax(-1), options.chunk_size)
+        calls: dict[Any, Call] = {name: partial(sweep, case, *given) for name, given in SWEEPS.items()}
+        if not options.without_quantus:
+            machine["quantus"] = version("quantus")
+            results["largest_difference"] = check_same(case, images[:1])
+            calls |= {run: partial(region_perturbation, case, *run) for run in needed(PRESET)}
+        plain = gflops(target, images[:1])
+        passes = {name: gflops(call, images[:1]) / plain for name, call in calls.items()}
+        taken = seconds(calls, images, options.rounds)
+    results["comparisons"] = compare(taken, passes, options.images)
+    return results
+
+
+def compare(taken: Mapping[Any, list[float]], passes: Mapping[Any, float], images: int) -> list[dict[str, Any]]:
+    """The numbers of every comparison whose calls were made.
+
+    Args:
+        taken: seconds of every call in each round.
+        passes: forward passes of every call for one image.
+        images: number of images in a round.
+    """
+    runs = needed(PRESET)
+    enough = [run for run in dict.fromkeys(runs) if run[0] != "log_probability"]
+    found = []
+    for name, beside, others, aim in (
+        ("six curves", f"Quantus, {len(runs)} calls", runs, 1 / 10),
+        ("six curves", f"Quantus, {len(enough)} calls", enough, None),
+        ("deletion and insertion", "Quantus, 2 calls", needed(["deletion", "insertion"]), None),
+        ("deletion", "Quantus, 1 call", needed(["deletion"]), None),
+        ("all curves", "deletion", ["deletion"], 1.1),
+        ("six curves of pixels", "six curves", ["six curves"], None),
+    ):
+        if not set(others) <= taken.keys():
+            continue
+        other = [sum(durations) for durations in zip(*(taken[call] for call in others), strict=True)]
+        ratios = [mine / theirs for mine, theirs in zip(taken[name], other, strict=True)]
+        numbers = {"relative_time": median(ratios), "spread": [min(ratios), max(ratios)], "time_aim": aim}
+        milliseconds = [1e3 * median(durations) / images for durations in (taken[name], other)]
+        forwards = [round(passes[name]), round(sum(passes[call] for call in others))]
+        found.append(
+            {"name": name, "beside": beside, "ms_per_image": milliseconds, "forward_passes": forwards} | numbers
+        )
+    return found
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """A table with one line per comparison."""
+    lines = [
+        "| This project | Beside | ms/image | Beside | Forward passes/image | Beside"
+        " | Relative time (smallest, largest) | Aim |",
+        "| --- " * 8 + "|",
+    ]
+    for found in results["comparisons"]:
+        low, high = found["spread"]
+        cells = [found["name"], found["beside"], *(f"{each:.3g}" for each in found["ms_per_image"])]
+        cells += [*map(str, found["forward_passes"]), f"{found['relative_time']:.3g} ({low:.3g}, {high:.3g})"]
+        lines.append(f"| {' | '.join(cells)} | {'–' if found['time_aim'] is None else found['time_aim']} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time of the curves of perturbation sweeps, beside Quantus.")
+    parser.add_argument(
+        "--target-size",
+        choices=list(SIZES),
+        default="small",
+        help="a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)",
+    )
+    parser.add_argument("--images", type=int, default=4, help="images per batch (4)")
+    parser.add_argument("--patches-per-side", type=int, default=4, help="patches, and levels, are its square (4)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of counted rounds (3)")
+    parser.add_argument("--chunk-size", type=int, default=64, help="maximum masked images in memory (64)")
+    parser.add_argument("--without-quantus", action="store_true", help="measure this project alone")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
+    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
+    options = parser.parse_args(arguments)
+    if not options.without_quantus and find_spec("quantus") is None:
+        parser.error("Quantus is not installed: pip install quantus, or --without-quantus")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The combination of the value of the passed softmax")  # in every call
+        results = measure(options)
+    settings = f"{options.threads} threads, {options.images} images, {options.patches_per_side**2} patches"
+    difference = f", largest difference {results['largest_difference']:.2g}" if "largest_difference" in results else ""
+    print(f"{results['machine']['device']}, {settings}{difference}\n\n{markdown(results)}")
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
