@@ -7,7 +7,7 @@ Both libraries get the same ViT (random weights), images, heatmaps (random numbe
 `--without-quantus` measures this project alone. What is compared:
 
 - six curves (deletion, insertion, deletion accuracy, AOPC, LOdds, SRG) beside one call of Quantus for each, two for SRG;
-  and beside five calls, for a user of Quantus who computes AOPC and LOdds from what the call for deletion returned
+  and beside five calls, for who computes AOPC and LOdds from what the call for deletion returns
 - deletion and insertion beside two calls, which take as many forward passes: what is gained besides sharing them
 - deletion beside one call: a sweep computes both sides, removed and preserved, also where the curves read one
 - all curves beside deletion; six curves of pixels, as heatmaps scaled up to the image, beside six of patches
@@ -19,15 +19,14 @@ compared are PixelFlipping, whose steps are of pixels of one channel, so that no
 three channels, and ROAD, which imputes the removed pixels.
 
 First every call is made for one image: for the forward passes, and to see that both libraries find the same numbers.
-Then all calls take turns; the first round is not counted. The same call is made once in a round, and its time counted
-for every curve that needs it. Relative times, of this project divided by the other, are medians of the rounds' ratios.
-Compare numbers of the same run only.
+Then all calls take turns; the first round is not counted. Deletion and AOPC need the same call; it is made once in a
+round, and its time counted for both. Relative times, of this project divided by the other, are medians of the rounds'
+ratios. Compare numbers of the same run only.
 """
 
 import argparse
 import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,21 +69,13 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Case:
-    """What both libraries measure; a call for the first images takes the first heatmaps and classes.
-
-    Args:
-        target: the model to perturb.
-        grid: its patches.
-        heatmaps: (B, P, P).
-        classes: the explained classes, (B,).
-        chunk_size: maximum number of masked images in memory.
-    """
+    """What both libraries measure; a call for the first images takes the first heatmaps and classes."""
 
     target: TargetModel
     grid: PatchGrid
-    heatmaps: Tensor
-    classes: Tensor
-    chunk_size: int
+    heatmaps: Tensor  # (B, P, P)
+    classes: Tensor  # (B,)
+    chunk_size: int  # maximum number of masked images in memory
 
 
 class Output(nn.Module):
@@ -142,13 +133,8 @@ def region_perturbation(case: Case, quantity: str, side: str, images: Tensor) ->
 
 def needed(curves: Sequence[Curve]) -> list[tuple[str, str]]:
     """The output and the order of every call of Quantus that the curves are computed from."""
-    shapes = [CURVES[curve] for curve in curves]
-    return [
-        (shape.quantity, side)
-        for shape in shapes
-        for side, factor in zip(SIDES, (shape.removed, shape.preserved), strict=True)
-        if factor
-    ]
+    sides = [(CURVES[name].quantity, CURVES[name].removed, CURVES[name].preserved) for name in curves]
+    return [(quantity, SIDES[i]) for quantity, *factors in sides for i in range(2) if factors[i]]
 
 
 def check_same(case: Case, image: Tensor) -> float:
@@ -217,12 +203,11 @@ def compare(taken: Mapping[Any, list[float]], passes: Mapping[Any, float], image
             continue
         other = [sum(durations) for durations in zip(*(taken[call] for call in others), strict=True)]
         ratios = [mine / theirs for mine, theirs in zip(taken[name], other, strict=True)]
-        numbers = {"relative_time": median(ratios), "spread": [min(ratios), max(ratios)], "time_aim": aim}
-        milliseconds = [1e3 * median(durations) / images for durations in (taken[name], other)]
-        forwards = [round(passes[name]), round(sum(passes[call] for call in others))]
-        found.append(
-            {"name": name, "beside": beside, "ms_per_image": milliseconds, "forward_passes": forwards} | numbers
-        )
+        numbers: dict[str, Any] = {"name": name, "beside": beside}
+        numbers["ms_per_image"] = [1e3 * median(durations) / images for durations in (taken[name], other)]
+        numbers["forward_passes"] = [round(passes[name]), round(sum(passes[call] for call in others))]
+        numbers |= {"relative_time": median(ratios), "spread": [min(ratios), max(ratios)], "time_aim": aim}
+        found.append(numbers)
     return found
 
 
@@ -260,9 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.without_quantus and find_spec("quantus") is None:
         parser.error("Quantus is not installed: pip install quantus, or --without-quantus")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The combination of the value of the passed softmax")  # in every call
-        results = measure(options)
+    results = measure(options)
     settings = f"{options.threads} threads, {options.images} images, {options.patches_per_side**2} patches"
     difference = f", largest difference {results['largest_difference']:.2g}" if "largest_difference" in results else ""
     print(f"{results['machine']['device']}, {settings}{difference}\n\n{markdown(results)}")

@@ -13,6 +13,7 @@ from torch import Tensor
 from explainers import forward_passes
 from explainers.errors import InputError, check_positive
 from explainers.evaluation.gallery import Picture
+from explainers.evaluation.tracking import log_curves, log_pictures
 from explainers.weight_files import read_weights, save_weights
 
 CHEAP = 25
@@ -93,6 +94,10 @@ class Pictures(Callback):
         names = class_names(pl_module.target, trainer.datamodule.class_names("test"))
         files = [image_name(trainer.datamodule.dataset("test"), i) for i in index]
         write_pictures(self.path, tensors, files, names)
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_table"):  # that of W&B
+                log_pictures(logger, self.path.stem, read_pictures(self.path, pl_module.names))
+                log_curves(logger, self.path.stem, pl_module.results)
 
 
 def image_name(samples: Any, index: int) -> str:

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning import Trainer
@@ -11,6 +12,8 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.module import Evaluation
 from explainers.evaluation.pictures import Pictures, class_names, read_pictures
+from explainers.evaluation.tracking import log_curves, log_pictures
+from explainers.overlays import overlay
 from explainers.posthoc.chance import Chance
 
 
@@ -84,6 +87,35 @@ def test_another_file_is_refused(tmp_path):
     save_weights({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(InputError, match="expected pictures at .*x.safetensors, got another file"):
         read_pictures(tmp_path / "x.safetensors", [])
+
+
+class Tables:
+    """In place of Lightning's logger of W&B: keeps the tables."""
+
+    def __init__(self):
+        self.tables = {}
+
+    def log_table(self, key, columns, data):
+        assert all(len(row) == len(columns) for row in data)
+        self.tables[key] = (columns, data)
+
+
+def test_weights_and_biases_shows_pictures_and_curves(tmp_path, target, grid, samples):
+    pictures, logger = collected(tmp_path, target, grid, samples), Tables()
+    log_pictures(logger, "digit", pictures)
+    columns, rows = logger.tables["digit/pictures"]
+    assert columns == ["name", "label", "class", "image", "Chance", "DecompX-PLUS"]
+    assert [row[0] for row in rows] == ["image 0", "image 3", "image 6", "image 10"]
+    shown = torch.from_numpy(np.array(rows[1][5].image)).permute(2, 0, 1)
+    assert torch.equal(shown, overlay(pictures[1].image, next(iter(pictures[1].heatmaps["DecompX-PLUS"].values()))))
+    curve = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.75]}
+    log_curves(logger, "digit", {"one": curve, "other": curve})
+    assert logger.tables["digit/curves"] == (
+        ["explainer", "sparsity", "fidelity_plus_curve"],
+        [["one", 0.0, 0.0], ["one", 1.0, 0.75], ["other", 0.0, 0.0], ["other", 1.0, 0.75]],
+    )
+    log_curves(logger, "nothing", {"one": {}})
+    assert "nothing/curves" not in logger.tables
 
 
 def fake_target(classes=(), count=3, of=3):

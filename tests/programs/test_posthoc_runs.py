@@ -23,8 +23,12 @@ def test_methods_are_rows_beside_the_explainers_and_belong_to_the_settings(tmp_p
     capsys.readouterr()
     evaluate(*TINY, *DIGITS, methods, folder=tmp_path)
     assert "not measured again" in capsys.readouterr().out
-    evaluate(*TINY, *DIGITS, "methods=[GAE]", folder=tmp_path)
-    assert list(json.loads((tmp_path / "results.json").read_text())["results"]["digits"]) == ["chance", "GAE"]
+    evaluate(*TINY, *DIGITS, "methods=[GAE,{ResLRP:{gamma:0.25}}]", folder=tmp_path)
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["runs"][-1]["measured"] == {"digits": ["ResLRP(gamma=0.25)"]}
+    others = [name for name in rows if name not in ("chance", "GAE")]
+    assert list(content["results"]["digits"]) == ["chance", "GAE", "ResLRP(gamma=0.25)", *others]
+    assert all(content["results"]["digits"][name] == row for name, row in rows.items())
 
 
 def test_a_method_that_the_target_cannot_have_is_refused_before_anything_is_measured(tmp_path):
