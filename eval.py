@@ -39,6 +39,8 @@ def evaluate(cfg: DictConfig) -> None:
         evaluation.target.check_classes(data[task].class_names("test"))
         announce(task, data[task].size("test"), evaluation.forward_passes)
         going_on = Unfinished(folder / "unfinished", task, file.key(task))
+        if cfg.fresh:
+            going_on.remove()
         callbacks = [*(instantiate(node, name=task) for node in (cfg.pictures, cfg.progress) if node), going_on]
         trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)

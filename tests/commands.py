@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from PIL import Image
 
 import eval as evaluation
@@ -30,14 +32,29 @@ TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "e
 
 def composed(*overrides, folder, config="train"):
     """The config of `python train.py *overrides`, run in `folder`."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        own = ["hydra.mode=RUN", f"hydra.runtime.output_dir={folder}", f"hydra.run.dir={folder}"]
-        cfg = compose(config, [*own, *overrides], return_hydra_config=True)
-    HydraConfig.instance().set_config(cfg)
-    cfg = cfg.copy()
+    cfg = composed_once(config, *overrides).copy()
     with open_dict(cfg):
+        cfg.hydra.run.dir = cfg.hydra.runtime.output_dir = str(folder)
+        HydraConfig.instance().set_config(cfg)
         del cfg["hydra"]
     return cfg
+
+
+@cache
+def composed_once(config, *overrides):
+    """What Hydra composes, which takes long, and which is the same in every folder."""
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), patch.object(OmegaConf, "load", load):
+        return compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True)
+
+
+def load(file):
+    """`OmegaConf.load`, for files that were read before: every config begins with the same ones."""
+    return parsed(file.read()).copy()
+
+
+@cache
+def parsed(text):
+    return OmegaConf.create(text)
 
 
 def train(*overrides, folder):

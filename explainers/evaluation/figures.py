@@ -11,24 +11,28 @@ from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.evaluation.results import Results
+from explainers.metrics.perturbation import CURVES
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
 
 
 def fidelity_curves(results: Results) -> Figure:
-    """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): one column per task, one line per explainer."""
-    _require(results, "sparsity", *(f"{side}_curve" for side in SIDES))
-    figure = Figure(figsize=(1 + 3.2 * len(results), 6.2), layout="constrained")
-    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): one column per task, one line per explainer.
+
+    Where they were not measured, all curves that were.
+    """
+    sides = _sides(results, "_curve")
+    figure = Figure(figsize=(1 + 3.2 * len(results), 3.1 * len(sides)), layout="constrained")
+    axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
     colours = colours_of(names_in(results))
     for column, (task, explainers) in enumerate(results.items()):
-        for axis, side in zip(axes[:, column], SIDES, strict=True):
+        for axis, side in zip(axes[:, column], sides, strict=True):
             for name, numbers in explainers.items():
                 axis.plot(numbers["sparsity"], numbers[f"{side}_curve"], color=colours[name], label=name)
             axis.grid(alpha=0.3)
         axes[0, column].set_title(task)
-        axes[1, column].set_xlabel("sparsity |S*| / N")
-    for axis, label in zip(axes[:, 0], SIDES.values(), strict=True):
+        axes[-1, column].set_xlabel("sparsity |S*| / N")
+    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
         axis.set_ylabel(label)
     legend_below(figure, axes.flat)
     return figure
@@ -37,20 +41,19 @@ def fidelity_curves(results: Results) -> Figure:
 def fidelity_bars(results: Results) -> Figure:
     """The areas under the fidelity curves (TVE, Figure 3), with standard errors where they are known.
 
-    Fidelity⁺ is above, Fidelity⁻ below.
+    Fidelity⁺ is above, Fidelity⁻ below; where they were not measured, all numbers of curves that were.
     """
-    _require(results, *SIDES)
-    names = names_in(results)
-    width, height = 1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 5 + 0.08 * max(map(len, names))
+    sides, names = _sides(results), names_in(results)
+    width, height = 1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 2.5 * len(sides) + 0.08 * max(map(len, names))
     figure = Figure(figsize=(width, height), layout="constrained")  # names are written below the bars
-    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
     for column, (task, explainers) in enumerate(results.items()):
-        for axis, side in zip(axes[:, column], SIDES, strict=True):
+        for axis, side in zip(axes[:, column], sides, strict=True):
             measured = {name: explainers[name] for name in names if name in explainers}
             errors = [numbers.get(f"{side}_error", math.nan) for numbers in measured.values()]
             _bars(axis, names, {name: numbers[side] for name, numbers in measured.items()}, errors)
         axes[0, column].set_title(task)
-    for axis, label in zip(axes[:, 0], SIDES.values(), strict=True):
+    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
         axis.set_ylabel(label)
     return figure
 
@@ -221,6 +224,15 @@ def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
     longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # width in inches: the line sample and the letters
     columns = max(1, int(figure.get_figwidth() // longest))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _sides(results: Results, ending: str = "") -> dict[str, str]:
+    """What the rows of a figure show, with its label: both fidelities, or else all curves that every explainer has."""
+    measured = [numbers for explainers in results.values() for numbers in explainers.values()]
+    shared = {name: CURVES[name].title for name in CURVES if all(f"{name}{ending}" in row for row in measured)}
+    if not measured or not shared:
+        _require(results, *(f"{side}{ending}" for side in SIDES))
+    return SIDES if SIDES.keys() <= shared.keys() else shared
 
 
 def _require(results: Results, *columns: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torchmetrics import Metric
 
 from explainers.evaluation.module import Evaluation
@@ -73,8 +74,9 @@ class Unfinished(Callback):
             torch.save(state, unfinished)
         self.saved = time.monotonic()
 
+    @rank_zero_only
     def remove(self) -> None:
-        """Delete the files of all processes, when the results are in results.json."""
+        """Delete the files of all processes."""
         for path in self.folder.glob(f"{self.task}_*_of_*.pt"):
             path.unlink(missing_ok=True)
 

@@ -1,6 +1,5 @@
 """The processes that torchrun starts get the config of the command, whatever flags and overrides chose it."""
 
-import json
 import os
 import runpy
 import sys
@@ -114,7 +113,7 @@ def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_th
     monkeypatch.setattr(processes, "torchrun", lambda count, program: commands.append(program) or 0)
     monkeypatch.setattr(runs, "torchrun", processes.torchrun)
     folder = tmp_path / "it's here"
-    composed("seed=5", *passed, *dropped, folder=json.dumps(str(folder)))
+    composed("seed=5", *passed, *dropped, folder=folder)
     assert runs.launch(2)
     ((_, *arguments),) = commands
     assert {*passed, "seed=5", "hydra.mode=RUN"} <= set(arguments) and not {*dropped} & set(arguments)

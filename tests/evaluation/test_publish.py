@@ -1,0 +1,68 @@
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from explainers.evaluation.figures import fidelity_bars, fidelity_curves
+from explainers.evaluation.pictures import write_pictures
+from explainers.evaluation.publish import publish
+from explainers.overlays import overlay
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with results and pictures of two images."""
+    row = {"images": 2, "sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.5]}
+    identity = {"backbone": "tiny", "images": 2, "classes": "predicted", "removals": ["zero", "drop"], "levels": 2}
+    content = {
+        "results": {"odd": {"tve": row, "chance": row | {"ignores_classes": True}}},
+        "columns": {"odd": {"fidelity_plus": "Fidelity⁺ ↑"}},
+        "identity": {"odd": identity},
+        "runs": [{"command": ["/somewhere/else/eval.py", "experiment=x"]}],
+    }
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    tensors = {
+        "image": torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8),
+        "label": torch.tensor([1, -1]),
+        "classes": torch.tensor([[1, 0], [0, 1]]),
+        "probabilities": torch.tensor([[0.75, 0.25], [0.5, 0.5]]),
+        "heatmaps/tve": torch.rand(2, 2, 2, 2),
+        "heatmaps/chance": torch.rand(2, 1, 2, 2),
+        "heatmaps/dropped": torch.rand(2, 1, 2, 2),
+    }
+    write_pictures(tmp_path / "pictures" / "odd.safetensors", tensors, ["a.png", "b.png"], ["even", "odd"])
+    return tmp_path, tensors
+
+
+def test_everything_is_made_of_files(run, tmp_path_factory):
+    folder, _ = run
+    out = tmp_path_factory.mktemp("out")
+    table = publish(out, [folder / "results.json"])
+    assert table == (out / "table.md").read_text() and "0.500" in table
+    names = {path.name for path in out.iterdir()}
+    assert names == {"table.md", "table.tex", "results.csv", "odd.png", "gallery.html"}
+    page = (out / "gallery.html").read_text()
+    assert "python eval.py experiment=x" in page and "/somewhere" not in page
+    assert "odd: backbone tiny; images 2; classes predicted; levels 2; removals zero, drop" in page
+    assert "dropped" not in page  # its numbers are not among the results
+
+
+def test_overlays_are_of_the_class_that_all_explainers_explain(run):
+    folder, tensors = run
+    publish(folder, [folder / "results.json"], overlays=True)
+    found = {path.name for path in (folder / "overlays").iterdir()}
+    assert found == {f"000{i}_{name}_{who}.png" for i, name in enumerate("ab") for who in ("tve", "chance")}
+    expected = overlay(tensors["image"][1], tensors["heatmaps/tve"][1, 0])
+    assert Image.open(folder / "overlays" / "0001_b_tve.png").getpixel((5, 2)) == tuple(expected[:, 2, 5].tolist())
+
+
+def test_without_results_there_is_nothing(tmp_path):
+    assert publish(tmp_path, []) == "" and not list(tmp_path.iterdir())
+
+
+def test_the_default_figures_draw_the_curves_of_any_preset():
+    row = {"sparsity": [0.0, 1.0], "aopc": 0.5, "aopc_curve": [0.0, 0.5], "log_odds": -1.0, "log_odds_curve": [0, -2]}
+    for draw in (fidelity_curves, fidelity_bars):
+        figure = draw({"odd": {"tve": row, "chance": row}})
+        assert [axis.get_ylabel() for axis in figure.axes] == ["AOPC ↑", "LOdds ↓"]
