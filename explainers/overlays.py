@@ -86,7 +86,8 @@ def draw_heatmaps(
     5
     """
     columns = ["image", *heatmaps]
-    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.6), layout="constrained")
+    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.6))
+    figure.set_layout_engine("constrained", h_pad=0.08)  # inches: titles above square panels would be cut
     axes = figure.subplots(len(images), len(columns), squeeze=False)
     for row, image in enumerate(images.cpu()):
         shown = [image, *(overlay(image, heatmap[row]) for heatmap in heatmaps.values())]

@@ -22,11 +22,15 @@ MARK = "TESTED_COMMAND"  # a variable that all processes of a command inherit
 ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{ROOT / 'tests'}:{ROOT / 'tests/programs'}"  # so that a config can name what a test defines
 SMALL_DIGITS = ("data.size.train=16", "data.size.val=8", "data.size.test=7", "data.batch_size=8")
+DIGITS = ("data=digits", *SMALL_DIGITS)
 PAPER_NETWORK = {"width": 24, "heads": 3, "depth": 1, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
 SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in PAPER_NETWORK.items()) + (
     "explainer.network.head_layers=3",
 )
 QUIET = ("trainer.enable_model_summary=false", "trainer.accelerator=cpu", "trainer.precision=32-true")
+NO_PICTURES = "callbacks=train"  # matplotlib would take longer for them than the training
+SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
+TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", NO_PICTURES, *QUIET)
 TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "explainer.network.width=24")
 
 

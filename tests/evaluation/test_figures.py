@@ -171,7 +171,7 @@ def test_of_no_results_the_way_to_give_some_is_told(draw):
 
 
 def test_results_without_what_a_figure_shows_are_named():
-    with pytest.raises(ValueError, match="tve on odd: its results hold no sparsity, fidelity_plus_curve"):
+    with pytest.raises(ValueError, match="tve on odd: its results hold no fidelity_plus_curve"):
         fidelity_curves({"odd": {"tve": {"pearson_16": 1.0}}})
 
 

@@ -95,14 +95,14 @@ class Started:
         self.process.kill()
         self.process.join()
         deadline = time.monotonic() + 10
-        while (left := self._left()) and time.monotonic() < deadline:
+        while (left := self.left()) and time.monotonic() < deadline:
             for process, command in left.items():
                 if "resource_tracker" not in command:  # Python's own: it removes shared memory, and ends
                     with suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
             time.sleep(0.005)
 
-    def _left(self) -> dict[int, str]:
+    def left(self) -> dict[int, str]:
         """Number → command line of each living process of the command's session."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):

@@ -1,9 +1,9 @@
 """A misspelt choice on the command line ends in one line that names all that there are."""
 
 import pytest
-from commands import composed, evaluate, train
+from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
 from hydra.utils import instantiate
-from test_errors import DIGITS, QUIET, TVE_RUN, error
+from test_errors import error
 from toys import exported
 
 

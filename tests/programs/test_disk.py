@@ -5,15 +5,14 @@ import resource
 from pathlib import Path
 
 import pytest
-from commands import QUIET, SMALL_DIGITS, composed
+from commands import DIGITS, TVE_RUN, composed
 from forks import forked
 from hydra.errors import InstantiationException
 from safetensors import SafetensorError
 
 from explainers import runs
 
-TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
-RUN = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET)
+RUN = (*TVE_RUN, *DIGITS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from commands import QUIET, SMALL_DIGITS, composed, draw_images, evaluate, train
+from commands import DIGITS, QUIET, TVE_RUN, composed, draw_images, evaluate, train
 from forks import forked
 from hydra.errors import MissingConfigException
 from safetensors.torch import save_file
@@ -16,9 +16,6 @@ from safetensors.torch import save_file
 from explainers import runs
 from explainers.errors import InputError
 
-SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
-TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", *QUIET)
-DIGITS = ("data=digits", *SMALL_DIGITS)
 EVALUATION = ("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", *QUIET)
 
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import QUIET, SMALL_DIGITS
+from commands import DIGITS, TVE_RUN
 from forks import FORK, forked
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -13,8 +13,7 @@ from explainers import processes
 from explainers.errors import InputError
 from explainers.processes import locked
 
-TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
-ENDLESS = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET, "trainer.max_epochs=100000")
+ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
 
 def wait_for(path, process):

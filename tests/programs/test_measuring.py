@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from commands import QUIET, SMALL_DIGITS, train
+from commands import DIGITS, TVE_RUN, train
 from safetensors.torch import load_file
 
-TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
-RUN = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET, "explainer.optimizer.lr=0.01")
+RUN = (*TVE_RUN, *DIGITS, "explainer.optimizer.lr=0.01")
 
 
 @pytest.fixture

@@ -1,27 +1,35 @@
 """Several processes, on the CPU: the same numbers as one, one folder for a run, one sweep for a sweep, and no hang.
 
-A process takes far longer to import than to train these few images. So only the processes that torchrun starts are
-new ones, one sweep serves several tests, and every other process is a fork of this one.
+A process takes far longer to import than to train these few images. So one torchrun of these tests and the processes
+that it starts are new ones, one sweep serves several tests, and every other process is a fork of this one.
 """
 
 import json
+import os
+import runpy
+import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import QUIET, composed, evaluate, running, train
-from forks import Forks, forked
+from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
+from fault_forks import Started
+from fault_jobs import program
+from forks import FORK, Forks, forked
+from hydra.core.global_hydra import GlobalHydra
 from lightning import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
+from torch.distributed import run as torchrun
 
 from explainers import processes, runs
 
-TVE_RUN = ("target=tiny", "data=digits", "explainer=tve_light", "explainer.network.width=24", "logger=csv", *QUIET)
-SIZES = ("data.size.train=16", "data.size.val=7", "data.size.test=7")
+RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
 
 
@@ -48,6 +56,33 @@ class Bomb(Callback):
             raise RuntimeError(f"the bomb went off in process {trainer.global_rank} of {trainer.world_size}")
 
 
+class Torchrun:
+    """What Popen gives for torchrun: a fork of this process that does what torchrun does, and starts forks as well."""
+
+    def __init__(self, command):
+        self.process = FORK.Process(target=self._run, args=command[3:])  # without `python -m torch.distributed.run`
+        self.process.start()
+        self.terminate = self.process.terminate
+
+    @staticmethod
+    def _run(*arguments):
+        GlobalHydra.instance().clear()  # of the process that this one is a fork of
+        torchrun.run_script_path = run_as_rank
+        torchrun.main(["--run-path", "--start-method=fork", *arguments])
+
+    def wait(self):
+        self.process.join()
+        return self.process.exitcode
+
+
+def run_as_rank(program, *arguments):
+    """One of the processes that torchrun starts."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a new process
+    rank_zero_only.rank = int(os.environ["RANK"])  # Lightning asks the environment when it is imported
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+
+
 def losses(folder):
     """Of every step, the mean of all processes."""
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("losses_*.json"))]
@@ -60,12 +95,18 @@ def swept(tmp_path_factory):
     run, its folder, its exit code and what its processes printed.
     """
     root = tmp_path_factory.mktemp("processes")
-    common = (*TVE_RUN, *SIZES, "trainer.max_epochs=2", "explainer.patches_per_image=2")
+    common = (*RUN, "trainer.max_epochs=2", "explainer.patches_per_image=2")
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
-    train(*common, "data.batch_size=8", "explainer.seed=0", folder=root / "one")
+    train(*common, "explainer.seed=0", folder=root / "one")
     sweep = ("-m", "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
-    with forked("train.py", *sweep, *common, folder=root / "unused") as process:
-        process.join(400)
+
+    def popen(command):
+        return Torchrun(command) if "explainer.seed=1" in command else subprocess.Popen(command)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen))
+        with forked("train.py", *common, *sweep, folder=root / "unused") as process:
+            process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
 
 
@@ -125,7 +166,7 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     tasks = ("odd", "five_or_more")
     command = [
         *("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", "~explainers.tve", "~tasks.loop", *QUIET),
-        "~explainers.decomposition",
+        *("~explainers.decomposition", "pictures=null", "figures=[]"),
         "explainers.tve_untrained.network.width=24",
         *(f"tasks.{task}.target.head={tmp_path / 'head.safetensors'}" for task in tasks),
         *(f"tasks.{task}.data.size.test=7" for task in tasks),
@@ -158,28 +199,31 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     for name in ("LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(subprocess, "Popen", lambda *_: Failed())
-    composed(*TVE_RUN, f"hydra.mode={mode}", "hydra.job.num=0", folder=tmp_path)
+    composed(*RUN, f"hydra.mode={mode}", "hydra.job.num=0", folder=tmp_path)
     with pytest.raises(ending) as raised:
         runs.launch(2)
     assert mode == "MULTIRUN" or raised.value.code == 3
 
 
 @pytest.mark.slow
-def test_ending_the_command_ends_its_processes(tmp_path):
+def test_ending_the_command_ends_its_processes(tmp_path, monkeypatch):
     """SIGTERM, as a scheduler sends it, reaches the command only."""
-    run, deadline = tmp_path / "run", time.monotonic() + 240
-    endless = (*TVE_RUN, *SIZES, *TWO, "trainer.max_epochs=100000", "data.batch_size=4")
-    with forked("train.py", *endless, folder=run) as process:
-        while not (run / "checkpoints/last.ckpt").exists() and process.is_alive():
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=Torchrun))
+    endless, deadline = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4"), time.monotonic() + 240
+    command = Started(program("train.py", *endless), tmp_path)
+    try:
+        while not (tmp_path / "run/checkpoints/last.ckpt").exists() and command.process.is_alive():
             assert time.monotonic() < deadline, "no checkpoint in time"
             time.sleep(0.1)
-        assert len(running(run)) >= 3, (tmp_path / "run.log").read_text()  # torchrun and two that train
-        process.terminate()
-        process.join(60)
-        assert process.exitcode not in (0, None)
-        while running(run) and time.monotonic() < deadline:
+        assert len(command.left()) == 4  # the command, torchrun and two that train
+        command.process.terminate()
+        command.process.join(60)
+        assert command.process.exitcode not in (0, None)
+        while command.left() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not running(run)
+        assert not command.left()
+    finally:
+        command.kill(after=0)
 
 
 SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "1"}
@@ -196,7 +240,7 @@ def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment,
 def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
     for name, value in {**SLURM, "SLURM_JOB_NAME": "train", "SLURM_NNODES": "1", "SLURM_NODELIST": "here"}.items():
         monkeypatch.setenv(name, value)
-    assert train(*TVE_RUN, *SIZES, folder=tmp_path) > 0
+    assert train(*RUN, folder=tmp_path) > 0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +248,7 @@ def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
     [((), 1), (("trainer.devices=3",), 3), (("trainer.devices=[0,2]",), 2), (("trainer.devices=auto",), 1)],
 )
 def test_there_is_a_process_for_each_device(overrides, processes, tmp_path):
-    cfg = composed(*TVE_RUN, *overrides, folder=tmp_path)
+    cfg = composed(*RUN, *overrides, folder=tmp_path)
     assert runs.number_of_processes(cfg.trainer) == processes
 
 

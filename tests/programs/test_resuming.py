@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import QUIET, SMALL_DIGITS, csv_rows, train
+from commands import DIGITS, NO_PICTURES, QUIET, TVE_RUN, csv_rows, train
 
 from explainers.resuming import model_files
 
-TVE_RUN = ("target=tiny", "explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv")
-RUN = (*TVE_RUN, "data=digits", *SMALL_DIGITS, *QUIET, "trainer.log_every_n_steps=1")
+RUN = (*TVE_RUN, *DIGITS, "trainer.log_every_n_steps=1")
 HISTORY = "csv/version_0/metrics.csv"
 STEPS = 2  # in an epoch
 
@@ -152,7 +151,7 @@ def test_files_of_models_are_recorded_wherever_the_config_names_them(key, tmp_pa
 def test_a_teacher_that_was_replaced_is_refused_even_if_asked_to_go_on(tmp_path):
     """Its hash is in the checkpoint, because the attributions that are learned are the teacher's."""
     tiny = ("target=tiny", "grid.patch_size=16", "logger=csv", *QUIET)
-    sizes = ("data.size.train=8", "data.size.val=4", "data.batch_size=4", f"cache_dir={tmp_path}", "callbacks=train")
+    sizes = ("data.size.train=8", "data.size.val=4", "data.batch_size=4", f"cache_dir={tmp_path}", NO_PICTURES)
     run, teacher = tmp_path / "run", tmp_path / "teacher.safetensors"
     for seed in (0, 1):
         own = (f"seed={seed}", epochs(1))

@@ -7,14 +7,10 @@ import time
 
 import pytest
 import torch
-from commands import QUIET, SMALL_DIGITS, composed, csv_rows, draw_images, train
+from commands import DIGITS, TVE_RUN, composed, csv_rows, draw_images, train
 from forks import forked
 from hydra.utils import instantiate
 from safetensors.torch import load_file
-
-SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
-TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", *QUIET)
-DIGITS = ("data=digits", *SMALL_DIGITS)
 
 
 def same(first, second):

@@ -5,10 +5,10 @@ import signal
 
 import numpy as np
 import pytest
-from commands import QUIET, SMALL_DIGITS, draw_images, train
+from commands import QUIET, SMALL_DIGITS, TVE_RUN, draw_images, train
 from forks import ask_no_gpu
 from safetensors.torch import load_file
-from test_train import TVE_RUN, same
+from test_train import same
 
 from datamodules.store import Store
 from explainers.shapley.kernel_shap import ShapleyLabels
