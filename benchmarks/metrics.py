@@ -7,9 +7,8 @@ Both libraries get the same ViT of random weights, images, random heatmaps, mean
 
 - six curves (deletion, insertion, deletion accuracy, AOPC, LOdds, SRG) beside a call of Quantus for each and two for
   SRG; and beside five calls, if AOPC and LOdds are computed from what the call for deletion returns
-- deletion beside one call, and beside two, for deletion and insertion: a sweep computes both sides, removed and
-  preserved, also where the curves read one; so it takes as many forward passes as two calls
-- all curves beside deletion, and six curves of pixels, of heatmaps scaled up to the image, beside six of patches
+- deletion beside one call, and SRG, which reads both sides of a sweep, beside two
+- all curves beside SRG, and six curves of pixels, of heatmaps scaled up to the image, beside six of patches
 
 The calls are of RegionPerturbation, which removes one patch after the other, the most important first (`morf`) or last
 (`lerf`), and returns f(x) − f(x without them). So it coincides with a sweep that has a level for each patch: `morf` is
@@ -45,7 +44,8 @@ from benchmarks.kernelshap import SIZES, build
 from explainers.adapters import to_pixels
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
-from explainers.metrics.perturbation import CURVES, QUANTITIES, Curve, PerturbationCurves
+from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
+from explainers.metrics.perturbation import PerturbationCurves
 from explainers.runs import versions
 from explainers.target import TargetModel
 
@@ -54,6 +54,7 @@ SWEEPS: dict[str, tuple[Sequence[Curve], Order]] = {  # of this project: curves,
     "six curves": (PRESET, "patches"),
     "six curves of pixels": (PRESET, "pixels"),
     "deletion": (("deletion",), "patches"),
+    "SRG": (("relevance_gain",), "patches"),
     "all curves": (get_args(Curve), "patches"),
 }
 SIDES = "morf", "lerf"  # Quantus' orders, for the removed and for the preserved side of a sweep
@@ -88,7 +89,7 @@ class Output(nn.Module):
 def sweep(case: Case, curves: Sequence[Curve], order: Order, images: Tensor) -> Tensor:
     """Measure heatmaps as `Evaluation` does; the outputs of the sweep, (B, 4, 2, levels)."""
     target, count, levels = case.target, len(images), case.grid.num_patches + 1
-    masked = Sweep(target, case.grid, "zero", levels, order, case.chunk_size)
+    masked = Sweep(target, case.grid, "zero", levels, order, case.chunk_size, needed_sides(curves))
     normalised, classes = target.normalise(images), case.classes[:count]
     whole = target.classify(target.embed(normalised))
     ends = torch.stack([whole, masked.empty(normalised).expand_as(whole)], 1)
@@ -194,8 +195,8 @@ def compare(taken: Mapping[Any, list[float]], passes: Mapping[Any, float], image
         ("six curves", f"Quantus, {len(runs)} calls", runs, 1 / 10),
         ("six curves", f"Quantus, {len(enough)} calls", enough, None),
         ("deletion", "Quantus, 1 call", needed(["deletion"]), None),
-        ("deletion", "Quantus, 2 calls", needed(["deletion", "insertion"]), None),
-        ("all curves", "deletion", ["deletion"], 1.1),
+        ("SRG", "Quantus, 2 calls", needed(["relevance_gain"]), None),
+        ("all curves", "SRG", ["SRG"], 1.1),
         ("six curves of pixels", "six curves", ["six curves"], None),
     ):
         if not set(others) <= taken.keys():  # without Quantus

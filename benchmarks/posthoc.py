@@ -42,10 +42,9 @@ from benchmarks.explain import device_name
 from benchmarks.kernelshap import SIZES, build
 from explainers import posthoc
 from explainers.blocks import value_paths
-from explainers.masking import PatchGrid, Removal
 from explainers.evaluation.sweep import Sweep
+from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.decomposition import contribution_norms
-from explainers.removal import masked_probabilities
 from explainers.runs import versions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel

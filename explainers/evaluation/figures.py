@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.evaluation.results import Results
-from explainers.metrics.perturbation import CURVES
+from explainers.metrics.curves import CURVES
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
 

@@ -20,8 +20,9 @@ from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, MeanOfImages, agreement_metrics
 from explainers.metrics.cost import Cost
+from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import Localization, Localized
-from explainers.metrics.perturbation import Curve, PerturbationCurves
+from explainers.metrics.perturbation import PerturbationCurves
 from explainers.target import TargetModel
 
 
@@ -91,7 +92,8 @@ class Evaluation(LightningModule):
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
         self.explainers = {name: explainer.eval() for name, explainer in explainers.items()}
         self.parts = nn.ModuleList(self.explainers.values())
-        self.sweeps = [Sweep(target, grid, removal, levels, order, chunk_size) for removal in removals if curves]
+        settings = levels, order, chunk_size, needed_sides(curves)
+        self.sweeps = [Sweep(target, grid, removal, *settings) for removal in removals if curves]
         self.probes = Probes(probes, Sweep(target, grid, removals[0], levels, chunk_size=chunk_size))
         self.curves, self.levels, self.removals, self.order, self.empty = curves, levels, removals, order, empty
         self.localization, self.classes, self.reference = localization, classes, reference
@@ -116,7 +118,7 @@ class Evaluation(LightningModule):
     def forward_passes(self) -> dict[str, int]:
         """Forward passes of the target for each image, by explainer, and for all `perturbations`."""
         shared, each = self.probes.forward_passes
-        masked = (len(self.sweeps) * (2 * self.levels - 4) + each) * len(self.names) + shared
+        masked = (sum(sweep.forward_passes for sweep in self.sweeps) + each) * len(self.names) + shared
         return forward_passes(self.explainers) | {"perturbations": 1 + masked}
 
     def _metrics(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from explainers.errors import InputError
 from explainers.evaluation.results import Results
-from explainers.metrics.perturbation import CURVES
+from explainers.metrics.curves import CURVES
 
 FIDELITIES = ("fidelity_plus", "fidelity_minus")
 LATEX = str.maketrans(

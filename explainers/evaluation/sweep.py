@@ -26,6 +26,7 @@ class Sweep:
         levels: number of sparsities, including 0 and 1; at least 2.
         order: remove patches, or pixels.
         chunk_size: maximum number of masked images in memory.
+        sides: what the curves need, see `perturbation_sweep`.
 
     Raises:
         InputError: if the target does not support this removal, or the removal is of patches only.
@@ -40,6 +41,7 @@ class Sweep:
         levels: int = 21,
         order: Order = "patches",
         chunk_size: int = 256,
+        sides: tuple[bool, bool] = (True, True),
     ) -> None:
         check_removal(target, removal)
         check_range(2, levels=levels)
@@ -47,7 +49,12 @@ class Sweep:
             raise InputError("expected order=patches with removal drop, got pixels: tokens are dropped whole")
         self.target, self.removal, self.levels, self.order, self.chunk_size = target, removal, levels, order, chunk_size
         self.grid = grid if order == "patches" else PatchGrid(grid.image_size, patch_size=1)
-        self.patches = grid
+        self.patches, self.sides = grid, sides
+
+    @property
+    def forward_passes(self) -> int:
+        """Masked forward passes for each image and explainer."""
+        return sum(self.sides) * (self.levels - 2)
 
     def logits(self, normalised: Tensor, keep: Tensor) -> Tensor:
         """Logits of normalised images (B, C, H, W) under masks (B, M, N) of patches, or of this sweep's pixels."""
@@ -77,5 +84,5 @@ class Sweep:
             scores = F.interpolate(scores[:, None], normalised.shape[-2:], mode="bilinear", align_corners=False)
         order = importance_order(scores.flatten(1), index)
         return perturbation_sweep(
-            lambda keep: self.logits(normalised, keep), order, classes, self.levels, labels, ends=whole
+            lambda keep: self.logits(normalised, keep), order, classes, self.levels, labels, whole, self.sides
         )

@@ -1,8 +1,6 @@
 """Faithfulness: change of the prediction when patches are removed, or kept, in order of importance."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,75 +8,11 @@ from torchmetrics import Metric
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import level_sizes, most_important
+from explainers.metrics.curves import CURVES, QUANTITIES, Curve
 from explainers.sampling import uniform
-
-Curve = Literal[
-    "fidelity_plus",
-    "fidelity_minus",
-    "relevance_gain",
-    "deletion",
-    "insertion",
-    "deletion_accuracy",
-    "insertion_accuracy",
-    "deletion_aopc",
-    "insertion_aopc",
-    "aopc",
-    "log_odds",
-    "positive_perturbation",
-    "negative_perturbation",
-]
-"""What is summarised by one number and one curve, see `CURVES`."""
-
-QUANTITIES = ("probability", "log_probability", "logit", "correct")
-"""Outputs of the target for the explained class that a sweep records; `correct` is 1 where the label is predicted."""
 
 TIES = 0x7E5
 """Seed of the order of patches with equal scores."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x).
-
-    Args:
-        title: column title, with an arrow towards better values.
-        quantity: output of the target that f is, one of `QUANTITIES`.
-        whole: factor of the whole image.
-        removed: factor of the image without S*.
-        preserved: factor of the image with S* only.
-        mean: the number is the mean over the levels; otherwise the area by the trapezoidal rule.
-    """
-
-    title: str
-    quantity: str
-    whole: int
-    removed: int
-    preserved: int
-    mean: bool = False
-
-
-CURVES: dict[str, Shape] = {
-    # TVE, Appendix G
-    "fidelity_plus": Shape("Fidelity⁺ ↑", "probability", 1, -1, 0),
-    "fidelity_minus": Shape("Fidelity⁻ ↓", "probability", 1, 0, -1),
-    # Symmetric relevance gain (Blücher et al., 2024): a random order has 0 whatever replaces removed patches
-    "relevance_gain": Shape("SRG ↑", "logit", 0, -1, 1),
-    # RISE and ViT-CX, Section 4.1
-    "deletion": Shape("Deletion ↓", "probability", 0, 1, 0),
-    "insertion": Shape("Insertion ↑", "probability", 0, 0, 1),
-    # SkipPLUS, Appendix A.1, where the first and the last are printed as 100 − x; TokenTM's AUC is the first
-    "deletion_accuracy": Shape("Deletion accuracy ↓", "correct", 0, 1, 0),
-    "insertion_accuracy": Shape("Insertion accuracy ↑", "correct", 0, 0, 1),
-    "deletion_aopc": Shape("Deletion AOPC ↑", "probability", 1, -1, 0),
-    "insertion_aopc": Shape("Insertion AOPC ↓", "probability", 1, 0, -1),
-    # TokenTM, Equations 1 and 2 of the supplement
-    "aopc": Shape("AOPC ↑", "probability", 1, -1, 0, mean=True),
-    "log_odds": Shape("LOdds ↓", "log_probability", -1, 1, 0, mean=True),
-    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important patches are removed
-    "positive_perturbation": Shape("Positive perturbation ↓", "correct", 0, 1, 0),
-    "negative_perturbation": Shape("Negative perturbation ↑", "correct", 0, 0, 1),
-}
-"""Name → curve. All are read off the same masked forward passes."""
 
 
 def importance_order(scores: Tensor, index: Tensor) -> Tensor:
@@ -112,6 +46,7 @@ def perturbation_sweep(
     levels: int = 21,
     labels: Tensor | None = None,
     ends: Tensor | None = None,
+    sides: tuple[bool, bool] = (True, True),
 ) -> Tensor:
     """Compute the target's outputs for the explained class without S*, and with S* only, at every sparsity.
 
@@ -124,6 +59,7 @@ def perturbation_sweep(
         levels: number of sparsities from 0 to 1, at least 2.
         labels: the label of each image, (B,), −1 if it is unknown; `None` if all are.
         ends: logits of the whole image and of the empty one, (B, 2, K), if they are known.
+        sides: whether to compute the removed and the preserved side, see `needed_sides`; the other one is 0.
 
     Returns:
         float64, (B, 4, 2, levels): `QUANTITIES`, removed and preserved, sparsities. `correct` is NaN without a label.
@@ -135,19 +71,24 @@ def perturbation_sweep(
     [[1.0, 0.25, 0.0], [0.0, 0.75, 1.0]]
     """
     important = most_important(order, levels)  # (B, L, N)
-    between = torch.cat([~important[:, 1:-1], important[:, 1:-1]], 1)
+    masks = [keep[:, 1:-1] for keep, needed in zip((~important, important), sides, strict=True) if needed]
     if ends is None:  # both curves end in the same two images
         ends = predict(torch.stack([~important[:, 0], important[:, 0]], 1))
-    logits = torch.cat([ends, predict(between)], 1).double() if levels > 2 else ends.double()  # (B, 2·L − 2, K)
+    parts = [ends, predict(torch.cat(masks, 1))] if levels > 2 and masks else [ends]
+    logits = torch.cat(parts, 1).double()  # (B, M, K)
     of_class = classes[:, None, None].expand(-1, logits.shape[1], 1)
     log_probability = logits.log_softmax(-1).gather(-1, of_class).squeeze(-1)
     correct = torch.full_like(log_probability, torch.nan)
     if labels is not None:
         correct = torch.where(labels[:, None] >= 0, (logits.argmax(-1) == labels[:, None]).double(), correct)
     logit = logits.gather(-1, of_class).squeeze(-1)
-    outputs = torch.stack([log_probability.exp(), log_probability, logit, correct], 1)  # (B, 4, 2·L − 2)
-    whole, empty, removed, preserved = outputs.split([1, 1, levels - 2, levels - 2], -1)
-    return torch.stack([torch.cat([whole, removed, empty], -1), torch.cat([empty, preserved, whole], -1)], 2)
+    outputs = torch.stack([log_probability.exp(), log_probability, logit, correct], 1)  # (B, 4, M)
+    whole, empty, *between = outputs.split([1, 1, *[levels - 2] * len(masks)], -1)
+    curves = [torch.zeros_like(whole).expand(-1, -1, levels)] * 2
+    for side, (first, last) in enumerate(((whole, empty), (empty, whole))):
+        if sides[side]:
+            curves[side] = torch.cat([first, between.pop(0), last], -1)
+    return torch.stack(curves, 2)
 
 
 class PerturbationCurves(Metric):
@@ -198,7 +139,7 @@ class PerturbationCurves(Metric):
         self.sparsity = level_sizes(num_patches, levels).double() / num_patches
         shapes = [CURVES[name] for name in self.curves]
         self.quantities = [QUANTITIES.index(shape.quantity) for shape in shapes]
-        # Of the whole image and of each side; the whole image counts on the side that it is compared with
+        # Of the whole image, which counts on the side that it is compared with, and of each side
         sides = [((s.whole * bool(s.removed), s.removed), (s.whole * (not s.removed), s.preserved)) for s in shapes]
         self.factors = torch.tensor(sides).double().view(-1, 2, 2)
         self.means = torch.tensor([shape.mean for shape in shapes], dtype=torch.bool)

@@ -4,7 +4,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.evaluation.sweep import Sweep
-from explainers.metrics.perturbation import QUANTITIES
+from explainers.metrics.curves import QUANTITIES
 from explainers.removal import masked_probabilities
 
 

@@ -5,13 +5,8 @@ import torch
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.perturbation import (
-    CURVES,
-    QUANTITIES,
-    PerturbationCurves,
-    importance_order,
-    perturbation_sweep,
-)
+from explainers.metrics.curves import CURVES, QUANTITIES, needed_sides
+from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
 BLACK = torch.tensor([-2.0, -1.5, -1.0])[:, None, None]
@@ -205,6 +200,23 @@ def test_every_curve_is_its_definition_in_words(logits, pictures, scores, empty)
         assert found[f"{name}_error"].item() == pytest.approx(numbers.std(ddof=1) / len(numbers) ** 0.5, abs=1e-6)
         assert found[f"{name}_curve"].shape == (levels,)
     assert found["images"] == 5
+
+
+@pytest.mark.parametrize("curves", [["aopc", "deletion_accuracy"], ["insertion"], ["relevance_gain"]])
+def test_a_side_that_no_curve_needs_is_not_computed(logits, pictures, scores, curves):
+    seen = []
+
+    def counted(images):
+        seen.append(len(images))
+        return logits(images)
+
+    found, whole = PerturbationCurves(16, curves, 6), PerturbationCurves(16, curves, 6)
+    sides = needed_sides(curves)
+    found.update(sweep(counted, pictures, scores, LABELS, 6, labels=LABELS, sides=sides))
+    whole.update(sweep(logits, pictures, scores, LABELS, 6, labels=LABELS))
+    assert sum(seen) == 5 * (2 + 4 * sum(sides))
+    for name, value in whole.compute().items():
+        torch.testing.assert_close(found.compute()[name], value)
 
 
 def test_accuracies_of_images_without_labels_are_left_out(logits, pictures, scores):

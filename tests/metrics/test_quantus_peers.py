@@ -9,7 +9,8 @@ from explainers.adapters import to_pixels
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, masked_forward
 from explainers.metrics.coalitions import sensitivity_n
-from explainers.metrics.perturbation import QUANTITIES, PerturbationCurves, importance_order, perturbation_sweep
+from explainers.metrics.curves import QUANTITIES
+from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
 quantus = pytest.importorskip("quantus")
 

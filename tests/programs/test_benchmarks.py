@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from importlib.util import find_spec
 
 import pytest
 import references
@@ -9,7 +10,7 @@ import torch
 from commands import PAPER_NETWORK
 from torch import nn
 
-from benchmarks import comparison, explain, forward_decomposition, kernelshap, posthoc
+from benchmarks import comparison, explain, forward_decomposition, kernelshap, metrics, posthoc
 from explainers.metrics.agreement import spearman
 
 
@@ -185,3 +186,44 @@ def test_memory_is_counted_by_hand():
     result, memory = comparison.peak_memory(call, torch.device("cpu"))
     assert result.item() == pytest.approx(torch.tensor(3.0).exp().item())
     assert 8000 <= memory < 8100
+
+
+def test_curves_are_measured_beside_quantus_and_beside_one_alone(tmp_path, capsys):
+    path = tmp_path / "metrics.json"
+    small = ["--target-size", "tiny", "--images", "2", "--patches-per-side", "3", "--threads", "1", "--device", "cpu"]
+    alone = [] if find_spec("quantus") else ["--without-quantus"]
+    metrics.main([*small, *alone, "--rounds", "2", "--output", str(path)])
+    found = json.loads(path.read_text())
+    own = [("all curves", "SRG"), ("six curves of pixels", "six curves")]
+    beside = [("six curves", 7), ("six curves", 5), ("deletion", 1), ("SRG", 2)]
+    names = [(name, f"Quantus, {count} call{'s' * (count > 1)}") for name, count in beside if not alone] + own
+    assert [(each["name"], each["beside"]) for each in found["comparisons"]] == names
+    for each in found["comparisons"]:
+        low, high = each["spread"]
+        assert 0 < low <= each["relative_time"] <= high and min(each["ms_per_image"]) > 0
+        # The whole image, an empty one, and one or both sides of 8 levels
+        assert each["forward_passes"][0] == (10 if each["name"] == "deletion" else 18)
+    if not alone:
+        assert [each["forward_passes"][1] for each in found["comparisons"][:4]] == [70, 50, 10, 20]
+        assert found["largest_difference"] < metrics.TOLERANCE
+    assert {"torch", "timm", "device", "threads", "images", "patches_per_side"} <= found["machine"].keys()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name, _ in names]
+
+
+def test_relative_times_of_curves_are_medians_of_rounds_and_sums_of_calls():
+    taken = {name: [1.0, 2.0, 6.0] for name in metrics.SWEEPS}
+    taken |= {("probability", "morf"): [2.0, 2.0, 2.0]}
+    found = metrics.compare(taken, {name: 3.0 for name in taken}, images=2)  # without the calls for six curves
+    numbers = {(each["name"], each["beside"]): each for each in found}
+    one = numbers["deletion", "Quantus, 1 call"]
+    assert (one["relative_time"], one["spread"]) == (1.0, [0.5, 3.0])
+    assert (one["ms_per_image"], one["forward_passes"]) == ([1000.0, 1000.0], [3, 3])
+
+
+def test_curves_that_differ_from_quantus_are_not_compared(monkeypatch):
+    target, grid = metrics.build("tiny", torch.device("cpu"))
+    case = metrics.Case(target, grid, torch.rand(1, 3, 3), torch.tensor([3]), 16)
+    monkeypatch.setattr(metrics, "region_perturbation", lambda case, quantity, side, images: torch.ones(1, 9))
+    with torch.no_grad(), pytest.raises(ArithmeticError, match="^Quantus differs by .* in probability, morf"):
+        metrics.check_same(case, torch.randint(0, 256, (1, 3, 24, 24), dtype=torch.uint8))

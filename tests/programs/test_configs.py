@@ -145,8 +145,8 @@ def self_explaining_file(*overrides, alpha, folder):
     )
 
 
-def test_the_papers_network_takes_a_step_in_its_own_size_with_nothing_downloaded(tmp_path, monkeypatch):
-    """In shapes alone: the numbers would be 200 million. In a small size it trains, see above."""
+def test_the_papers_network_has_its_own_size_with_nothing_downloaded(tmp_path, monkeypatch):
+    """In shapes alone, forward and backward: there are 200 million weights. A smaller one trains, see above."""
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("asked the network"))
     cfg = composed("experiment=tve_vitb", "target=tiny", folder=tmp_path)
     with torch.device("meta"):

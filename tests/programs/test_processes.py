@@ -98,14 +98,14 @@ def swept(tmp_path_factory):
     common = (*RUN, "trainer.max_epochs=2", "explainer.patches_per_image=2")
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
     train(*common, "explainer.seed=0", folder=root / "one")
-    sweep = ("-m", "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
+    sweep = ("-m", *common, "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
 
     def popen(command):
         return Torchrun(command) if "explainer.seed=1" in command else subprocess.Popen(command)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen))
-        with forked("train.py", *common, *sweep, folder=root / "unused") as process:
+        with forked("train.py", *sweep, folder=root / "unused") as process:
             process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
 

@@ -1,0 +1,79 @@
+"""The curves of the papers, all of which are read off one perturbation sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Curve = Literal[
+    "fidelity_plus",
+    "fidelity_minus",
+    "relevance_gain",
+    "deletion",
+    "insertion",
+    "deletion_accuracy",
+    "insertion_accuracy",
+    "deletion_aopc",
+    "insertion_aopc",
+    "aopc",
+    "log_odds",
+    "positive_perturbation",
+    "negative_perturbation",
+]
+"""What is summarised by one number and one curve, see `CURVES`."""
+
+QUANTITIES = ("probability", "log_probability", "logit", "correct")
+"""Outputs of the target for the explained class that a sweep records; `correct` is 1 where the label is predicted."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x).
+
+    Args:
+        title: column title, with an arrow towards better values.
+        quantity: output of the target that f is, one of `QUANTITIES`.
+        whole: factor of the whole image.
+        removed: factor of the image without S*.
+        preserved: factor of the image with S* only.
+        mean: the number is the mean over the levels; otherwise the area by the trapezoidal rule.
+    """
+
+    title: str
+    quantity: str
+    whole: int
+    removed: int
+    preserved: int
+    mean: bool = False
+
+
+CURVES: dict[str, Shape] = {
+    # TVE, Appendix G
+    "fidelity_plus": Shape("Fidelity⁺ ↑", "probability", 1, -1, 0),
+    "fidelity_minus": Shape("Fidelity⁻ ↓", "probability", 1, 0, -1),
+    # Symmetric relevance gain (Blücher et al., 2024): a random order has 0 whatever replaces removed patches
+    "relevance_gain": Shape("SRG ↑", "logit", 0, -1, 1),
+    # RISE and ViT-CX, Section 4.1
+    "deletion": Shape("Deletion ↓", "probability", 0, 1, 0),
+    "insertion": Shape("Insertion ↑", "probability", 0, 0, 1),
+    # SkipPLUS, Appendix A.1, where the first and the last are printed as 100 − x; TokenTM's AUC is the first
+    "deletion_accuracy": Shape("Deletion accuracy ↓", "correct", 0, 1, 0),
+    "insertion_accuracy": Shape("Insertion accuracy ↑", "correct", 0, 0, 1),
+    "deletion_aopc": Shape("Deletion AOPC ↑", "probability", 1, -1, 0),
+    "insertion_aopc": Shape("Insertion AOPC ↓", "probability", 1, 0, -1),
+    # TokenTM, Equations 1 and 2 of the supplement
+    "aopc": Shape("AOPC ↑", "probability", 1, -1, 0, mean=True),
+    "log_odds": Shape("LOdds ↓", "log_probability", -1, 1, 0, mean=True),
+    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important patches are removed
+    "positive_perturbation": Shape("Positive perturbation ↓", "correct", 0, 1, 0),
+    "negative_perturbation": Shape("Negative perturbation ↑", "correct", 0, 0, 1),
+}
+"""Name → curve. All are read off the same masked forward passes."""
+
+
+def needed_sides(curves: Sequence[Curve]) -> tuple[bool, bool]:
+    """Whether some curves read the removed side, and the preserved side.
+
+    >>> needed_sides(["aopc", "log_odds"]), needed_sides(["relevance_gain"])
+    ((True, False), (True, True))
+    """
+    return any(CURVES[name].removed for name in curves), any(CURVES[name].preserved for name in curves)
