@@ -156,7 +156,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
     images = nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
     heatmaps = torch.rand(options.images, grid.side, grid.side, device=device)
-    keys = ("threads", "target_size", "images", "patches_per_side", "rounds", "chunk_size")
+    keys = "threads", "target_size", "images", "patches_per_side", "rounds", "chunk_size"
     machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
     results: dict[str, Any] = {"machine": machine}
     with torch.no_grad():
@@ -168,8 +168,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             calls |= {run: partial(region_perturbation, case, *run) for run in needed(PRESET)}
         passes = {name: gflops(call, images[:1]) / gflops(target, images[:1]) for name, call in calls.items()}
         taken = take_turns(calls, images, options.rounds)
-    results["comparisons"] = compare(taken, passes, options.images)
-    return results
+    return results | {"comparisons": compare(taken, passes, options.images)}
 
 
 def take_turns(calls: Mapping[Any, Call], images: Tensor, rounds: int) -> dict[Any, list[float]]:

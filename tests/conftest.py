@@ -1,4 +1,5 @@
 import copy
+import gc
 from functools import cache
 
 import pytest
@@ -53,6 +54,14 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def frozen():
+    """All that was imported stays, so the garbage collector need not look at it again and again."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,16 @@ def publish(
 
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:
-    """The pictures of a task, from the first folder that has some."""
+    """The pictures of a task, with the heatmaps of all folders that have the same images and classes."""
     paths = [Path(path).parent / "pictures" / f"{task}.safetensors" for path in files]
-    found = [path for path in paths if path.exists()]
-    return read_pictures(found[0], list(results[task])) if found else []
+    pictures: list[Picture] = []
+    for more in (read_pictures(path, list(results[task])) for path in paths if path.exists()):
+        if not pictures:
+            pictures = more
+        elif [(one.name, one.classes) for one in pictures] == [(other.name, other.classes) for other in more]:
+            pairs = zip(pictures, more, strict=True)
+            pictures = [replace(one, heatmaps={**other.heatmaps, **one.heatmaps}) for one, other in pairs]
+    return pictures
 
 
 def _draw(pictures: Sequence[Picture], path: Path) -> None:

@@ -57,6 +57,23 @@ def test_overlays_are_of_the_class_that_all_explainers_explain(run):
     assert Image.open(folder / "overlays" / "0001_b_tve.png").getpixel((5, 2)) == tuple(expected[:, 2, 5].tolist())
 
 
+def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp_path_factory):
+    folder, tensors = run
+    other, out = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("out")
+    content = json.loads((folder / "results.json").read_text())
+    content["results"] = {"odd": {"lime": content["results"]["odd"]["tve"]}}
+    (other / "results.json").write_text(json.dumps(content))
+    shared = {key: value for key, value in tensors.items() if not key.startswith("heatmaps")}
+    own = shared | {"heatmaps/lime": torch.rand(2, 1, 2, 2)}
+    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
+    files = [folder / "results.json", other / "results.json"]
+    publish(out, files, overlays=True)
+    assert (out / "overlays" / "0001_b_lime.png").exists() and (out / "overlays" / "0001_b_tve.png").exists()
+    own["classes"] = own["classes"].flip(1)  # other classes are explained
+    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
+    publish(tmp_path_factory.mktemp("apart"), files)
+
+
 def test_without_results_there_is_nothing(tmp_path):
     assert publish(tmp_path, []) == "" and not list(tmp_path.iterdir())
 

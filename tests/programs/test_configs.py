@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -40,23 +41,12 @@ IMAGE_FOLDERS = (
     "caltech",
     *(f"{name}/{split}" for name in ("imagenette", "cats_vs_dogs") for split in ("train", "val")),
 )
-GROUPS = sorted(
-    (path.parent.name, path.stem)
-    for path in (ROOT / "configs").glob("*/*.yaml")
-    if path.parent.name
-    not in (
-        "experiment",
-        "explainers",
-        "figures",
-        "labels",
-        "metrics",
-        "projection",
-        "reference",
-        "sweeps",
-        "tasks",
-        "teacher",
-    )
-)
+GROUPS = ("cache", "callbacks", "data", "explainer", "logger", "module", "target", "trainer")
+OPTIONS = {
+    group: sorted(f"{group}={path.stem}" for path in (ROOT / f"configs/{group}").glob("*.yaml"))
+    for group in (*GROUPS, "debug")
+}
+ROWS = [tuple(filter(None, row)) for row in zip_longest(*(OPTIONS[group] for group in GROUPS))]
 
 
 SMALL_EXPLAINERS = {
@@ -125,16 +115,16 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):
         overrides += ["data.train.exclude=[]"]
-    for role in sorted(files & set(explainer)):
-        alpha = 0.5 if role == "explaining" else 1
-        overrides += [f"explainer.{role}={self_explaining_file(*overrides, alpha=alpha, folder=tmp_path)}"]
-    loss = train(*overrides, folder=tmp_path / "run")
+    paths = {role: self_explaining_file(role, *overrides, folder=tmp_path) for role in sorted(files & set(explainer))}
+    given = (f"explainer.{role}={path}" for role, path in paths.items())
+    loss = train(*overrides, *given, folder=tmp_path / "run")
     assert math.isfinite(loss)
     assert ("train/loss" in json.loads((tmp_path / "run/metrics.json").read_text())) == cfg.fit
 
 
-def self_explaining_file(*overrides, alpha, folder):
+def self_explaining_file(role, *overrides, folder):
     """What a self-explaining model of the target that `overrides` name leaves, untrained."""
+    alpha = 0.5 if role == "explaining" else 1
     cfg = composed(*overrides, folder=folder)
     seed_everything(0)
     target = instantiate(cfg.target)
@@ -160,12 +150,19 @@ def test_the_papers_network_has_its_own_size_with_nothing_downloaded(tmp_path, m
     assert sum(weight.numel() for weight in weights) > 2e8
 
 
-@pytest.mark.parametrize(("group", "option"), GROUPS)
-def test_every_option_of_every_group_composes(group, option, tmp_path):
-    cfg = composed(f"{group}={option}", folder=tmp_path)
-    resolved = OmegaConf.to_container(cfg, resolve=True)
-    if group not in ("debug", "callbacks", "logger") and option != "none":
-        assert "_target_" in resolved[group]
+@pytest.mark.parametrize("row", [*ROWS, *zip(OPTIONS["debug"])], ids=" ".join)
+def test_every_option_of_every_group_composes(row, tmp_path):
+    """One option of each group at a time: they change nothing in one another, but `debug` does."""
+    resolved = OmegaConf.to_container(composed(*row, folder=tmp_path), resolve=True)
+    for group, _, option in (override.partition("=") for override in row):
+        if group not in ("debug", "callbacks", "logger") and option != "none":
+            assert "_target_" in resolved[group]
+
+
+def test_every_group_of_configs_is_tested_here():
+    elsewhere = {"experiment", "explainers", "figures", "labels", "metrics", "projection"}
+    elsewhere |= {"reference", "sweeps", "tasks", "teacher"}
+    assert {path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")} == elsewhere | OPTIONS.keys()
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "configs/explainers").glob("*.yaml"))])

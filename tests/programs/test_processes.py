@@ -208,6 +208,7 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
 @pytest.mark.slow
 def test_ending_the_command_ends_its_processes(tmp_path, monkeypatch):
     """SIGTERM, as a scheduler sends it, reaches the command only."""
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3")  # of a process that waits for one that has ended
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=Torchrun))
     endless, deadline = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4"), time.monotonic() + 240
     command = Started(program("train.py", *endless), tmp_path)
