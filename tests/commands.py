@@ -28,7 +28,8 @@ SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in
     "explainer.network.head_layers=3",
 )
 QUIET = ("trainer.enable_model_summary=false", "trainer.accelerator=cpu", "trainer.precision=32-true")
-NO_PICTURES = "callbacks=train"  # matplotlib would take longer for them than the training
+NO_PICTURES = "callbacks=train"  # matplotlib takes longer for them than the training
+NO_FIGURES = ("pictures=null", "figures=[]")  # and than the evaluation
 SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
 TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", NO_PICTURES, *QUIET)
 TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "explainer.network.width=24")

@@ -62,6 +62,16 @@ def epoch(datamodule):
     return list(datamodule().val_dataloader())
 
 
+@pytest.fixture
+def interpreted():
+    """The same code without Numba, which would compile each loader again, for longer than it loads these images."""
+    from ffcv.pipeline.compiler import Compiler
+
+    Compiler.set_enabled(False)
+    yield
+    Compiler.set_enabled(True)
+
+
 def torch_twin(folder, **options):
     data = partial(image_folder, folder, S)
     return Images(data, data, batch_size=8, num_workers=0, **options)
@@ -98,6 +108,7 @@ def test_the_tolerance_would_show_a_shift_by_one_pixel(folder):
     assert (images[..., 1:] - images[..., :-1]).abs().mean((1, 2, 3)).min() > 2
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_training_batches_are_those_of_the_torch_loader(datamodule, folder):
     ours, twin = datamodule(seed=5).train_dataloader(), torch_twin(folder, seed=5).train_dataloader()
     for epoch in (3, 0):
@@ -115,6 +126,7 @@ def test_batches_that_are_kept_do_not_change(datamodule):
     assert [[value.double().sum().item() for value in batch.values()] for batch in kept] == summary
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_no_image_is_counted_twice_across_ranks(datamodule, world_size):
     shards = [as_rank(datamodule(), rank, world_size).val_dataloader() for rank in range(world_size)]
@@ -122,12 +134,14 @@ def test_no_image_is_counted_twice_across_ranks(datamodule, world_size):
     assert all(shard == list(range(rank, COUNT, world_size)) for rank, shard in enumerate(seen))
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_two_processes_see_the_batches_of_one(datamodule):
     single = indices(datamodule().train_dataloader())
     ranks = [indices(as_rank(datamodule(batch_size=4), rank, 2).train_dataloader()) for rank in range(2)]
     assert [set(batch) for batch in single] == [set(a) | set(b) for a, b in zip(*ranks, strict=True)]
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.slow
 @pytest.mark.parametrize("at_epoch_end", [True, False], ids=["saved at the epoch's end", "saved after validation"])
 def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, datamodule, at_epoch_end):

@@ -11,7 +11,10 @@ from toys import exported
     ("overrides", "message"),
     [
         (["evaluation.classes=predictd"], "expected classes predicted or label, got predictd"),
-        (["evaluation.removal=blak"], "expected removal zero, black or drop, got blak"),
+        (
+            ["evaluation.removals=[blak]"],
+            "expected removals as a list of zero, black or drop, got ['blak']",
+        ),
         (
             ["evaluation.agreement=[rank_corelation]"],
             "expected agreement as a list of e_rmse, relative_error, iou or rank_correlation, got ['rank_corelation']",

@@ -286,5 +286,5 @@ def test_the_numbers_of_an_evaluation_say_what_they_hold_for(evaluated):
         assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "decomposition"}
         assert all(found["images"] == 5 for found in written["results"][task].values())
         identity = written["identity"][task]
-        assert (identity["removal"], identity["classes"], identity["levels"]) == ("zero", "predicted", 3)
+        assert (identity["removals"], identity["classes"], identity["levels"]) == (["zero", "black"], "predicted", 3)
         assert len(identity["backbone_sha256"]) == 64

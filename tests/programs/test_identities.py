@@ -4,12 +4,12 @@ import json
 import shutil
 
 import pytest
-from commands import QUIET, SMALL_DIGITS, draw_images, evaluate, train
+from commands import DIGITS, NO_FIGURES, QUIET, TVE_RUN, draw_images, evaluate, train
 from test_errors import error
 
 FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
 HEAD = ("experiment=linear_head", *FOLDER, "cache=none")
-FEW = ("evaluation.levels=3", "logger=csv", *QUIET)
+FEW = ("evaluation.levels=3", "logger=csv", *NO_FIGURES, *QUIET)
 MEASURE = ("target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *FEW)
 
 
@@ -85,10 +85,8 @@ def test_moved_images_are_not_measured_again(images, tmp_path):
 
 def test_a_finished_training_that_is_run_again_makes_nothing_measured_again(tmp_path):
     """Its exported file is the same, byte for byte."""
-    command = ("target=tiny", "data=digits", *SMALL_DIGITS, "explainer=tve_light", "explainer.network.width=24")
-    command += ("explainer.hops=[1]", "logger=csv", *QUIET)
     for _ in range(2):
-        train(*command, folder=tmp_path / "tve")
+        train(*TVE_RUN, *DIGITS, folder=tmp_path / "tve")
         explainer = f"explainers.tve.weights={tmp_path / 'tve/explainer.safetensors'}"
         digits = ("tasks=[digits]", "explainers=[tve]", "tasks.digits.data.size.test=4", *FEW)
         network = ("explainers.tve.network.width=24", "explainers.tve.hops=[1]")

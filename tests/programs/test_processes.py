@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import run as torchrun
 
 from explainers import processes, runs
+from explainers.evaluation.pictures import read_pictures
 
 RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
@@ -166,7 +167,8 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     tasks = ("odd", "five_or_more")
     command = [
         *("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", "~explainers.tve", "~tasks.loop", *QUIET),
-        *("~explainers.decomposition", "pictures=null", "figures=[]"),
+        *("~explainers.decomposition", "~figures", "pictures.images=3", "evaluation.probes=[saco,sensitivity_n]"),
+        "evaluation.localization=[pointing_game,average_precision,segmentation]",
         "explainers.tve_untrained.network.width=24",
         *(f"tasks.{task}.target.head={tmp_path / 'head.safetensors'}" for task in tasks),
         *(f"tasks.{task}.data.size.test=7" for task in tasks),
@@ -185,6 +187,10 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
         assert found[1][key]["images"] == expected["images"] == 7
         for name in expected.keys() - {"images_per_second"}:
             assert found[1][key][name] == pytest.approx(expected[name], abs=1e-5), (key, name)
+    one, two = (read_pictures(tmp_path / name / "pictures" / "odd.safetensors", ["oracle"]) for name in ("one", "two"))
+    assert [picture.name for picture in one] == [picture.name for picture in two] == ["image 0", "image 3", "image 6"]
+    for first, second in zip(one, two, strict=True):
+        assert torch.equal(first.image, second.image) and first.classes.keys() == second.classes.keys()
 
 
 class Failed:

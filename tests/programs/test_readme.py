@@ -9,6 +9,7 @@ import timm
 import torch
 from commands import ROOT, composed
 
+import explainers
 from explainers.tve import TVE
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,9 +69,14 @@ def test_the_program_of_the_readme_runs(monkeypatch, capsys):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=not pretrained))
     monkeypatch.setattr(TVE, "load", lambda self, path: None)
-    (program,) = re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.DOTALL)
+    monkeypatch.setattr(
+        explainers, "load", lambda folder: lambda images: torch.rand(len(images), 14, 14), raising=False
+    )
+    loading, building = re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.DOTALL)
     names = {}
     with torch.no_grad():
-        exec(program.replace("(4, 3, 224, 224)", "(1, 3, 224, 224)"), names)
+        exec(loading.replace("(4, 3, 224, 224)", "(1, 3, 224, 224)"), names)
+        assert names["heatmaps"].shape == (1, 14, 14) and names["picture"].shape == (3, 224, 224)
+        exec(building, names)
     assert names["heatmaps"].shape == (1, 14, 14)
     assert names["everything"].shape == (1, 1000, 14, 14) and names["tasks"].shape == (1, 1, 14, 14)

@@ -21,15 +21,23 @@ def checkpoint(folder, name):
     return torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=False)
 
 
+PICTURES = ("callbacks=explain", "callbacks.heatmaps.images=1")
+RUN = (*TVE_RUN, *DIGITS, *PICTURES, "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of two epochs."""
+def run(tmp_path_factory):
+    """The folder of a run of two epochs, and what it returned."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=2", "trainer.log_every_n_steps=1", folder=folder)
-    return folder
+    return folder, train(*RUN, folder=folder)
 
 
-def test_a_run_leaves_its_config_versions_metrics_history_checkpoints_and_explainer(finished):
+@pytest.fixture
+def finished(run):
+    return run[0]
+
+
+def test_a_run_leaves_its_config_versions_metrics_history_checkpoints_heatmaps_and_explainer(finished):
     config = (finished / "config.yaml").read_text()
     assert "explainers.tve.TVE" in config and "${" not in config  # resolved
     assert json.loads((finished / "versions.json").read_text())["packages"]["torch"] == torch.__version__.split("+")[0]
@@ -38,11 +46,14 @@ def test_a_run_leaves_its_config_versions_metrics_history_checkpoints_and_explai
     assert len([row for row in csv_rows(finished / "csv/version_0/metrics.csv") if row["val/loss"]]) == 2
     exported, last = load_file(finished / "explainer.safetensors"), checkpoint(finished, "last")["state_dict"]
     assert same(last, {f"network.{name}": value for name, value in exported.items()})  # nothing of the target
+    assert (finished / "heatmaps.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_objective_of_a_sweep_is_that_of_the_last_epoch(tmp_path):
-    loss = train(*TVE_RUN, *DIGITS, folder=tmp_path)
-    assert loss == json.loads((tmp_path / "metrics.json").read_text())["val/loss"]
+def test_the_objective_of_a_sweep_is_that_of_the_last_epoch(run):
+    folder, loss = run
+    assert loss == json.loads((folder / "metrics.json").read_text())["val/loss"]
+    last = [float(row["val/loss"]) for row in csv_rows(folder / "csv/version_0/metrics.csv") if row["val/loss"]][-1]
+    assert loss == pytest.approx(last)
 
 
 def test_last_is_the_last_epoch_and_best_the_best(tmp_path):
@@ -54,20 +65,19 @@ def test_last_is_the_last_epoch_and_best_the_best(tmp_path):
 def test_a_finished_run_can_be_run_again_and_changes_nothing(finished):
     names = ("metrics.json", "config.yaml", "csv/version_0/metrics.csv")
     before, exported = [(finished / name).read_bytes() for name in names], load_file(finished / "explainer.safetensors")
-    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=2", "trainer.log_every_n_steps=1", folder=finished)
+    train(*RUN, folder=finished)
     assert [(finished / name).read_bytes() for name in names] == before
     assert same(load_file(finished / "explainer.safetensors"), exported)
 
 
 def test_another_config_in_the_same_folder_is_refused_and_the_key_is_named(finished):
     with pytest.raises(SystemExit, match=r"explainer\..*hops: \[1\] → \[2\].*name="):
-        train(*TVE_RUN, *DIGITS, "trainer.max_epochs=2", "explainer.hops=[2]", folder=finished)
+        train(*RUN, "explainer.hops=[2]", folder=finished)
     assert "- 1\n" in (finished / "config.yaml").read_text()
 
 
 def test_moved_data_are_no_other_config(finished):
-    again = ("trainer.max_epochs=2", "trainer.log_every_n_steps=1", "data_dir=/somewhere/else")
-    train(*TVE_RUN, *DIGITS, *again, folder=finished)
+    train(*RUN, "data_dir=/somewhere/else", folder=finished)
 
 
 def test_a_start_that_failed_is_no_run(tmp_path):

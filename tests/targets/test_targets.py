@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from commands import QUIET, ROOT, SMALL_DIGITS, composed, draw_images, train
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
@@ -27,14 +26,13 @@ RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_target_and_every_data_set_composes_with_every_experiment(experiment):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        for target, data in zip(TARGETS, DATA, strict=True):
-            cfg = compose("train", [f"experiment={experiment}", f"target={target}", f"data={data}"])
-            resolved = OmegaConf.to_container(cfg.data, resolve=True)
-            reads = resolved if "image_size" in resolved else resolved["val"]
-            assert reads["image_size"] == cfg.grid.image_size and resolved["batch_size"] == 256
-            assert cfg.module.num_classes is None
+def test_every_target_and_every_data_set_composes_with_every_experiment(experiment, tmp_path):
+    for target, data in zip(TARGETS, DATA, strict=True):
+        cfg = composed(f"experiment={experiment}", f"target={target}", f"data={data}", folder=tmp_path)
+        resolved = OmegaConf.to_container(cfg.data, resolve=True)
+        reads = resolved if "image_size" in resolved else resolved["val"]
+        assert reads["image_size"] == cfg.grid.image_size and resolved["batch_size"] == 256
+        assert cfg.module.num_classes is None
 
 
 def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else():
