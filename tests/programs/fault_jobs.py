@@ -72,7 +72,7 @@ FROM_FILES = (
 MEASURED = (
     *("experiment=quickstart_eval", *ON_TARGET, "~tasks.five_or_more", "evaluation.levels=3", *QUIET),
     *(
-        "heatmaps.images=1",
+        "pictures.images=1",
         "figures=[bars]",
         "~explainers.tve_untrained",
         "~explainers.decomposition",
