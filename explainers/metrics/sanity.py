@@ -88,6 +88,9 @@ def max_sensitivity(
 def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
     """Draw other values of all parameters of a module, from a normal distribution with the mean and spread of each.
 
+    They take the place of trained weights in the last step of the cascading randomisation of Adebayo et al. (2018),
+    which draws them as before training. Buffers stay, also the running statistics of batch normalisation.
+
     The draws of a parameter depend on its name, its shape and the seed, on every device. A parameter of equal values,
     such as a single number, has no spread and stays as it is, and so do integers.
 
@@ -146,31 +149,6 @@ def replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]
         yield
     finally:
         write(before)
-
-
-@contextmanager
-def randomised(target: nn.Module, seed: int = 0) -> Iterator[None]:
-    """Replace all weights of a target, backbone and head, by `random_weights`.
-
-    This is the last step of the cascading randomisation of Adebayo et al. (2018), after which no layer is trained. The
-    paper draws the weights as before training; here, their spread is that of the trained weights. Buffers stay, also
-    the running statistics of batch normalisation. Every use draws again: for many batches, draw once and use
-    `replaced`.
-
-    Args:
-        target: the model, which is changed in place.
-        seed: seed of the weights.
-
-    >>> target = nn.Linear(2, 1)
-    >>> own = target.weight.clone()
-    >>> with randomised(target):
-    ...     torch.equal(target.weight, own)
-    False
-    >>> torch.equal(target.weight, own)
-    True
-    """
-    with replaced(target, random_weights(target, seed)):
-        yield
 
 
 class MaxSensitivity(MeanOfImages):
