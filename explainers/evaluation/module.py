@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 
 from explainers import SelfExplainer, forward_passes
-from explainers.errors import InputError, check_positive, check_range, checks_choices
+from explainers.errors import InputError, check_range, checks_choices
 from explainers.evaluation.checks import check_heatmaps, check_target
 from explainers.evaluation.probes import Explained, Probe, Probes
 from explainers.evaluation.sweep import Order, Sweep
@@ -78,7 +78,6 @@ class Evaluation(LightningModule):
     ) -> None:
         super().__init__()
         check_target(target)
-        check_positive(chunk_size=chunk_size)
         if "iou" in agreement:
             check_range(1, grid.num_patches, k=k)
         if reference is not None and reference not in explainers:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError, check_range, checks_choices
+from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
 from explainers.removal import check_removal, masked_outputs
@@ -45,6 +45,7 @@ class Sweep:
     ) -> None:
         check_removal(target, removal)
         check_range(2, levels=levels)
+        check_positive(chunk_size=chunk_size)
         if removal == "drop" and order == "pixels":
             raise InputError("expected order=patches with removal drop, got pixels: tokens are dropped whole")
         self.target, self.removal, self.levels, self.order, self.chunk_size = target, removal, levels, order, chunk_size

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from explainers.errors import checks_choices
+
 Curve = Literal[
     "fidelity_plus",
     "fidelity_minus",
@@ -70,6 +72,7 @@ CURVES: dict[str, Shape] = {
 """Name → curve. All are read off the same masked forward passes."""
 
 
+@checks_choices
 def needed_sides(curves: Sequence[Curve]) -> tuple[bool, bool]:
     """Whether some curves read the removed side, and the preserved side.
 
