@@ -114,7 +114,8 @@ def test_results_are_those_computed_by_hand(target, grid):
     torch.testing.assert_close(heatmaps.gather(1, patches), values)
     assert all(len(set(row)) == 3 for row in patches.tolist()) and len(set(map(tuple, patches.tolist()))) > 1
     near = [references.neighbourhood(patch, 4, 1) for patch in patches.flatten().tolist()]
-    known = [(target.probabilities, target.normalise(images[i // 3][None])[0], classes[i // 3].item()) for i in range(15)]
+    normalised = target.normalise(images)
+    known = [(target.probabilities, normalised[i // 3], classes[i // 3].item()) for i in range(15)]
     slow = [references.two_points(*args, around, 4) for args, around in zip(known, near, strict=True)]
     two_point = module.results["two_point"]
     assert two_point["attribution"] == pytest.approx(slow, abs=1e-5)
