@@ -38,7 +38,7 @@ ffcv: .venv/ffcv ## build FFCV, once its system packages are there
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
 QUIET := hydra/hydra_logging=disabled callbacks.progress=null
 
-demo: setup ## train and measure TVE and our own explainer on the embedded digits: a table, curves and heatmaps in runs/quickstart_eval
+demo: setup ## train and measure TVE and our own explainer on the embedded digits: a table, curves and a gallery in runs/quickstart_eval
 	@$(BIN)/python train.py experiment=quickstart_target
 	@{ $(BIN)/python train.py -m experiment=quickstart_head data.task=odd,five_or_more,loop $(QUIET) \
 	    && $(BIN)/python train.py experiment=quickstart_decomposition; } & \
