@@ -139,7 +139,6 @@ def write_pictures(path: Path, tensors: Mapping[str, Tensor], files: list[str], 
         for number in tensors[key].flatten().tolist()
         if number >= 0
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_weights(kept | dict(tensors), path, {"files": files, "classes": used})
 
 

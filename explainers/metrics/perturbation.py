@@ -9,7 +9,7 @@ from torchmetrics import Metric
 from explainers.errors import InputError, checks_choices
 from explainers.masking import level_sizes, most_important
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve
-from explainers.sampling import uniform
+from explainers.sampling import random_patches
 
 TIES = 0x7E5
 """Seed of the order of patches with equal scores."""
@@ -31,9 +31,7 @@ def importance_order(scores: Tensor, index: Tensor) -> Tensor:
     >>> importance_order(torch.tensor([[0.5, 0.1, 0.9], [0.0, 0.0, 0.0]]), torch.tensor([0, 5])).tolist()
     [[2, 0, 1], [1, 2, 0]]
     """
-    num_patches = scores.shape[-1]
-    counter = index[:, None] * num_patches + torch.arange(num_patches, device=scores.device)
-    shuffled = uniform(counter, TIES).argsort(-1)
+    shuffled = random_patches(index, scores.shape[-1], scores.shape[-1], TIES)
     ranked = scores.gather(-1, shuffled).argsort(dim=-1, descending=True, stable=True)
     return shuffled.gather(-1, ranked)
 
@@ -59,7 +57,8 @@ def perturbation_sweep(
         levels: number of sparsities from 0 to 1, at least 2.
         labels: the label of each image, (B,), −1 if it is unknown; `None` if all are.
         ends: logits of the whole image and of the empty one, (B, 2, K), if they are known.
-        sides: whether to compute the removed and the preserved side, see `needed_sides`; the other one is 0.
+        sides: whether to compute the removed and the preserved side, see `needed_sides`; the other one is 0 between
+            its ends.
 
     Returns:
         float64, (B, 4, 2, levels): `QUANTITIES`, removed and preserved, sparsities. `correct` is NaN without a label.
@@ -83,12 +82,10 @@ def perturbation_sweep(
         correct = torch.where(labels[:, None] >= 0, (logits.argmax(-1) == labels[:, None]).double(), correct)
     logit = logits.gather(-1, of_class).squeeze(-1)
     outputs = torch.stack([log_probability.exp(), log_probability, logit, correct], 1)  # (B, 4, M)
-    whole, empty, *between = outputs.split([1, 1, *[levels - 2] * len(masks)], -1)
-    curves = [torch.zeros_like(whole).expand(-1, -1, levels)] * 2
-    for side, (first, last) in enumerate(((whole, empty), (empty, whole))):
-        if sides[side]:
-            curves[side] = torch.cat([first, between.pop(0), last], -1)
-    return torch.stack(curves, 2)
+    whole, empty, *computed = outputs.split([1, 1, *[levels - 2] * len(masks)], -1)
+    left_out = torch.zeros_like(whole).expand(-1, -1, levels - 2)
+    removed, preserved = (computed.pop(0) if needed else left_out for needed in sides)
+    return torch.stack([torch.cat([whole, removed, empty], -1), torch.cat([empty, preserved, whole], -1)], 2)
 
 
 class PerturbationCurves(Metric):

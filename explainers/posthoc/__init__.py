@@ -20,7 +20,7 @@ from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
-from explainers.posthoc.names import build, build_all, labelled
+from explainers.posthoc.names import build, build_all
 from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
 from explainers.posthoc.token_tm import TokenTM
@@ -71,6 +71,5 @@ __all__ = [
     "XGradCAM",
     "build",
     "build_all",
-    "labelled",
     "libra",
 ]

@@ -202,7 +202,9 @@ def test_every_curve_is_its_definition_in_words(logits, pictures, scores, empty)
     assert found["images"] == 5
 
 
-@pytest.mark.parametrize("curves", [["aopc", "deletion_accuracy"], ["insertion"], ["relevance_gain"]])
+@pytest.mark.parametrize(
+    "curves", [["aopc", "deletion_accuracy"], ["insertion"], ["fidelity_minus", "insertion_aopc"], ["relevance_gain"]]
+)
 def test_a_side_that_no_curve_needs_is_not_computed(logits, pictures, scores, curves):
     seen = []
 
