@@ -14,7 +14,8 @@ from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
 from explainers.evaluation.unfinished import Unfinished
 from explainers.files import atomic
-from explainers.processes import locked
+from explainers.processes import answer_launcher, ignore_lightnings_signals, locked
+from explainers.resuming import SharedRun
 
 
 def evaluate(cfg: DictConfig) -> None:
@@ -29,7 +30,7 @@ def evaluate(cfg: DictConfig) -> None:
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
     file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh)
     missing = {task: names for task in cfg.tasks if (names := file.missing(task)) is not None}
-    if runs.launch(runs.number_of_processes(cfg.trainer)):
+    if runs.launch(cfg.trainer):
         return
     runs.start_record(cfg, folder, go_on=True)
     file.tell()
@@ -41,8 +42,10 @@ def evaluate(cfg: DictConfig) -> None:
         going_on = Unfinished(folder / "unfinished", task, file.key(task))
         if cfg.fresh:
             going_on.remove()
-        callbacks = [*(instantiate(node, name=task) for node in (cfg.pictures, cfg.progress) if node), going_on]
+        shown = [instantiate(node, name=task) for node in (cfg.pictures, cfg.progress) if node]
+        callbacks = [SharedRun(folder), *shown, going_on]
         trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
+        ignore_lightnings_signals(trainer)
         trainer.test(evaluation, data[task], verbose=False)
         file.add(task, evaluation)
         going_on.remove()
@@ -97,6 +100,7 @@ def publish(cfg: DictConfig) -> None:
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     runs.quiet_libraries()
+    answer_launcher()
     with runs.errors_in_one_line(), locked(runs.run_dir()):
         evaluate(cfg)
 

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from explainers import runs
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
-from explainers.processes import locked
-from explainers.resuming import WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
+from explainers.processes import answer_launcher, ignore_lightnings_signals, locked
+from explainers.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
 
 
 def train(cfg: DictConfig) -> float | None:
@@ -30,14 +30,14 @@ def train(cfg: DictConfig) -> float | None:
         data = instantiate(cfg.cache, data)
     data.setup("fit")  # missing images show before weights are fetched and other processes started
     runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
-    if runs.launch(runs.number_of_processes(cfg.trainer)):
+    if runs.launch(cfg.trainer):
         return read_json(folder / "metrics.json").get(cfg.objective)
     module = instantiate(cfg.get("module") or cfg.explainer)
     if cfg.fit or checkpoint is None:
         forget_later_rows(folder, steps)
-        trainer = build_trainer(cfg, runs.build_all(cfg.logger))
+        trainer = build_trainer(cfg, runs.build_all(cfg.logger), steps)
     else:  # the history of a run that is only measured stays as it is
-        trainer = build_trainer(cfg, [])
+        trainer = build_trainer(cfg, [], steps)
     if cfg.fit:
         trainer.fit(module, data, ckpt_path=checkpoint)
     else:
@@ -55,10 +55,11 @@ def train(cfg: DictConfig) -> float | None:
     return metrics.get(cfg.objective)
 
 
-def build_trainer(cfg: DictConfig, loggers: list[Logger]) -> Trainer:
-    """Build the trainer, and log the config."""
-    callbacks = runs.build_all(cfg.get("callbacks"))
+def build_trainer(cfg: DictConfig, loggers: list[Logger], step: int) -> Trainer:
+    """Build the trainer of a run that goes on from a step, and log the config."""
+    callbacks = [SharedRun(runs.run_dir(), step), *runs.build_all(cfg.get("callbacks"))]
     trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
+    ignore_lightnings_signals(trainer)
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
     return trainer
@@ -76,6 +77,7 @@ def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")
 def main(cfg: DictConfig) -> float | None:
     runs.quiet_libraries()
+    answer_launcher()
     with runs.errors_in_one_line(), locked(runs.run_dir()):
         return train(cfg)
 

@@ -24,25 +24,28 @@ class Throughput(Callback):
         if warmup < 1:
             raise InputError(f"expected warmup of at least 1 step, got {warmup}")
         self.warmup = warmup
-        self.images, self.start = 0, 0.0
+        self.steps, self.images, self.start = 0, 0, 0.0
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.images = 0
-        if pl_module.device.type == "cuda":
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+        if self.steps == 1 and pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx + 1 == self.warmup:
+        if self.steps == self.warmup:
             self.start = _now(pl_module)
-        if batch_idx >= self.warmup:
+        if self.steps > self.warmup:
             self.images += len(batch["index"])
-        if self.images and batch_idx + 1 == trainer.num_training_batches:
+        if batch_idx + 1 < trainer.num_training_batches:
+            return
+        if self.images:
             speed = self.images * trainer.world_size / (_now(pl_module) - self.start)
             pl_module.log("throughput/images_per_second", speed)
             if pl_module.device.type == "cuda":
                 pl_module.log("throughput/peak_memory_gib", torch.cuda.max_memory_allocated(pl_module.device) / 2**30)
+        self.steps, self.images = 0, 0  # a resumed epoch begins in the middle, without on_train_epoch_start
 
 
 def _now(module: LightningModule) -> float:

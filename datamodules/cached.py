@@ -1,6 +1,5 @@
 """Stores the inputs of a loss that come from the frozen target: computed in the first run, read in later runs."""
 
-import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from datamodules.images import Images
-from datamodules.loaders import rank_and_world_size
 from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
 from datamodules.store import Rows, Store
 from explainers.errors import InputError, check_positive
+from explainers.files import shared_by_all
 
 LONG = 50_000
 """Forward passes that are announced before they start: minutes, on a CPU."""
@@ -89,7 +88,7 @@ class Cached(LightningDataModule):
         dataset = self.dataset(split)
         if trainer.fast_dev_run:
             return dataset  # the module computes the rows of these few images itself
-        self._check_folder()
+        self._require(shared_by_all(Path(self.folder), trainer.strategy), self._not_shared())
         fingerprint = self._common_fingerprint(split)
         stores = [self._filled(source, split, fingerprint) for source in trainer.lightning_module.sources]
         rows = StoredRows(stores, getattr(dataset, "labels", None))
@@ -98,20 +97,6 @@ class Cached(LightningDataModule):
             name = dataset.path(first) if hasattr(dataset, "path") else f"image {first}"
             warnings.warn(f"left out: {len(rows.corrupt)} of {len(dataset)} images, such as {name}", stacklevel=2)
         return rows
-
-    def _check_folder(self) -> None:
-        """Raise if a process does not see what process 0 writes, before hours of computing."""
-        trainer: Any = self.trainer
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
-        token = Path(self.folder) / trainer.strategy.broadcast(f".{uuid.uuid4().hex}")
-        if trainer.is_global_zero:
-            token.touch()
-        trainer.strategy.barrier("token written")
-        seen = token.exists()
-        trainer.strategy.barrier("token looked for")
-        if trainer.is_global_zero:
-            token.unlink()
-        self._require(seen, self._not_shared())
 
     def _not_shared(self) -> str:
         return (
@@ -136,7 +121,7 @@ class Cached(LightningDataModule):
     def _filled(self, source: Any, split: str, fingerprint: dict[str, str]) -> Store:
         """The completely filled store of a source; every process computes its share of the missing rows."""
         trainer: Any = self.trainer
-        dataset, (rank, world_size) = self.dataset(split), rank_and_world_size(self)
+        dataset, rank, world_size = self.dataset(split), trainer.global_rank, trainer.world_size
         data = {entry: fingerprint[entry] for entry in source.entries}
         store = Store(self.folder, source.key() | {"data": data, "precision": str(trainer.precision)}, len(dataset))
         missing = store.missing()

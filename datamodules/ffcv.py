@@ -20,7 +20,7 @@ from datamodules.beton import check_beton, class_names, description_file, keep_t
 from datamodules.datasets import check_crop
 from datamodules.fingerprints import digest
 from datamodules.images import SPLITS, check_same_classes
-from datamodules.loaders import Shard, check_loading, rank_and_world_size, shuffle
+from datamodules.loaders import Resumable, Shard, check_loading, division_of, shuffle
 from explainers.errors import InputError
 from explainers.files import file_hashes
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ffcv.loader import Loader
 
 
-class BetonLoader:
+class BetonLoader(Resumable):
     """Batches from an FFCV loader, in the order of a torch sampler.
 
     FFCV's own order is not used, because it differs between one process and many, and because it depends on how often
@@ -42,6 +42,7 @@ class BetonLoader:
     def __init__(self, loader: "Loader", sampler: DistributedSampler) -> None:
         self.loader = loader
         self.sampler = sampler
+        self.batch_size = loader.batch_size
         self.batch_sampler = None  # Lightning reads it if there is a sampler
 
     def __len__(self) -> int:
@@ -51,15 +52,18 @@ class BetonLoader:
         """A generator: its order is drawn at the first batch, because Lightning calls `iter` before `set_epoch`."""
         order = np.fromiter(self.sampler, dtype=np.uint64)
         self.loader.traversal_order.indices = order
-        size = self.loader.batch_size
+        yield from self.counted(self._decoded(order))
+
+    def _decoded(self, order: np.ndarray) -> Iterator[dict[str, Tensor]]:
+        """The batches of the samples at these positions."""
         with keep_torch_threads():
             batches = iter(self.loader)
             wait_for_batch(batches)  # FFCV's own thread sets torch's threads before its first batch
         try:
-            for start in range(0, len(self) * size, size):
+            for start in range(0, len(order), self.batch_size):
                 wait_for_batch(batches)
                 fields = dict(zip(self.loader.pipeline_specs, next(batches), strict=True))
-                yield as_batch(fields, order[start : start + size])
+                yield as_batch(fields, order[start : start + self.batch_size])
         finally:
             batches.close()  # otherwise its thread would run until the process ends
 
@@ -187,8 +191,8 @@ class FFCV(LightningDataModule):
         check_same_classes(names.get("train", ()), names.get("val", ()), "write the file that lacks classes again")
 
     def train_dataloader(self) -> BetonLoader:
-        path, samples, (rank, world_size) = *self._file("train"), rank_and_world_size(self)
-        return self._loader(path, shuffle(samples, self.batch_size, rank, world_size, self.seed), self.batch_size)
+        path, samples = self._file("train")
+        return self._loader(path, shuffle(samples, self.batch_size, division_of(self), self.seed), self.batch_size)
 
     def val_dataloader(self) -> BetonLoader:
         return self._evaluation_loader("val")
@@ -197,8 +201,10 @@ class FFCV(LightningDataModule):
         return self._evaluation_loader("test")
 
     def _evaluation_loader(self, split: str) -> BetonLoader:
-        path, samples, (rank, world_size) = *self._file(split), rank_and_world_size(self)
-        return self._loader(path, Shard(range(samples), world_size, rank), self.eval_batch_size)  # type: ignore[arg-type]
+        path, samples = self._file(split)
+        division = division_of(self)
+        shard = Shard(range(samples), division.world_size, division.rank)  # type: ignore[arg-type]
+        return self._loader(path, shard, self.eval_batch_size)
 
     def size(self, split: str) -> int:
         """Number of images of a split."""

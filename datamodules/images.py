@@ -6,7 +6,7 @@ from typing import Any
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.loaders import Readable, Shard, check_loading, epoch_loader, rank_and_world_size, shuffle
+from datamodules.loaders import Readable, Shard, check_loading, division_of, epoch_loader, shuffle
 from explainers.errors import InputError
 
 SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -101,12 +101,12 @@ class Images(LightningDataModule):
 
     def training_loader(self, samples: Any) -> DataLoader:
         """Shuffled training batches of this process's share of the samples."""
-        sampler = shuffle(len(samples), self.batch_size, *rank_and_world_size(self), self.seed)
+        sampler = shuffle(len(samples), self.batch_size, division_of(self), self.seed)
         drop_last = sampler.drop_last
         return epoch_loader(Readable(samples), sampler, self.batch_size, self.num_workers, drop_last, self.seed)
 
     def evaluation_loader(self, samples: Any) -> DataLoader:
         """Evaluation batches of this process's share of the samples, in their order."""
-        rank, world_size = rank_and_world_size(self)
-        shard = Shard(samples, world_size, rank)
+        division = division_of(self)
+        shard = Shard(samples, division.world_size, division.rank)
         return epoch_loader(samples, shard, self.eval_batch_size, self.num_workers, False, self.seed)

@@ -1,6 +1,8 @@
 """Loaders with the same batches for one process and for many, and with or without corrupt images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -36,25 +38,115 @@ class Shard(DistributedSampler[int]):
         return len(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
 
 
-def shuffle(size: int, batch_size: int, rank: int, world_size: int, seed: int) -> DistributedSampler:
+@dataclass(frozen=True)
+class Division:
+    """How the images of a step are divided.
+
+    Args:
+        rank: number of this process.
+        world_size: number of processes.
+        batches: batches of a process in a step.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    batches: int = 1
+
+
+class Shuffled(DistributedSampler[int]):
+    """A shuffled share of the indices, the same in every run, from any image of an epoch on.
+
+    `first` is the number of images of all processes that are left out; it is 0 again in the next epoch.
+
+    >>> sampler = Shuffled(range(6), num_replicas=2, rank=0, seed=0)
+    >>> whole = list(sampler)
+    >>> sampler.first = 4
+    >>> list(sampler) == whole[2:]
+    True
+    """
+
+    first = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.first = self.first if epoch == self.epoch else 0
+        super().set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.first // self.num_replicas, None)
+
+
+def shuffle(size: int, batch_size: int, division: Division, seed: int) -> Shuffled:
     """A sampler of shuffled samples. Batch k of all processes together is batch k of a single process.
 
-    The order depends on the seed and the epoch only. An incomplete last batch is left out unless it is the only batch.
+    The order depends on the seed and the epoch only. Images that fill no step are left out of an epoch unless it has
+    only these.
 
     Args:
         size: number of samples of the data set.
         batch_size: samples per batch and process.
-        rank: number of this process.
-        world_size: number of processes.
+        division: how a step is divided among processes and batches.
         seed: determines the order, together with the epoch.
 
-    >>> single = list(shuffle(8, batch_size=4, rank=0, world_size=1, seed=0))
-    >>> first, second = (list(shuffle(8, batch_size=2, rank=rank, world_size=2, seed=0)) for rank in (0, 1))
+    >>> single = list(shuffle(8, batch_size=4, division=Division(), seed=0))
+    >>> first, second = (list(shuffle(8, 2, Division(rank, 2), seed=0)) for rank in (0, 1))
     >>> set(single[:4]) == set(first[:2] + second[:2])
     True
     """
-    drop_last = size >= batch_size * world_size
-    return DistributedSampler(range(size), world_size, rank, shuffle=True, seed=seed, drop_last=drop_last)  # type: ignore[arg-type]
+    step = batch_size * division.batches
+    whole = size >= step * division.world_size
+    order = Shuffled(range(size), division.world_size, division.rank, shuffle=True, seed=seed, drop_last=whole)  # type: ignore[arg-type]
+    if whole:
+        order.num_samples -= order.num_samples % step
+        order.total_size = order.num_samples * division.world_size
+    return order
+
+
+class Resumable:
+    """What Lightning asks of a loader with which a run can go on inside an epoch.
+
+    The state counts images of all processes, so that it is also valid for another number of processes.
+    """
+
+    sampler: Any
+    batch_size: Any
+    batches = 0
+    """Batches of this epoch that the loader has delivered, also before the run was interrupted."""
+
+    @property
+    def images_per_batch(self) -> int:
+        """Images in a batch of all processes together."""
+        return self.batch_size * self.sampler.num_replicas
+
+    @property
+    def first_batch(self) -> int:
+        """Number of batches of this epoch that were delivered before the run was interrupted."""
+        return getattr(self.sampler, "first", 0) // self.images_per_batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and the number of its images that were delivered."""
+        return {"epoch": self.sampler.epoch, "images": self.batches * self.images_per_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after the images of a `state_dict`.
+
+        Raises:
+            InputError: if they are no whole number of batches.
+        """
+        if state["images"] % self.images_per_batch:
+            raise InputError(
+                f"the checkpoint stands inside an epoch, after {state['images']} images, which are no whole number of"
+                f" batches of {self.images_per_batch} images: go on with as many images per step as before"
+            )
+        self.sampler.epoch, self.sampler.first = state["epoch"], state["images"]
+        self.batches = self.first_batch
+
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of an epoch, or of the rest of it, counted as they are delivered."""
+        self.batches = self.first_batch
+        for batch in batches:
+            self.batches += 1
+            yield batch
 
 
 def next_readable(samples: Any, start: int) -> Sample:
@@ -106,7 +198,7 @@ def collate(samples: list[Sample | None]) -> dict[str, Tensor] | None:
     return default_collate(readable) if readable else None
 
 
-class EpochLoader(DataLoader[Sample]):
+class EpochLoader(Resumable, DataLoader[Sample]):  # type: ignore[misc]
     """Starts to load when the first batch is requested, not when the iterator is created; skips batches that are None.
 
     Lightning creates the iterator of a resumed epoch before it calls `set_epoch`, and loader processes draw the order
@@ -115,7 +207,7 @@ class EpochLoader(DataLoader[Sample]):
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
         empty = True
-        for batch in super().__iter__():
+        for batch in self.counted(super().__iter__()):
             if batch is not None:
                 empty = False
                 yield batch
@@ -140,7 +232,7 @@ def epoch_loader(
     )
 
 
-def rank_and_world_size(datamodule: LightningDataModule) -> tuple[int, int]:
-    """Number of this process, and number of processes; (0, 1) without a trainer."""
+def division_of(datamodule: LightningDataModule) -> Division:
+    """How the datamodule's trainer divides a step; not at all without a trainer."""
     trainer = datamodule.trainer
-    return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+    return Division(trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches) if trainer else Division()

@@ -4,10 +4,12 @@ import hashlib
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tqdm import tqdm
@@ -48,6 +50,25 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that a concurrent reader sees the old text or the new text, never part of it."""
     with atomic(path) as unfinished:
         unfinished.write_text(text)
+
+
+def shared_by_all(folder: Path, strategy: Any) -> bool:
+    """Whether all processes see what process 0 writes to a folder; all of them have to call this function.
+
+    Args:
+        folder: the folder, which is made if it is missing.
+        strategy: Lightning's strategy of the processes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    token = folder / strategy.broadcast(f".{uuid.uuid4().hex}")
+    if strategy.is_global_zero:
+        token.touch()
+    strategy.barrier("token written")
+    seen = token.exists()
+    strategy.barrier("token looked for")
+    if strategy.is_global_zero:
+        token.unlink()
+    return strategy.reduce_boolean_decision(seen)
 
 
 def file_hashes(paths: Sequence[str | Path]) -> list[str]:

@@ -1,16 +1,21 @@
 """The processes of one command, and the lock that keeps two commands from writing to one folder."""
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
+from lightning import Trainer
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
@@ -18,6 +23,8 @@ from explainers.files import write_atomically
 
 OF_SWEEPS_AND_FOLDERS = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")
 """Beginnings of the overrides of Hydra's own config that a process of one run does not need."""
+
+LIBRARY = ctypes.CDLL(None)  # loaded here, because a fork may not
 
 LOCKED = "EXPLAINERS_LOCKED_FOLDER"
 """Environment variable with the folder that this process or one of its parents has locked."""
@@ -50,18 +57,115 @@ def arguments(config: Any, folder: Path) -> list[str]:
 def torchrun(processes: int, program: Sequence[str]) -> int:
     """Run a Python program in several processes on this machine, wait for them, and return torchrun's exit code.
 
+    A signal that ends this process ends them first, so that they can save what they have.
+
     Args:
         processes: number of processes.
         program: path of the program and its arguments.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    started = subprocess.Popen([*command, *program])
-    # Otherwise torchrun's processes would outlive this one
-    earlier = signal.signal(signal.SIGTERM, lambda *_: started.terminate())
+    started = subprocess.Popen([*command, *program], preexec_fn=end_with_parent)
+    received: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        received.append(number)
+        started.terminate()
+
+    earlier = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
-        return started.wait()
+        code = started.wait()
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    for received_number in received:
+        answer = earlier[signal.Signals(received_number)]
+        if callable(answer):
+            answer(received_number, None)
+    return code
+
+
+def end_with_parent() -> None:
+    """Ask Linux to send this process SIGTERM when its parent ends, however that ends.
+
+    A killed launcher cannot end its processes, which would train on without it.
+    """
+    if sys.platform == "linux":
+        LIBRARY.prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG
+
+
+def number_of_processes(trainer: Mapping[str, Any]) -> int:
+    """Number of processes that a trainer with these settings needs on this machine.
+
+    >>> number_of_processes({"devices": [0, 2]}), number_of_processes({"accelerator": "cpu", "devices": "auto"})
+    (2, 1)
+    """
+    devices = trainer.get("devices", 1)
+    if devices in ("auto", -1, "-1"):
+        return max(1, torch.cuda.device_count()) if trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") else 1
+    return int(devices) if isinstance(devices, int | str) else len(devices)
+
+
+def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
+    """Whether torchrun, SLURM or a parent process has started this process, as one of those that a trainer needs.
+
+    Raises:
+        InputError: if another number of processes was started than `devices` and `num_nodes` say.
+    """
+    needed = number_of_processes(trainer), trainer.get("num_nodes", 1)
+    told = os.environ
+    if SLURMEnvironment.detect():
+        nodes = int(told.get("SLURM_NNODES", 1))
+        started = int(told.get("SLURM_NTASKS_PER_NODE", int(told["SLURM_NTASKS"]) // nodes)), nodes
+    elif "LOCAL_WORLD_SIZE" in told:
+        started = int(told["LOCAL_WORLD_SIZE"]), int(told["WORLD_SIZE"]) // int(told["LOCAL_WORLD_SIZE"])
+    elif needed[1] > 1:
+        raise InputError(
+            f"expected torchrun or srun to start processes on {needed[1]} machines (trainer.num_nodes), got neither:"
+            " start this command with one of them, see docs/training.md"
+        )
+    else:
+        return "LOCAL_RANK" in told
+    if started != needed:
+        raise InputError(
+            f"expected {needed[0]} processes on each of {needed[1]} machines, got {started[0]} on each of {started[1]}:"
+            f" set trainer.devices={started[0]} trainer.num_nodes={started[1]}, or start as many processes as are set"
+        )
+    return True
+
+
+def answer_launcher() -> None:
+    """Prepare this process for the signals of what has started it.
+
+    Its end is told by Linux, if it is torchrun. On SIGUSR1, which SLURM sends before the end of a job
+    (`#SBATCH --signal=USR1@120`), the job is put into the queue again.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
+    if "SLURM_JOB_ID" in os.environ and LOCKED not in os.environ:  # otherwise the process that started this one answers
+        signal.signal(signal.SIGUSR1, partial(_requeue, os.getpid()))
+
+
+def _requeue(process: int, number: int, _: Any) -> None:
+    """Ask SLURM to start the job of this process again, and end."""
+    if os.getpid() != process:
+        return  # a loader process, which has inherited the handler
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        array = os.environ.get("SLURM_ARRAY_JOB_ID")
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+        try:
+            subprocess.run(["scontrol", "requeue", job], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"cannot put job {job} into the queue again: {error}; submit it again, and it goes on")
+    sys.exit(128 + number)
+
+
+def ignore_lightnings_signals(trainer: Trainer) -> None:
+    """Keep Lightning from handling signals.
+
+    Its handler of SIGTERM starts a broadcast at any moment of a step, so that processes wait for each other without
+    end, and that of SIGUSR1 writes a checkpoint of half a step.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
 
 @contextmanager

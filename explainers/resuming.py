@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from safetensors import SafetensorError, safe_open
 
 from explainers.errors import InputError
-from explainers.files import atomic, file_hashes
+from explainers.files import atomic, file_hashes, shared_by_all
 from explainers.records import leaves
 
 MODELS = ("target", "explainer", "module")
 """Config keys of models. Files of data are not hashed, because they may have many gigabytes."""
+
+DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_batches"), "data": ("batch_size",)}
+"""Config keys that divide the images of a step among machines, processes and batches."""
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -32,6 +36,32 @@ class WholeCheckpoints(TorchCheckpointIO):
         torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
         with atomic(path, alone=True) as unfinished:
             unfinished.write_bytes(content.getbuffer())
+
+
+class SharedRun(Callback):
+    """Checks that the processes of several machines work in one folder and go on from the same checkpoint.
+
+    Args:
+        folder: the run's folder.
+        step: number of steps before the checkpoint that this process has found; 0 for none.
+
+    Raises:
+        InputError: before anything is computed, in all processes.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self.folder, self.step = folder, step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.num_nodes == 1:
+            return
+        strategy: Any = trainer.strategy
+        same = strategy.reduce_boolean_decision(strategy.broadcast(self.step) == self.step)
+        if not shared_by_all(self.folder, strategy) or not same:
+            raise InputError(
+                f"expected a folder that all machines share, got {self.folder}, where one does not see the files of"
+                " another; start the command in a folder of a shared file system, or set hydra.run.dir to one"
+            )
 
 
 def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
@@ -68,6 +98,26 @@ def progress_of(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
             f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or something else: go on from another"
             " checkpoint (ckpt_path=...), or delete it to start the run again"
         ) from error
+
+
+def images_per_step(config: Mapping[str, Any], processes: int) -> int | None:
+    """Images of one step of the optimiser, of all processes together; `None` if the config has no batch size.
+
+    >>> images_per_step({"data": {"batch_size": 8}, "trainer": {"num_nodes": 2, "accumulate_grad_batches": 3}}, 4)
+    192
+
+    Args:
+        config: resolved config, in nested dicts and lists.
+        processes: number of processes of each machine.
+    """
+    size, trainer = (config.get("data") or {}).get("batch_size"), config.get("trainer") or {}
+    return size and size * processes * trainer.get("num_nodes", 1) * trainer.get("accumulate_grad_batches", 1)
+
+
+def divided_as(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The config `now`, whose steps are divided as those of `earlier`."""
+    taken = {group: {key: (earlier.get(group) or {}).get(key) for key in keys} for group, keys in DIVISION.items()}
+    return dict(now) | {group: now[group] | keys for group, keys in taken.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

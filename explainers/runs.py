@@ -28,9 +28,9 @@ from yaml import YAMLError
 
 from explainers.errors import InputError
 from explainers.files import write_atomically
-from explainers.processes import arguments, torchrun
+from explainers.processes import arguments, number_of_processes, started_by_launcher, torchrun
 from explainers.records import devices, first_difference, versions
-from explainers.resuming import check_model_files, model_files, read_json, replaced_file
+from explainers.resuming import check_model_files, divided_as, images_per_step, model_files, read_json, replaced_file
 
 FULL = "make room on its disk, or write to another one"
 DENIED = "change its permissions, or take another path"
@@ -171,31 +171,21 @@ def _of_the_disk(error: OSError | SafetensorError) -> str | None:
     return f"cannot read or write {path}: {os.strerror(code)}: {OF_THE_DISK[code]}"
 
 
-def number_of_processes(trainer: DictConfig) -> int:
-    """Number of processes that a trainer with these settings needs on this machine.
-
-    >>> number_of_processes(OmegaConf.create({"devices": [0, 2]}))
-    2
-    >>> number_of_processes(OmegaConf.create({"accelerator": "cpu", "devices": "auto"}))
-    1
-    """
-    devices = trainer.get("devices", 1)
-    if devices in ("auto", -1, "-1"):
-        return max(1, torch.cuda.device_count()) if trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") else 1
-    return len(devices) if OmegaConf.is_list(devices) else int(devices)
-
-
-def launch(processes: int) -> bool:
-    """Run this command again under torchrun, with one process per device, and wait for it.
+def launch(trainer: DictConfig) -> bool:
+    """Run this command again under torchrun, with one process per device of this machine, and wait for it.
 
     Lightning could start the other processes itself. But in a sweep (`-m`) each of them would run the whole sweep
     again, and a failing process would leave the others waiting.
+
+    Args:
+        trainer: settings of the trainer.
 
     Returns:
         True if torchrun ran the command and finished. False if this process shall run it: because one process is
         enough, or because torchrun, SLURM or a parent call of this function has started this process.
     """
-    if processes == 1 or "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    processes = number_of_processes(trainer)
+    if started_by_launcher(trainer) or processes == 1:
         return False
     config = HydraConfig.get()
     code = torchrun(processes, [sys.argv[0], *arguments(config, run_dir())])
@@ -220,12 +210,14 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
     """
     resolved: Any = OmegaConf.to_container(cfg, resolve=True)
     check_model_files(resolved)
-    files = model_files(resolved, folder)
+    files, images = model_files(resolved, folder), images_per_step(resolved, number_of_processes(cfg.trainer))
     if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not go_on:
         earlier = _read_config(folder / "config.yaml")
         same = resolved | {key: earlier.get(key) for key in ("data_dir", "ckpt_path", "fit", "test")}
-        recorded = read_json(folder / "versions.json").get("files", {})
-        difference = first_difference(earlier, same) or replaced_file(recorded, files)
+        recorded = read_json(folder / "versions.json")
+        if images is not None and recorded.get("images_per_step") == images:
+            same = divided_as(earlier, same)
+        difference = first_difference(earlier, same) or replaced_file(recorded.get("files", {}), files)
         if difference:
             raise InputError(
                 f"{folder} holds a run of another config: {difference}. Give this one a name of its own (name=...), "
@@ -233,7 +225,9 @@ def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
             )
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
     record = {"command": sys.argv, "python": sys.version.split()[0], "packages": versions(), "devices": devices()}
-    write_atomically(folder / "versions.json", json.dumps(record | {"files": files}, indent=2))
+    write_atomically(
+        folder / "versions.json", json.dumps(record | {"images_per_step": images, "files": files}, indent=2)
+    )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def run_as_rank(work, rank, count, port):
 class Forks:
     """What Popen gives for a torchrun, one whose processes are forks that do `work`."""
 
-    def __init__(self, work, command):
+    def __init__(self, work, command, **_):
         (count,) = (int(word.partition("=")[2]) for word in command if word.startswith("--nproc_per_node="))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -70,7 +70,7 @@ def fit(datamodule, epochs, folder, resume=None, at_epoch_end=True):
 
 
 def as_rank(datamodule, rank, world_size):
-    datamodule.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+    datamodule.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, accumulate_grad_batches=1)
     return datamodule
 
 

@@ -50,7 +50,7 @@ def child(program, *arguments):
 class Torchrun:
     """What Popen gives for a torchrun, of which one process runs, as far as its config is there."""
 
-    def __init__(self, command):
+    def __init__(self, command, **_):
         start = command.index("--nproc_per_node=2") + 1
         assert command[1:start] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
         self.process = FORK.Process(target=child, args=command[start:])
@@ -114,7 +114,7 @@ def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_th
     monkeypatch.setattr(runs, "torchrun", processes.torchrun)
     folder = tmp_path / "it's here"
     composed("seed=5", *passed, *dropped, folder=folder)
-    assert runs.launch(2)
+    assert runs.launch(OmegaConf.create({"devices": 2}))
     ((_, *arguments),) = commands
     assert {*passed, "seed=5", "hydra.mode=RUN"} <= set(arguments) and not {*dropped} & set(arguments)
     assert arguments[-1] == "hydra.run.dir='" + str(folder).replace("'", r"\'") + "'"

@@ -60,7 +60,7 @@ class Bomb(Callback):
 class Torchrun:
     """What Popen gives for torchrun: a fork of this process that does what torchrun does, and starts forks as well."""
 
-    def __init__(self, command):
+    def __init__(self, command, **_):
         self.process = FORK.Process(target=self._run, args=command[3:])  # without `python -m torch.distributed.run`
         self.process.start()
         self.terminate = self.process.terminate
@@ -101,7 +101,7 @@ def swept(tmp_path_factory):
     train(*common, "explainer.seed=0", folder=root / "one")
     sweep = ("-m", *common, "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
 
-    def popen(command):
+    def popen(command, **_):
         return Torchrun(command) if "explainer.seed=1" in command else subprocess.Popen(command)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -204,10 +204,10 @@ class Failed:
 def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, ending, tmp_path, monkeypatch):
     for name in ("LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(subprocess, "Popen", lambda *_: Failed())
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Failed())
     composed(*RUN, f"hydra.mode={mode}", "hydra.job.num=0", folder=tmp_path)
     with pytest.raises(ending) as raised:
-        runs.launch(2)
+        runs.launch(OmegaConf.create({"devices": 2}))
     assert mode == "MULTIRUN" or raised.value.code == 3
 
 
@@ -236,12 +236,12 @@ def test_ending_the_command_ends_its_processes(tmp_path, monkeypatch):
 SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "1"}
 
 
-@pytest.mark.parametrize("environment", [SLURM, {"LOCAL_RANK": "1"}])
-def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", lambda *_: pytest.fail("started another process"))
+@pytest.mark.parametrize(("environment", "count"), [(SLURM, 1), ({"LOCAL_RANK": "1"}, 2)])
+def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment, count, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started another process"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert not runs.launch(2)
+    assert not runs.launch(OmegaConf.create({"devices": count}))
 
 
 def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
@@ -251,12 +251,12 @@ def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "processes"),
+    ("overrides", "count"),
     [((), 1), (("trainer.devices=3",), 3), (("trainer.devices=[0,2]",), 2), (("trainer.devices=auto",), 1)],
 )
-def test_there_is_a_process_for_each_device(overrides, processes, tmp_path):
+def test_there_is_a_process_for_each_device(overrides, count, tmp_path):
     cfg = composed(*RUN, *overrides, folder=tmp_path)
-    assert runs.number_of_processes(cfg.trainer) == processes
+    assert processes.number_of_processes(cfg.trainer) == count
 
 
 def test_the_folder_of_a_job_has_a_name_that_every_file_system_takes():

@@ -1,0 +1,117 @@
+"""A run that is interrupted inside an epoch ends exactly as one that is not, also on another number of processes."""
+
+import random
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import DIGITS, TVE_RUN, csv_rows, draw_images, train
+from forks import Forks
+from lightning import Callback
+from safetensors.torch import load_file
+
+from callbacks.last_checkpoint import LastCheckpoint
+from datamodules.write_beton import write_beton
+from explainers import processes
+
+EPOCHS, STEPS = 3, 8  # steps of an epoch
+RUN = (
+    *(*TVE_RUN, "cache=none", "explainer.patches_per_image=2", "explainer.min_crop=0.5"),
+    *(f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1", "callbacks.last.minutes=1000"),
+)
+TORCH = (*RUN, *DIGITS, f"data.size.train={8 * STEPS + 2}")
+
+
+class Killed(BaseException):
+    """What a killed process does not see."""
+
+
+class Kill(Callback):
+    """Makes a checkpoint due after one step of a run, and kills the run before another one."""
+
+    def __init__(self, saved: int, killed: int) -> None:
+        self.saved, self.killed = saved, killed
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
+        last.saved = float("-inf") if trainer.global_step + 1 == self.saved else float("inf")
+        if trainer.global_step == self.killed:
+            raise Killed
+
+
+def killed(*command, saved, step, folder):
+    """Kill a run before a step; it has a checkpoint of the step `saved` or of the end of an epoch."""
+    options = ("+callbacks.kill._target_=test_mid_epoch.Kill", f"+callbacks.kill.saved={saved}")
+    goes_on = ["ckpt_path=last"] if (folder / "checkpoints").exists() else []  # `kill` is another config
+    with pytest.raises(Killed):
+        train(*command, *options, f"+callbacks.kill.killed={step}", *goes_on, folder=folder)
+
+
+def results(folder):
+    """The trained weights and the history of a run."""
+    rows = csv_rows(folder / "csv/version_0/metrics.csv")
+    return load_file(folder / "explainer.safetensors"), [row | {"throughput/images_per_second": ""} for row in rows]
+
+
+@pytest.fixture
+def beton(tmp_path):
+    """Images from a .beton file, as overrides; FFCV without Numba, which would compile each loader again."""
+    compiler = pytest.importorskip("ffcv.pipeline.compiler", reason="FFCV is not installed: make ffcv").Compiler
+    draw_images(tmp_path / "images", count=8 * STEPS + 2)
+    write_beton(tmp_path / "images", tmp_path / "images.beton", image_size=48, workers=1)
+    compiler.set_enabled(False)
+    yield ("data=imagenet", *(f"data.{split}={tmp_path}/images.beton" for split in ("train", "val")))
+    compiler.set_enabled(True)
+
+
+def check_ten_kills(command, tmp_path):
+    draw, saved = random.Random(0), 0
+    train(*command, folder=tmp_path / "whole")
+    for step in sorted(draw.sample(range(1, EPOCHS * STEPS), 10)):
+        saved = draw.randint(saved + 1, step) if saved < step else saved
+        killed(*command, saved=saved, step=step, folder=tmp_path / "run")
+    train(*command, "ckpt_path=last", folder=tmp_path / "run")
+    (expected, history), (weights, resumed) = results(tmp_path / "whole"), results(tmp_path / "run")
+    assert resumed == history and weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_steps_change_no_bit(tmp_path):
+    check_ten_kills(TORCH, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+def test_ten_kills_at_random_steps_change_no_bit_with_ffcv(beton, tmp_path):
+    check_ten_kills((*RUN, *beton, "data.batch_size=8", "data.num_workers=1"), tmp_path)
+
+
+def test_gradients_of_an_unfinished_step_are_not_lost(tmp_path):
+    """Steps of two batches: a checkpoint waits for the end of a step."""
+    command = (*TORCH, "trainer.accumulate_grad_batches=2", "data.batch_size=4")
+    train(*command, folder=tmp_path / "whole")
+    killed(*command, saved=4, step=6, folder=tmp_path / "run")
+    train(*command, "ckpt_path=last", folder=tmp_path / "run")
+    assert str(results(tmp_path / "run")) == str(results(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "division",
+    [
+        ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4"),
+        ("trainer.accumulate_grad_batches=4", "data.batch_size=2"),
+    ],
+)
+def test_as_many_images_in_a_step_give_the_same_results(division, tmp_path, monkeypatch):
+    """Half of the run in one process with one batch in a step, the other half otherwise, without being asked twice."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    train(*TORCH, folder=whole)
+    killed(*TORCH, saved=11, step=12, folder=folder)
+    resumed = partial(train, *TORCH, *division, "ckpt_path=last", folder=folder)
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=partial(Forks, resumed)))
+    resumed()
+    weights, expected = (results(path)[0] for path in (folder, whole))
+    torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-5)
