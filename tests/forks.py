@@ -9,7 +9,9 @@ import sys
 from contextlib import contextmanager, suppress
 
 from commands import MARK, PYTHONPATH, ROOT, running
+from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.distributed import run as torchrun
 
 from explainers import runs
 
@@ -79,3 +81,31 @@ class Forks:
             process.kill()  # one that hangs
             process.join()
         return max(abs(process.exitcode) for process in self.processes)
+
+
+class Torchrun:
+    """What Popen gives for torchrun: a fork of this process that does what torchrun does, and starts forks as well."""
+
+    def __init__(self, command, **_):
+        self.process = FORK.Process(target=act_as_torchrun, args=command[3:])  # without `python -m ...`
+        self.process.start()
+        self.terminate = self.process.terminate
+
+    def wait(self):
+        self.process.join()
+        return self.process.exitcode
+
+
+def act_as_torchrun(*arguments):
+    """`torchrun *arguments`, in a fork."""
+    GlobalHydra.instance().clear()  # of the process that this one is a fork of
+    torchrun.run_script_path = act_as_rank
+    torchrun.main(["--run-path", "--start-method=fork", *arguments])
+
+
+def act_as_rank(program, *arguments):
+    """One of the processes that torchrun starts."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a new process
+    rank_zero_only.rank = int(os.environ["RANK"])  # Lightning asks the environment when it is imported
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")

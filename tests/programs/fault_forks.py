@@ -122,3 +122,11 @@ def give_up_rights() -> None:
     header, none = (ctypes.c_uint32 * 2)(version_3, this_process), (ctypes.c_uint32 * 6)()
     if ctypes.CDLL(None, use_errno=True).capset(header, none) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+
+
+def wait_for(happened: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait until something has happened; fail with `what` if it has not in time."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)

@@ -5,30 +5,24 @@ that it starts are new ones, one sweep serves several tests, and every other pro
 """
 
 import json
-import os
-import runpy
-import signal
+import re
 import subprocess
-import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
-from fault_forks import Started
+from fault_forks import Started, wait_for
 from fault_jobs import program
-from forks import FORK, Forks, forked
-from hydra.core.global_hydra import GlobalHydra
+from forks import Forks, Torchrun, forked
 from lightning import Callback
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
-from torch.distributed import run as torchrun
 
 from explainers import processes, runs
 from explainers.evaluation.pictures import read_pictures
+from explainers.resuming import progress_of
 
 RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
@@ -55,33 +49,6 @@ class Bomb(Callback):
         last = trainer.global_rank == trainer.world_size - 1
         if pl_module.seed == 1 and trainer.current_epoch == 1 and last:
             raise RuntimeError(f"the bomb went off in process {trainer.global_rank} of {trainer.world_size}")
-
-
-class Torchrun:
-    """What Popen gives for torchrun: a fork of this process that does what torchrun does, and starts forks as well."""
-
-    def __init__(self, command, **_):
-        self.process = FORK.Process(target=self._run, args=command[3:])  # without `python -m torch.distributed.run`
-        self.process.start()
-        self.terminate = self.process.terminate
-
-    @staticmethod
-    def _run(*arguments):
-        GlobalHydra.instance().clear()  # of the process that this one is a fork of
-        torchrun.run_script_path = run_as_rank
-        torchrun.main(["--run-path", "--start-method=fork", *arguments])
-
-    def wait(self):
-        self.process.join()
-        return self.process.exitcode
-
-
-def run_as_rank(program, *arguments):
-    """One of the processes that torchrun starts."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a new process
-    rank_zero_only.rank = int(os.environ["RANK"])  # Lightning asks the environment when it is imported
-    sys.argv = [program, *arguments]
-    runpy.run_path(program, run_name="__main__")
 
 
 def losses(folder):
@@ -212,51 +179,20 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
 
 
 @pytest.mark.slow
-def test_ending_the_command_ends_its_processes(tmp_path, monkeypatch):
+def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_path, monkeypatch):
     """SIGTERM, as a scheduler sends it, reaches the command only."""
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3")  # of a process that waits for one that has ended
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=Torchrun))
-    endless, deadline = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4"), time.monotonic() + 240
-    command = Started(program("train.py", *endless), tmp_path)
+    endless = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4")
+    command, checkpoint = Started(program("train.py", *endless), tmp_path), tmp_path / "run/checkpoints/last.ckpt"
     try:
-        while not (tmp_path / "run/checkpoints/last.ckpt").exists() and command.process.is_alive():
-            assert time.monotonic() < deadline, "no checkpoint in time"
-            time.sleep(0.1)
+        wait_for(lambda: checkpoint.exists() or not command.process.is_alive(), 240, "no checkpoint in time")
         assert len(command.left()) == 4  # the command, torchrun and two that train
         command.process.terminate()
-        command.process.join(60)
-        assert command.process.exitcode not in (0, None)
-        while command.left() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not command.left()
+        wait_for(lambda: not command.left(), 20, "torchrun had to kill its processes")  # which it does after 30 s
     finally:
-        command.kill(after=0)
-
-
-SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "1"}
-
-
-@pytest.mark.parametrize(("environment", "count"), [(SLURM, 1), ({"LOCAL_RANK": "1"}, 2)])
-def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment, count, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started another process"))
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert not runs.launch(OmegaConf.create({"devices": count}))
-
-
-def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
-    for name, value in {**SLURM, "SLURM_JOB_NAME": "train", "SLURM_NNODES": "1", "SLURM_NODELIST": "here"}.items():
-        monkeypatch.setenv(name, value)
-    assert train(*RUN, folder=tmp_path) > 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "count"),
-    [((), 1), (("trainer.devices=3",), 3), (("trainer.devices=[0,2]",), 2), (("trainer.devices=auto",), 1)],
-)
-def test_there_is_a_process_for_each_device(overrides, count, tmp_path):
-    cfg = composed(*RUN, *overrides, folder=tmp_path)
-    assert processes.number_of_processes(cfg.trainer) == count
+        ending = command.ending(0)
+    saved = re.search(r"SIGTERM: saved step (\d+), from which the same command goes on", ending.output)
+    assert ending.code not in (0, None) and saved and int(saved[1]) == progress_of(checkpoint)[0]
 
 
 def test_the_folder_of_a_job_has_a_name_that_every_file_system_takes():

@@ -29,7 +29,7 @@ COMMANDS = sorted(
     {
         (script, " ".join(substituted(arguments).split()))
         for text in TEXTS.values()
-        for script, arguments in re.findall(r"python (train|eval)\.py ([^\n`#]*)", text)
+        for script, arguments in re.findall(r'python (train|eval)\.py ([^\n`#"]*)', text)
         if not re.search(r"[=,]\.\.\.|<\w+>", arguments)
     }
 )

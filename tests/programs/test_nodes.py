@@ -1,0 +1,214 @@
+"""Processes that torchrun or SLURM start on several machines. Here all machines are this one, and no SLURM is there."""
+
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from commands import DIGITS, ROOT, TVE_RUN, composed, train
+from fault_forks import Started, wait_for
+from fault_jobs import program
+from forks import act_as_torchrun
+from lightning import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from test_processes import losses
+
+from explainers import processes, runs
+from explainers.errors import InputError
+from explainers.resuming import progress_of
+
+RUN = (
+    *TVE_RUN,
+    *DIGITS,
+    "data.size.val=7",
+    "trainer.max_epochs=2",
+    "explainer.patches_per_image=2",
+    "explainer.min_crop=null",
+)
+RUN += ("+callbacks.losses._target_=test_processes.Losses",)
+SLOW = ("+callbacks.slow._target_=test_nodes.Slow", "trainer.max_epochs=8")
+NODES = ("trainer.num_nodes=2", "trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=2")
+
+
+class Slow(Callback):
+    """Makes every step last for a while, so that a run can be ended in the middle."""
+
+    def on_train_batch_start(self, *_):
+        time.sleep(0.2)
+
+
+def on_node(number, port, *overrides):
+    """`torchrun` on one of two machines, as a fork."""
+
+    def work(place):
+        os.chdir(ROOT)
+        where = ("--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}")
+        act_as_torchrun(*where, "--nproc-per-node=2", "train.py", *overrides, f"hydra.run.dir={place}/run")
+
+    return work
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def nodes():
+    """Starts a run on two machines; nothing of it is left after the test."""
+    started = []
+
+    def start(*overrides, places):
+        port = free_port()
+        for number, place in enumerate(places):
+            started.append(Started(on_node(number, port, *RUN, *NODES, *overrides), place))
+        return started[-2:]
+
+    yield start
+    for launcher in started:
+        with suppress(OSError):  # a test has closed its output
+            launcher.kill(after=0)
+
+
+def check_equal_weights(folder, other):
+    first, second = (load_file(path / "explainer.safetensors") for path in (folder, other))
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_in_a_step(nodes, tmp_path):
+    """Each of the four processes computes its share of the stored rows."""
+    train(*RUN, "cache=sources", f"cache_dir={tmp_path}/one", folder=tmp_path / "whole")
+    for launcher in nodes("cache=sources", f"cache_dir={tmp_path}/two", places=[tmp_path] * 2):
+        ending = launcher.ending()
+        assert ending.code == 0, ending.output
+    (expected, _), (got, ranks) = losses(tmp_path / "whole"), losses(tmp_path / "run")
+    assert ranks == 4 and len(got) == 4
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    check_equal_weights(tmp_path / "run", tmp_path / "whole")
+    one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "run"))
+    assert two["val/loss"] == pytest.approx(one["val/loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_were(nodes, tmp_path):
+    """The processes of the killed launcher are told by Linux. All save what they have, at the same step."""
+    first, second = nodes(*SLOW, places=[tmp_path] * 2)
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    wait_for(checkpoint.exists, 120, "no checkpoint in time")
+    saved = progress_of(checkpoint)[0]
+    os.kill(first.process.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: not first.left() and not second.left(), 60, "processes are left")
+    print(f"ended {time.monotonic() - killed:.1f} s after the kill")
+    assert second.process.exitcode not in (0, None)
+    assert saved <= progress_of(checkpoint)[0] < 2 * 8 and not (tmp_path / "run/explainer.safetensors").exists()
+    train(*RUN, *SLOW, folder=tmp_path / "run")  # as many images in a step
+    train(*RUN, "trainer.max_epochs=8", folder=tmp_path / "whole")
+    check_equal_weights(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_machines_that_share_no_folder_are_refused_before_anything_is_computed(nodes, tmp_path):
+    places = [tmp_path / name for name in ("here", "there")]
+    for place in places:
+        place.mkdir()
+    for launcher, place in zip(nodes(places=places), places, strict=True):
+        ending = launcher.ending()
+        assert (
+            ending.code != 0 and f"error: expected a folder that all machines share, got {place}/run" in ending.output
+        )
+        assert not (place / "run/checkpoints").exists()
+
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "here", "MASTER_ADDR": "127.0.0.1"}
+
+
+def task(rank, count, port, place, *overrides):
+    """A task of a job, one of `count` on as many machines; `scontrol` writes down what it is asked."""
+    told = {"SLURM_NTASKS": count, "SLURM_NNODES": count, "SLURM_NTASKS_PER_NODE": 1, "SLURM_LOCALID": 0}
+    told |= {"SLURM_PROCID": rank, "SLURM_NODEID": rank, "MASTER_PORT": port} | SLURM
+
+    def prepare():
+        os.environ |= {name: str(value) for name, value in told.items()}
+        os.environ["PATH"] = f"{place}:{os.environ['PATH']}"
+        rank_zero_only.rank = rank  # Lightning asks the environment when it is imported
+
+    scontrol = place / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {place}/asked\n')
+    scontrol.chmod(0o755)
+    return Started(program("train.py", *RUN, *overrides), place, prepare)
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(tmp_path):
+    """Two tasks on two machines, and a W&B run; `srun` sends SIGUSR1 to both."""
+    machines = ("trainer.num_nodes=2", "trainer.strategy=ddp", "data.batch_size=4", "logger=default", *SLOW)
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    port = free_port()
+    tasks = [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]
+    wait_for(checkpoint.exists, 120, "no checkpoint in time")
+    saved, run_id = progress_of(checkpoint)[0], (tmp_path / "run/wandb_id").read_text()
+    for started in tasks:
+        os.kill(started.process.pid, signal.SIGUSR1)
+    endings = [started.ending(60) for started in tasks]
+    assert [ending.code for ending in endings] == [128 + signal.SIGUSR1] * 2, endings
+    assert "SIGUSR1: saved step" in endings[0].output and "SIGUSR1" not in endings[1].output
+    assert (tmp_path / "asked").read_text() == "requeue 4711\n"
+    assert saved < progress_of(checkpoint)[0] < 2 * 8
+    for started in [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]:
+        ending = started.ending()
+        assert ending.code == 0, ending.output
+    own = [path.name.rpartition("-")[2] for path in (tmp_path / "run/wandb").glob("offline-run-*")]
+    assert own == [run_id] * 2
+    train(*RUN, "trainer.max_epochs=8", folder=tmp_path / "whole")
+    check_equal_weights(tmp_path / "run", tmp_path / "whole")
+
+
+ONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
+
+
+@pytest.mark.parametrize(("environment", "count"), [(ONE, 1), ({"LOCAL_RANK": "1"}, 2)])
+def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment, count, monkeypatch):
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda *_, **__: pytest.fail("started another process"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert not runs.launch(OmegaConf.create({"devices": count}))
+
+
+def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
+    for name, value in (ONE | SLURM).items():
+        monkeypatch.setenv(name, value)
+    assert train(*RUN, folder=tmp_path) > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [((), 1), (("trainer.devices=3",), 3), (("trainer.devices=[0,2]",), 2), (("trainer.devices=auto",), 1)],
+)
+def test_there_is_a_process_for_each_device(overrides, count, tmp_path):
+    cfg = composed(*RUN, *overrides, folder=tmp_path)
+    assert processes.number_of_processes(cfg.trainer) == count
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "expected torchrun or srun to start processes on 3 machines"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, "trainer.devices=4 trainer.num_nodes=2"),
+        (ONE | {"SLURM_NTASKS": "6", "SLURM_NNODES": "3"}, "trainer.devices=2 trainer.num_nodes=3"),
+        (ONE | {"SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "2"}, "trainer.devices=1 trainer.num_nodes=2"),
+    ],
+)
+def test_another_number_of_processes_than_that_of_the_config_is_refused(environment, message, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        processes.started_by_launcher({"devices": 1, "num_nodes": 3})
