@@ -108,6 +108,8 @@ def _go_on_after(trainer: Trainer, state: dict[str, int]) -> None:
 
     Lightning counts batches, whose size changes with the number of processes; in a step are as many images as before.
     """
+    if state["epoch"] < trainer.fit_loop.epoch_progress.current.processed:
+        return  # a checkpoint of the end of an epoch
     loader: Any = trainer.train_dataloader
     loader.load_state_dict(state)
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress

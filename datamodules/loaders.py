@@ -116,7 +116,7 @@ class Resumable:
     @property
     def images_per_batch(self) -> int:
         """Images in a batch of all processes together."""
-        return self.batch_size * self.sampler.num_replicas
+        return self.batch_size * getattr(self.sampler, "num_replicas", 1)  # debug=overfit: Lightning's own sampler
 
     @property
     def first_batch(self) -> int:
@@ -125,7 +125,7 @@ class Resumable:
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and the number of its images that were delivered."""
-        return {"epoch": self.sampler.epoch, "images": self.batches * self.images_per_batch}
+        return {"epoch": getattr(self.sampler, "epoch", 0), "images": self.batches * self.images_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on after the images of a `state_dict`.

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from commands import DIGITS, ROOT, TVE_RUN, composed, train
+from commands import DIGITS, NO_FIGURES, QUIET, ROOT, TVE_RUN, composed, evaluate, train
 from fault_forks import Started, wait_for
 from fault_jobs import program
 from forks import act_as_torchrun
@@ -33,7 +33,8 @@ RUN = (
 )
 RUN += ("+callbacks.losses._target_=test_processes.Losses",)
 SLOW = ("+callbacks.slow._target_=test_nodes.Slow", "trainer.max_epochs=8")
-NODES = ("trainer.num_nodes=2", "trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=2")
+NODES = ("trainer.num_nodes=2", "trainer.devices=2", "trainer.strategy=ddp")
+SMALL = ("data.batch_size=2",)
 
 
 class Slow(Callback):
@@ -43,13 +44,13 @@ class Slow(Callback):
         time.sleep(0.2)
 
 
-def on_node(number, port, *overrides):
+def on_node(number, port, *command):
     """`torchrun` on one of two machines, as a fork."""
 
     def work(place):
         os.chdir(ROOT)
         where = ("--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}")
-        act_as_torchrun(*where, "--nproc-per-node=2", "train.py", *overrides, f"hydra.run.dir={place}/run")
+        act_as_torchrun(*where, "--nproc-per-node=2", *command, f"hydra.run.dir={place}/run")
 
     return work
 
@@ -65,10 +66,10 @@ def nodes():
     """Starts a run on two machines; nothing of it is left after the test."""
     started = []
 
-    def start(*overrides, places):
+    def start(*command, places):
         port = free_port()
         for number, place in enumerate(places):
-            started.append(Started(on_node(number, port, *RUN, *NODES, *overrides), place))
+            started.append(Started(on_node(number, port, *command, *NODES), place))
         return started[-2:]
 
     yield start
@@ -86,7 +87,9 @@ def check_equal_weights(folder, other):
 def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_in_a_step(nodes, tmp_path):
     """Each of the four processes computes its share of the stored rows."""
     train(*RUN, "cache=sources", f"cache_dir={tmp_path}/one", folder=tmp_path / "whole")
-    for launcher in nodes("cache=sources", f"cache_dir={tmp_path}/two", places=[tmp_path] * 2):
+    for launcher in nodes(
+        "train.py", *RUN, *SMALL, "cache=sources", f"cache_dir={tmp_path}/two", places=[tmp_path] * 2
+    ):
         ending = launcher.ending()
         assert ending.code == 0, ending.output
     (expected, _), (got, ranks) = losses(tmp_path / "whole"), losses(tmp_path / "run")
@@ -98,9 +101,24 @@ def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_
 
 
 @pytest.mark.slow
+def test_two_machines_measure_as_one_process(nodes, tmp_path):
+    """Seven images, of which the four processes have one or two."""
+    command = ("target=tiny", "explainers=[chance]", "methods=[GradCAM]", "tasks=[digits]", "evaluation.levels=3")
+    command += (*NO_FIGURES, *QUIET, "tasks.digits.data.size.test=7", "tasks.digits.data.batch_size=1")
+    evaluate(*command, folder=tmp_path / "one")
+    for launcher in nodes("eval.py", *command, places=[tmp_path] * 2):
+        ending = launcher.ending()
+        assert ending.code == 0, ending.output
+    one, two = (json.loads((tmp_path / name / "results.json").read_text())["results"] for name in ("one", "run"))
+    for explainer, expected in one["digits"].items():
+        for name in expected.keys() - {"images_per_second"}:
+            assert two["digits"][explainer][name] == pytest.approx(expected[name], abs=1e-5), (explainer, name)
+
+
+@pytest.mark.slow
 def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_were(nodes, tmp_path):
     """The processes of the killed launcher are told by Linux. All save what they have, at the same step."""
-    first, second = nodes(*SLOW, places=[tmp_path] * 2)
+    first, second = nodes("train.py", *RUN, *SMALL, *SLOW, places=[tmp_path] * 2)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
     wait_for(checkpoint.exists, 120, "no checkpoint in time")
     saved = progress_of(checkpoint)[0]
@@ -120,7 +138,7 @@ def test_machines_that_share_no_folder_are_refused_before_anything_is_computed(n
     places = [tmp_path / name for name in ("here", "there")]
     for place in places:
         place.mkdir()
-    for launcher, place in zip(nodes(places=places), places, strict=True):
+    for launcher, place in zip(nodes("train.py", *RUN, *SMALL, places=places), places, strict=True):
         ending = launcher.ending()
         assert (
             ending.code != 0 and f"error: expected a folder that all machines share, got {place}/run" in ending.output
