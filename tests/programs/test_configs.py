@@ -226,13 +226,6 @@ def test_debug_overfit_lowers_the_loss_of_its_two_batches(tmp_path):
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
 
 
-def test_debug_profile_tells_where_the_time_goes(tmp_path, caplog, capsys):
-    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
-    with caplog.at_level("INFO"):
-        train(*tiny, "debug=profile", folder=tmp_path)
-    assert "run_training_batch" in caplog.text + capsys.readouterr().out
-
-
 def column(path, name):
     """The numbers in a column of a CSV file, empty cells left out."""
     header, *lines = path.read_text().splitlines()
