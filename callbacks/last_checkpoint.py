@@ -23,8 +23,9 @@ class LastCheckpoint(Checkpoint):
     """Writes `last.ckpt` at the end of every epoch, every few minutes inside it, and when the run is told to end.
 
     A run that is told to end by a signal finishes its step, in all processes, and writes the checkpoint. Then the
-    handler that the signal had before the training is called; without one, the process ends. During a validation, this
-    happens after it.
+    handler that the signal had before the training is called; without one, the process ends. During a validation, no
+    exact checkpoint can be written: a handler is called at once, because the time may be too short for the rest, and
+    without one, the process ends after the validation.
 
     Args:
         folder: folder of the checkpoint.
@@ -38,6 +39,7 @@ class LastCheckpoint(Checkpoint):
         self.seconds = 60 * minutes
         self.saved = 0.0
         self.received = 0
+        self.validating = False
         self.handlers: dict[signal.Signals, Any] = {}
         self.loaders: list[dict[str, int]] = []
 
@@ -53,6 +55,21 @@ class LastCheckpoint(Checkpoint):
 
     def _receive(self, number: int, frame: Any) -> None:
         self.received = self.received or number  # torchrun sends SIGTERM when SIGUSR1 has ended it
+        if self.validating:
+            self._call_handler()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validating = True
+        self._call_handler()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.validating = False
+
+    def _call_handler(self) -> None:
+        handler = self.handlers.get(signal.Signals(self.received)) if self.received else None
+        if callable(handler):
+            number, self.received = self.received, 0
+            handler(number, None)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -91,11 +108,11 @@ class LastCheckpoint(Checkpoint):
         """Do what the signal did before the training."""
         if trainer.is_global_zero:
             print(f"{number.name}: saved step {trainer.global_step}, from which the same command goes on")
-        earlier, self.received = self.handlers[number], 0
-        if callable(earlier):
-            earlier(number, None)
-        elif earlier != signal.SIG_IGN:
+        self.received = number
+        self._call_handler()
+        if self.received and self.handlers[number] != signal.SIG_IGN:
             sys.exit(128 + number)
+        self.received = 0
 
     def _restore_handlers(self) -> None:
         for number, handler in self.handlers.items():
@@ -103,16 +120,16 @@ class LastCheckpoint(Checkpoint):
         self.handlers = {}
 
 
-def _go_on_after(trainer: Trainer, state: dict[str, int]) -> None:
+def _go_on_after(trainer: Any, state: dict[str, int]) -> None:
     """Go on after the images that a loader has delivered, maybe in batches of another size.
 
     Lightning counts batches, whose size changes with the number of processes; in a step are as many images as before.
     """
-    if state["epoch"] < trainer.fit_loop.epoch_progress.current.processed:
+    loader, loop = trainer.train_dataloader, trainer.fit_loop
+    if state["epoch"] < loop.epoch_progress.current.processed:
         return  # a checkpoint of the end of an epoch
-    loader: Any = trainer.train_dataloader
     loader.load_state_dict(state)
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    progress = loop.epoch_loop.batch_progress
     added = loader.batches - progress.current.ready
     for counts in (progress.current, progress.total):
         for name in ("ready", "started", "processed", "completed"):
