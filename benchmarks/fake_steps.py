@@ -1,0 +1,224 @@
+"""One training step and one evaluation batch of any experiment, as Lightning runs them, with real or fake tensors.
+
+`benchmarks/fake_tensors.py` says how fake tensors stand for those of a GPU. Of the steps:
+
+- The optimiser has the temporary tensors of its `foreach` implementation, which is the default on CUDA. Muon has none.
+- Buckets of DDP are as large as the gradients, and exist if the config has several devices. With
+  `gradient_as_bucket_view`, gradients lie in them.
+- The first step's calibration, which keeps nothing for a backward pass, and metrics are left out.
+"""
+
+import copy
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of this folder that are not installed
+
+from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
+from explainers import runs
+from explainers.vectors.heads import FixedHead, simplex
+
+CONFIGS = str(Path(runs.__file__).parents[1] / "configs")
+CLASSES = 10
+"""Number of classes where the config takes it from the images."""
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The config of `python train.py *overrides`, with random weights instead of files and downloads."""
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        cfg = compose("train", list(overrides))
+    cfg.target.model.update(pretrained=False, checkpoint_path="")
+    with open_dict(cfg):
+        part = cfg.get("module") or cfg.explainer
+        part.update({key: None for key in ("weights", "surrogate") if key in part and "scale" not in part})
+        if part.get("projection") is not None:  # prototypes need images; a simplex has their size
+            part.projection = {"_target_": "explainers.vectors.simplex_of", "_partial_": True, "seed": 0}
+        for key in {"mae", "pretrained"} & set(part.get("network") or {}):
+            part.network[key] = None if key == "mae" else False
+    return cfg
+
+
+def build(cfg: DictConfig) -> Any:
+    """The module that `train.py` builds and sets up, with a stand-in for its trainer after the first step."""
+
+    def trained(target: Any, path: str) -> Any:  # instead of the file of a trained self-explaining model
+        model = copy.deepcopy(target)
+        model.head = FixedHead(simplex(CLASSES, model.embed_dim, seed=0))
+        return model
+
+    part = cfg.get("module") or cfg.explainer
+    with patch("explainers.vectors.self_explaining.exported_target", trained):
+        module = instantiate(part)
+    unknown = "num_classes" in part and part.num_classes is None or part.get("projection") is not None
+    data = SimpleNamespace(classes=[str(i) for i in range(CLASSES)] if unknown else [])
+    module.trainer = SimpleNamespace(datamodule=data, current_epoch=0, global_step=1)
+    module.setup("fit")
+    module.log = module.log_dict = lambda *args, **kwargs: None
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            metric.update = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return module
+
+
+def batch_of(cfg: DictConfig, module: Any, images: int, device: str = "cpu") -> dict[str, Tensor]:
+    """A batch: images, or with `cache=sources` the rows that the module's sources compute of them."""
+    side = cfg.grid.image_size
+    batch = {
+        "image": torch.zeros(images, 3, side, side, dtype=torch.uint8, device=device),
+        "index": torch.arange(images, device=device),
+        "label": torch.arange(images, device=device) % 2,
+    }
+    if cfg.get("cache") is None:
+        return batch
+    rows = {
+        name: torch.zeros(images, *shape, dtype=dtype, device=device)
+        for name, (shape, dtype) in row_shapes(cfg, module, device).items()
+    }
+    return {key: batch[key] for key in ("index", "label")} | rows
+
+
+@torch.no_grad()
+def row_shapes(cfg: DictConfig, module: Any, device: str = "cpu") -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of the cached rows of one image, from calls of the sources with two images."""
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    images = batch_of(DictConfig({"grid": cfg.grid}), module, 2, device)
+    was_training = module.training
+    module.eval()
+    for source in module.sources:
+        for name, row in source(images).items():
+            shapes[name] = tuple(row.shape[1:]), torch.float32 if row.is_floating_point() else row.dtype
+    module.train(was_training)
+    return shapes
+
+
+@dataclass(frozen=True)
+class Account:
+    """Bytes of one device in a training step and in an evaluation batch.
+
+    Args:
+        images: images per step of this device, without accumulation of gradients.
+        frozen: weights and buffers that are not trained.
+        trained: weights that are trained.
+        gradients: their gradients, without those that lie in buckets.
+        states: the optimiser's.
+        buckets: of DDP; 0 for one device.
+        step: peak of a training step, with all of the above.
+        evaluation: peak of an evaluation batch; the gradients of the last step are still there.
+    """
+
+    images: int
+    frozen: int
+    trained: int
+    gradients: int
+    states: int
+    buckets: int
+    step: int
+    evaluation: int
+
+    @property
+    def peak(self) -> int:
+        """The larger of both peaks."""
+        return max(self.step, self.evaluation)
+
+    @property
+    def activations(self) -> int:
+        """What a step needs besides weights, the optimiser's states and buckets, at its peak."""
+        return self.step - self.frozen - self.trained - self.states - self.buckets
+
+
+class Steps:
+    """Training steps and evaluation batches as Lightning runs them, with tensors of any kind.
+
+    Args:
+        cfg: the config of `train.py`.
+        module: the module, on its device.
+        device: the device of fake or real tensors.
+        cuda: types and the optimiser's implementation as on CUDA.
+    """
+
+    def __init__(self, cfg: DictConfig, module: Any, device: str = "cpu", cuda: bool = True) -> None:
+        self.cfg, self.module, self.device = cfg, module, device
+        self.trained = [weight for weight in module.parameters() if weight.requires_grad]
+        self.optimizer = module.optimizer(self.trained)
+        for group in self.optimizer.param_groups if cuda else ():
+            if "foreach" in group:
+                group["foreach"] = True
+        precision = OmegaConf.to_container(cfg.trainer, resolve=False)["precision"]  # type: ignore[call-overload, index]
+        mixed = cuda and precision != "32-true"
+        amp = partial(torch.autocast, "cuda", torch.bfloat16) if device == "cuda" else cuda_autocast
+        self.types: Any = amp if mixed else nullcontext
+        self.accumulated = cfg.trainer.accumulate_grad_batches
+        sizes = [weight.numel() for weight in self.trained]
+        distributed, strategy = cuda and cfg.trainer.devices != 1, cfg.trainer.strategy
+        self.buckets = torch.zeros(sum(sizes) if distributed else 0, device=device)
+        self.views = distributed and not isinstance(strategy, str) and strategy.gradient_as_bucket_view
+        parts = self.buckets.split(sizes) if self.views else [torch.zeros_like(weight) for weight in self.trained]
+        for weight, gradient in zip(self.trained, parts, strict=True):
+            weight.grad = gradient.view_as(weight)
+        self.optimizer.step()
+
+    def train(self, batch: dict[str, Tensor]) -> None:
+        """One step, or with accumulation the last part of one."""
+        self.update(self.loss(batch))
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """The forward pass."""
+        self.module.train()
+        with self.types():
+            return self.module.training_step(batch, 0) / self.accumulated
+
+    def update(self, loss: Tensor) -> None:
+        """The backward pass and the optimiser. Lightning sets gradients to None between forward and backward pass."""
+        if self.accumulated == 1:
+            self.optimizer.zero_grad(set_to_none=not self.views)
+        loss.backward()
+        if self.cfg.trainer.gradient_clip_val is not None:
+            clip_grad_norm_(self.trained, self.cfg.trainer.gradient_clip_val)
+        self.optimizer.step()
+
+    def evaluate(self, batch: dict[str, Tensor]) -> None:
+        """One validation step."""
+        self.module.eval()
+        with torch.no_grad(), self.types():
+            self.module.validation_step(batch, 0)
+
+
+def account(cfg: DictConfig, cuda: bool = True) -> Account:
+    """The bytes of one device, computed with fake tensors.
+
+    Args:
+        cfg: the config of `train.py`.
+        cuda: as on CUDA; otherwise float32 on a CPU.
+    """
+    images = cfg.data.batch_size
+    with fake(partial(build, cfg)) as (module, memory):
+        weights = memory.current
+        steps = Steps(cfg, module, cuda=cuda)
+        trained = sizes_of(steps.trained)
+        gradients = 0 if steps.views else trained
+        buckets = sizes_of([steps.buckets])
+        states = sizes_of(tree_leaves(dict(steps.optimizer.state)))
+        batch = batch_of(cfg, module, images)
+        memory.restart()
+        steps.train(batch)
+        step = memory.peak
+        del batch
+        batch = batch_of(cfg, module, cfg.data.get("eval_batch_size") or images)
+        memory.restart()
+        steps.evaluate(batch)
+        return Account(images, weights - trained, trained, gradients, states, buckets, step, memory.peak)

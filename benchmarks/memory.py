@@ -1,0 +1,167 @@
+"""Memory of one GPU for every experiment that trains, computed without a GPU: a Markdown table.
+
+    python benchmarks/memory.py                                      # every experiment, and larger targets; 6 minutes
+    python benchmarks/memory.py --only tve_vitb --only "vit_shapley target=vit_base"
+    python benchmarks/memory.py --check                              # small steps on the CPU: computed and measured
+    python benchmarks/memory.py --measure --only tve_vitb            # on a GPU: computed and measured
+
+`fake_steps.py` and `fake_tensors.py` say what is computed, and what not. Columns are GiB of one device. `Step` and
+`Evaluation` are peaks of a training step and of a validation batch, with everything that is in memory then.
+Experiments with `cache=sources` read rows; `cache=none` computes them in every step. An experiment fits if both peaks
+are at most CARD − RESERVE. If it does not, smaller values of `chunk_size` are tried, and then smaller batches that add
+up to the same number of images by `trainer.accumulate_grad_batches`; each value is half of the one before.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
+
+from benchmarks.comparison import peak_memory
+from benchmarks.fake_steps import CONFIGS, Account, Steps, account, batch_of, build, composed
+from benchmarks.fake_tensors import sizes_of
+
+GIB = 2**30
+CARD = 23.5
+"""GiB that PyTorch can use of a GPU of 24 GB, such as an RTX A5000 without ECC: an assumption."""
+RESERVE = 1.5
+"""GiB for the CUDA context, NCCL, workspaces of kernels, and memory between blocks: an assumption."""
+LARGER = (
+    "tve_vitb data.batch_size=32 trainer.accumulate_grad_batches=2",
+    *(f"tve target={target}" for target in ("vit_large", "swin_base", "resnet50", "deit_base")),
+    *(f"{name} target=vit_base" for name in ("vit_shapley", "fastshap", "surrogate", "linear_head", "self_explaining")),
+    "vit_shapley target=vit_base cache=none explainer.network.freeze=false explainer.coalitions=32",  # as published
+    *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "decomposition_white_box")),
+    "decomposition_vitb target=vit_large",
+    "full_finetuning target=vit_large",
+)
+"""Experiments with other targets than their configs'."""
+CHECKS = {
+    "tve, light network": "experiment=quickstart_tve target=tiny cache=none explainer.network.width=96",
+    "tve, paper's network": "target=tiny data=digits explainer=tve_paper_small data.batch_size=16",
+    "decomposition": "experiment=quickstart_decomposition target=tiny cache=none",
+    "classifier": "experiment=quickstart_base target=digits_vit",
+}
+"""Small steps → their overrides."""
+
+
+def experiments() -> list[str]:
+    """Names of all experiments of train.py."""
+    paths = sorted(Path(CONFIGS, "experiment").glob("*.yaml"))
+    return [path.stem for path in paths if "# Command: python train.py" in path.read_text()]
+
+
+def overrides_of(name: str) -> list[str]:
+    """The arguments of train.py for a row of the table, such as `tve target=vit_large`."""
+    first, *others = name.split()
+    return [f"experiment={first}", *others]
+
+
+def fits(found: Account) -> bool:
+    return found.peak <= (CARD - RESERVE) * GIB
+
+
+def remedy(overrides: Sequence[str]) -> str:
+    """The settings with the largest chunks, or else the largest batch, that make an experiment fit."""
+    for choices in smaller(composed(*overrides)):
+        if choices and fits(account(composed(*overrides, *choices[-1]))):
+            for settings in choices:
+                found = account(composed(*overrides, *settings))
+                if fits(found):
+                    return f"{' '.join(settings)}: {found.peak / GIB:.2f}"
+    return "no size does"
+
+
+def smaller(cfg: Any) -> Iterator[list[list[str]]]:
+    """Lists of overrides that change one setting, each to half of the one before."""
+    part = cfg.get("explainer") or {}
+    keys = {"explainer.chunk_size": part, "explainer.teacher.chunk_size": part.get("teacher") or {}}
+    for key, holder in keys.items():
+        yield [[f"{key}={size}"] for size in halves(holder.get("chunk_size", 0)) if size >= 16]
+    images, times = cfg.data.batch_size, cfg.trainer.accumulate_grad_batches
+    yield [
+        [f"data.batch_size={size}", f"trainer.accumulate_grad_batches={images // size * times}"]
+        for size in halves(images)
+    ]
+
+
+def halves(number: int) -> list[int]:
+    """Half of a number, half of that, and so on; at least 1."""
+    return [number >> i for i in range(1, number.bit_length())]
+
+
+def row(name: str) -> str:
+    """The line of an experiment."""
+    cfg = composed(*overrides_of(name))
+    if not cfg.fit:
+        return f"| {name} |{' – |' * 9} trains nothing (fit=false) |"
+    found = account(cfg)
+    counts = [found.frozen, found.trained, found.gradients, found.states, found.buckets, found.activations]
+    cells = [f"{count / GIB:.3f}" for count in counts] + [
+        f"{peak / GIB:.2f}" for peak in (found.step, found.evaluation)
+    ]
+    verdict = "yes" if fits(found) else f"no; {remedy(overrides_of(name))}"
+    return f"| {' | '.join([name, str(found.images), *cells, verdict])} |"
+
+
+def table(names: Sequence[str]) -> Iterator[str]:
+    """The lines of the table, in Markdown."""
+    yield (
+        "| Experiment | Images per GPU | Frozen weights | Trained weights | Gradients | Optimiser | DDP buckets"
+        f" | Activations | Step | Evaluation | At most {CARD} − {RESERVE} GiB |"
+    )
+    yield "| --- " * 11 + "|"
+    for name in names:
+        yield row(name)
+
+
+def compared(overrides: Sequence[str], device: str) -> tuple[float, float]:
+    """GiB of a training step: computed, and measured by a real step on the device."""
+    cfg, cuda = composed(*overrides), device == "cuda"
+    computed = account(cfg, cuda=cuda).step
+    module = build(cfg).to(device)
+    weights = sizes_of([*module.parameters(), *module.buffers()])
+
+    def step() -> torch.Tensor:  # with all that the step frees
+        batch = batch_of(cfg, module, cfg.data.batch_size, device)
+        Steps(cfg, module, device, cuda).train(batch)
+        return torch.empty(0)
+
+    return computed / GIB, (weights + peak_memory(step, torch.device(device))[1]) / GIB
+
+
+def comparison(rows: dict[str, Sequence[str]], device: str) -> Iterator[str]:
+    """A table of computed and measured memory."""
+    yield f"| Step on {device} | Computed (MiB) | Measured (MiB) | Difference (%) |"
+    yield "| --- " * 4 + "|"
+    for name, overrides in rows.items():
+        computed, measured = compared(overrides, device)
+        difference = 100 * (computed / measured - 1)
+        yield f"| {name} | {1024 * computed:.2f} | {1024 * measured:.2f} | {difference:+.1f} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Memory of one GPU for every experiment, computed without a GPU.")
+    parser.add_argument(
+        "--only", action="append", help="an experiment with other overrides after it, repeatable (all, and LARGER)"
+    )
+    parser.add_argument("--check", action="store_true", help="small steps on the CPU, computed and measured")
+    parser.add_argument("--measure", action="store_true", help="on a GPU: computed and measured")
+    options = parser.parse_args(arguments)
+    if options.check:
+        lines = comparison({name: overrides.split() for name, overrides in CHECKS.items()}, "cpu")
+    elif options.measure:
+        lines = comparison({name: overrides_of(name) for name in options.only or ["tve_vitb"]}, "cuda")
+    else:
+        lines = table(options.only or [*experiments(), *LARGER])
+    for line in lines:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

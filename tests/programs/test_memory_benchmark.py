@@ -1,0 +1,136 @@
+"""Memory and operations of steps that compute nothing: beside real steps, and for every experiment."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from commands import ROOT
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import explain, memory, scaling
+from benchmarks.fake_steps import account, build, composed
+from benchmarks.fake_tensors import Memory, cuda_autocast
+
+TRAININGS = [
+    path.stem
+    for path in sorted((ROOT / "configs/experiment").glob("*.yaml"))
+    if "/tasks" not in path.read_text() and "python eval.py" not in path.read_text().split("Hardware")[0]
+]
+SMALL = ["experiment=quickstart_tve", "target=tiny"]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_experiment_that_trains_has_a_row(monkeypatch, capsys):
+    monkeypatch.setattr(memory, "row", lambda name: f"| {name} |")
+    memory.main([])
+    names = {cells(line)[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"tve_vitb", "decomposition_vitb", "vit_shapley", "linear_head"} <= set(TRAININGS) <= names
+
+
+def test_rows_say_what_fits(capsys):
+    memory.main(["--only", "quickstart_head", "--only", "quickstart_vector"])
+    _, _, head, vector = capsys.readouterr().out.splitlines()
+    name, images, *numbers, verdict = cells(head)
+    assert (name, images, verdict) == ("quickstart_head", "64", "yes")
+    assert len(numbers) == 8 and float(numbers[-1]) >= 0
+    assert cells(vector)[-1] == "trains nothing (fit=false)"
+
+
+@pytest.mark.parametrize("name", ["tve, light network", pytest.param("classifier", marks=pytest.mark.slow)])
+def test_the_computed_memory_of_a_step_is_the_measured_one(name):
+    computed, measured = memory.compared(memory.CHECKS[name].split(), "cpu")
+    assert computed == pytest.approx(measured, rel=0.1)
+
+
+def test_parts_of_the_memory_are_counted_by_hand():
+    """A linear head of 2 classes, AdamW with two numbers for each weight, and the buckets of DDP."""
+    several = ("experiment=quickstart_head", "trainer=ddp", "trainer.precision=32-true")
+    found, views = account(composed(*several, "trainer.strategy=ddp")), account(composed(*several))
+    alone = account(composed("experiment=quickstart_head"))
+    width = build(composed("experiment=quickstart_head")).target.embed_dim
+    assert found.trained == found.gradients == found.buckets == 4 * (2 * width + 2) and alone.buckets == 0
+    assert views.gradients == 0 and views.buckets == found.buckets and views.step < found.step
+    assert found.states == 2 * found.trained + 2 * 4  # two means of each weight, and two numbers of steps
+    assert found.step > alone.step
+    assert min(found.step, found.evaluation) >= found.frozen + found.trained + found.states + found.buckets
+
+
+def test_storages_are_counted_once_and_as_long_as_they_are_alive():
+    with FakeTensorMode(), Memory() as counted:
+        first = torch.empty(1000)
+        view = first[10:]
+        doubled = view * 2
+        assert counted.current == 8192
+        del first, view
+        assert counted.current == 4096
+        del doubled
+    assert (counted.current, counted.peak) == (0, 8192)
+
+
+@contextmanager
+def autocast_of_cuda():
+    """CUDA's own autocast, which `torch.autocast` does not turn on where there is no GPU."""
+    with torch.autocast("cuda", enabled=False):
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        yield
+
+
+def kept(device, autocast):
+    """Bytes that a forward pass keeps for the backward pass, the type of the result, and the peak."""
+    with FakeTensorMode(), Memory() as counted, torch.device(device):
+        layers = nn.Sequential(
+            nn.Conv2d(3, 16, 4, 4), nn.Flatten(2), nn.LayerNorm(64), nn.Linear(64, 96), nn.GELU(), nn.Softmax(-1)
+        )
+        images = torch.empty(8, 3, 32, 32)
+        with autocast():
+            hidden = layers(images)
+            scores = (hidden @ hidden.mT).log_softmax(-1).pow(2) + hidden.mean((1, 2), keepdim=True)
+            loss = nn.functional.cross_entropy(scores.sum(1), torch.zeros(8, dtype=torch.long))
+        return counted.current, loss.dtype, counted.peak
+
+
+def test_types_under_autocast_are_those_of_cuda():
+    assert kept("cpu", cuda_autocast) == kept("cuda", autocast_of_cuda)
+    plain = kept("cpu", lambda: torch.autocast("cpu", torch.bfloat16))
+    assert plain != kept("cpu", cuda_autocast)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_gets_a_smaller_batch_and_the_same_number_of_images(monkeypatch):
+    whole = account(composed(*SMALL, "data.batch_size=8"))
+    half = account(composed(*SMALL, "data.batch_size=4", "trainer.accumulate_grad_batches=2"))
+    assert half.peak < whole.peak
+    monkeypatch.setattr(memory, "CARD", memory.RESERVE + (whole.peak - 1) / memory.GIB)
+    assert not memory.fits(whole) and memory.fits(half)
+    told = memory.remedy([*SMALL, "data.batch_size=8"])
+    assert told.startswith("data.batch_size=4 trainer.accumulate_grad_batches=2: ")
+
+
+def test_operations_of_the_frozen_part_are_those_of_a_forward_pass():
+    cfg = composed("experiment=quickstart_head")
+    target = build(cfg).target.eval()
+    images = torch.zeros(1, 3, cfg.grid.image_size, cfg.grid.image_size, dtype=torch.uint8)
+    with torch.no_grad():
+        expected = explain.gflops(lambda images: target.embed(target.normalise(images)), images)
+    frozen, network = scaling.flops("quickstart_head")
+    assert frozen == pytest.approx(1e9 * expected)
+    assert network == pytest.approx(2 * 2 * 2 * target.embed_dim)  # forward, and the gradient of the weights
+
+
+def test_sizes_at_the_scale_of_imagenet():
+    assert scaling.trained_images("tve_vitb") == 200_000 * 256
+    assert scaling.trained_images("decomposition_vitb") == 4 * 1_281_167
+    width = build(composed("experiment=quickstart_head")).target.embed_dim
+    assert scaling.row_bytes("quickstart_head") == 2 * width
+
+
+def test_the_traffic_of_a_ring_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(scaling, "ON_IMAGENET", ("quickstart_head",))
+    scaling.main(["--table", "traffic", "--table", "days", "--link", "5"])
+    printed = capsys.readouterr().out
+    assert "At 5.0 GB/s, ms" in printed and printed.count("| quickstart_head |") == 2
