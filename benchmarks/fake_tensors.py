@@ -137,11 +137,14 @@ def cuda_autocast() -> Iterator[None]:
 
 
 class NoDraws(TorchDispatchMode):
-    """Leaves weights as they were allocated, because random numbers for them take most of the time to build a model."""
+    """Makes weights zero, because random numbers for them take most of the time to build a model.
+
+    What was in their memory would not do: torch draws numbers until all are in the range of a truncated distribution.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (ATEN.uniform_.default, ATEN.normal_.default, ATEN.erfinv_.default):
-            return args[0]
+            return args[0].zero_()
         return func(*args, **(kwargs or {}))
 
 

@@ -128,7 +128,7 @@ def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
     if started != needed:
         raise InputError(
             f"expected {needed[0]} processes on each of {needed[1]} machines, got {started[0]} on each of {started[1]}:"
-            f" set trainer.devices={started[0]} trainer.num_nodes={started[1]}, or start as many processes as are set"
+            f" set trainer.devices={started[0]} trainer.num_nodes={started[1]}, or start more with torchrun or srun"
         )
     return True
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import explain, memory, scaling
 from benchmarks.fake_steps import account, build, composed
-from benchmarks.fake_tensors import Memory, cuda_autocast
+from benchmarks.fake_tensors import Memory, NoDraws, cuda_autocast
 
 TRAININGS = [
     path.stem
@@ -134,3 +134,10 @@ def test_the_traffic_of_a_ring_is_printed(monkeypatch, capsys):
     scaling.main(["--table", "traffic", "--table", "days", "--link", "5"])
     printed = capsys.readouterr().out
     assert "At 5.0 GB/s, ms" in printed and printed.count("| quickstart_head |") == 2
+
+
+def test_weights_that_are_not_drawn_are_zero():
+    """torch draws truncated numbers again until all are in their range, which those of reused memory never are."""
+    weight = torch.full((8,), 1e9)
+    with NoDraws():
+        assert not nn.init.trunc_normal_(weight).any() and not weight.uniform_(1, 2).any()
