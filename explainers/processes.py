@@ -113,11 +113,11 @@ def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
     """
     needed = number_of_processes(trainer), trainer.get("num_nodes", 1)
     told = os.environ
-    if SLURMEnvironment.detect():
+    if "LOCAL_WORLD_SIZE" in told:  # torchrun, maybe in a task of SLURM
+        started = int(told["LOCAL_WORLD_SIZE"]), int(told["WORLD_SIZE"]) // int(told["LOCAL_WORLD_SIZE"])
+    elif SLURMEnvironment.detect() and told["SLURM_NTASKS"] != "1":  # a single task may start other processes itself
         nodes = int(told.get("SLURM_NNODES", 1))
         started = int(told.get("SLURM_NTASKS_PER_NODE", int(told["SLURM_NTASKS"]) // nodes)), nodes
-    elif "LOCAL_WORLD_SIZE" in told:
-        started = int(told["LOCAL_WORLD_SIZE"]), int(told["WORLD_SIZE"]) // int(told["LOCAL_WORLD_SIZE"])
     elif needed[1] > 1:
         raise InputError(
             f"expected torchrun or srun to start processes on {needed[1]} machines (trainer.num_nodes), got neither:"

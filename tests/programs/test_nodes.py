@@ -207,6 +207,12 @@ def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
     assert train(*RUN, folder=tmp_path) > 0
 
 
+def test_a_single_task_with_several_devices_starts_its_processes_itself(monkeypatch):
+    for name, value in ONE.items():
+        monkeypatch.setenv(name, value)
+    assert not processes.started_by_launcher({"devices": 4})
+
+
 @pytest.mark.parametrize(
     ("overrides", "count"),
     [((), 1), (("trainer.devices=3",), 3), (("trainer.devices=[0,2]",), 2), (("trainer.devices=auto",), 1)],
@@ -222,7 +228,12 @@ def test_there_is_a_process_for_each_device(overrides, count, tmp_path):
         ({}, "expected torchrun or srun to start processes on 3 machines"),
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, "trainer.devices=4 trainer.num_nodes=2"),
         (ONE | {"SLURM_NTASKS": "6", "SLURM_NNODES": "3"}, "trainer.devices=2 trainer.num_nodes=3"),
-        (ONE | {"SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "2"}, "trainer.devices=1 trainer.num_nodes=2"),
+        (
+            ONE | {"SLURM_NTASKS_PER_NODE": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"},
+            "devices=1 trainer.num_nodes=2",
+        ),
+        (ONE | {"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4"}, "trainer.devices=4 trainer.num_nodes=1"),
+        (ONE, "expected torchrun or srun"),
     ],
 )
 def test_another_number_of_processes_than_that_of_the_config_is_refused(environment, message, monkeypatch):
