@@ -17,7 +17,7 @@ TRAININGS = [
     for path in sorted((ROOT / "configs/experiment").glob("*.yaml"))
     if "/tasks" not in path.read_text() and "python eval.py" not in path.read_text().split("Hardware")[0]
 ]
-SMALL = ["experiment=quickstart_tve", "target=tiny"]
+SMALL = ["experiment=quickstart_tve", "target=tiny", "explainer.chunk_size=16"]
 
 
 def cells(line):

@@ -167,13 +167,13 @@ def task(rank, count, port, place, *overrides):
 
 @pytest.mark.slow
 def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(tmp_path):
-    """Two tasks on two machines, and a W&B run; `srun` sends SIGUSR1 to both."""
-    machines = ("trainer.num_nodes=2", "trainer.strategy=ddp", "data.batch_size=4", "logger=default", *SLOW)
+    """Two tasks on two machines; `srun` sends SIGUSR1 to both."""
+    machines = ("trainer.num_nodes=2", "trainer.strategy=ddp", "data.batch_size=4", *SLOW)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
     port = free_port()
     tasks = [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]
     wait_for(checkpoint.exists, 120, "no checkpoint in time")
-    saved, run_id = progress_of(checkpoint)[0], (tmp_path / "run/wandb_id").read_text()
+    saved = progress_of(checkpoint)[0]
     for started in tasks:
         os.kill(started.process.pid, signal.SIGUSR1)
     endings = [started.ending(60) for started in tasks]
@@ -184,8 +184,6 @@ def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(tm
     for started in [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]:
         ending = started.ending()
         assert ending.code == 0, ending.output
-    own = [path.name.rpartition("-")[2] for path in (tmp_path / "run/wandb").glob("offline-run-*")]
-    assert own == [run_id] * 2
     train(*RUN, "trainer.max_epochs=8", folder=tmp_path / "whole")
     check_equal_weights(tmp_path / "run", tmp_path / "whole")
 

@@ -1,56 +1,60 @@
-"""A sweep whose runs are jobs of SLURM. SLURM's commands are scripts that run a job at once, on this machine."""
+"""A sweep whose runs are jobs of SLURM. Stand-ins for SLURM's commands accept a job, which then runs in a fork."""
 
 import json
-import sys
+import os
+import shlex
 
 import pytest
-from commands import DIGITS, TVE_RUN
+from commands import DIGITS, ROOT, TVE_RUN
+from fault_forks import Started, wait_for
 from forks import forked
 
-SBATCH = """#!{shell}
-cp "$1" {root}/script.sh
-export SLURM_JOB_ID=4711 SLURM_JOB_NAME=run SLURM_NNODES=1 SLURM_NTASKS=1
-export SLURM_NTASKS_PER_NODE=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_NUM_NODES=1
-bash "$1" > {root}/job.log 2>&1 &
-echo Submitted batch job 4711
-"""
-SRUN = """#!{shell}
-while [ "$1" != {python} ]; do shift; done
-exec "$@"
-"""
-SACCT = """#!{shell}
-echo 'JobID|State|NodeList'
-echo '4711|RUNNING|here'
-"""
+COMMANDS = {
+    "sbatch": 'cp "$1" {root}/script.sh; echo Submitted batch job 4711',
+    "sacct": "echo 'JobID|State|NodeList'; echo '4711|RUNNING|here'",
+    "srun": "exit 1",
+}
+JOB = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "mine", "SLURM_NTASKS": "1"}
+JOB |= {name: "0" for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")}
 
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
+    """The folder of what SLURM was asked."""
     pytest.importorskip("submitit", reason="submitit is not installed")
-    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT)):
+    for name, text in COMMANDS.items():
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text.format(shell="/bin/bash", root=tmp_path, python=sys.executable))
+        path.write_text(f"#!/bin/sh\n{text.format(root=tmp_path)}\n")
         path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+def run_job(place):
+    """What the script of a job runs on a machine."""
+    from submitit.core.submission import process_job
+
+    os.chdir(ROOT)
+    command = shlex.split((place / "script.sh").read_text().splitlines()[-1])
+    process_job(command[-1].replace("%j", "4711"))
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_is_a_job_with_a_process_for_each_device(slurm, tmp_path):
-    options = ("hydra/launcher=slurm", "hydra.launcher.partition=gpu", f"hydra.sweep.dir={tmp_path}/sweep", "name=mine")
-    with forked("train.py", "-m", *TVE_RUN, *DIGITS, *options, "seed=3", folder=tmp_path / "unused") as process:
-        process.join(150)
-    logs = [path.read_text() for path in (tmp_path / "unused.log", tmp_path / "job.log") if path.exists()]
-    assert process.exitcode == 0, logs
-    script = (tmp_path / "script.sh").read_text().splitlines()
+def test_a_run_of_a_sweep_is_a_job_with_a_process_for_each_device(slurm):
+    options = ("hydra/launcher=slurm", "hydra.launcher.partition=gpu", f"hydra.sweep.dir={slurm}/sweep", "name=mine")
+    with forked("train.py", "-m", *TVE_RUN, *DIGITS, *options, "seed=3", folder=slurm / "unused") as process:
+        submitted = slurm / "sweep/.submitit/4711/4711_submitted.pkl"
+        wait_for(submitted.exists, 60, "no job was submitted")
+        ending = Started(run_job, slurm, lambda: os.environ.update(JOB)).ending()
+        assert ending.code == 0, ending.output
+        process.join(60)
+    assert process.exitcode == 0, (slurm / "unused.log").read_text()
+    script = (slurm / "script.sh").read_text().splitlines()
     for option in (
-        "partition=gpu",
-        "job-name=mine",
-        "nodes=1",
-        "ntasks-per-node=1",
-        "gpus-per-node=1",
-        "signal=USR2@120",
+        *("partition=gpu", "job-name=mine", "nodes=1", "ntasks-per-node=1", "gpus-per-node=1", "signal=USR2@120"),
+        "time=1440",
     ):
         assert f"#SBATCH --{option}" in script
-    (run,) = (path for path in (tmp_path / "sweep").iterdir() if (path / "config.yaml").exists())
+    (run,) = (path for path in (slurm / "sweep").iterdir() if (path / "config.yaml").exists())
     assert json.loads((run / "metrics.json").read_text())["val/loss"] > 0
