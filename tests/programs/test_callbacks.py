@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning import LightningModule, Trainer
@@ -99,7 +101,7 @@ def test_batches_without_pixels_are_passed_over(tmp_path):
 def test_speed_counts_neither_the_warm_up_nor_the_images_in_it(monkeypatch):
     """Ten batches of 4 images take 50 ms each, after a first one of 2 s."""
     clock = [0.0]
-    monkeypatch.setattr("callbacks.throughput.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("callbacks.throughput.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     module = Slow(clock, seconds=0.05, first=2.0)
     trainer = Trainer(max_epochs=1, callbacks=[Throughput(warmup=1)], **QUIET)
     trainer.fit(module, DataLoader(samples(44), batch_size=4))

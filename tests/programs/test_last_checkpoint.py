@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_a_checkpoint_is_written_at_the_end_of_each_epoch(tmp_path):
 def test_it_is_written_between_two_steps_when_it_is_due_except_before_a_validation(tmp_path, monkeypatch):
     """One of three minutes passes with each look at the clock: at the start, and after each step or checkpoint."""
     clock = iter(range(0, 100_000, 60))
-    monkeypatch.setattr("callbacks.last_checkpoint.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("callbacks.last_checkpoint.time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert fit(tmp_path, minutes=3) == [None, None, None, 3, 4, 4, 4, 7, 8]
 
 

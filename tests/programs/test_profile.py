@@ -205,7 +205,7 @@ def test_a_training_of_the_warm_up_alone_says_what_to_do():
 
 def test_parts_inside_one_another_count_for_the_innermost(monkeypatch):
     clock = iter([0, 1, 3, 6, 10, 15])
-    monkeypatch.setattr("callbacks.profile.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("callbacks.profile.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     watch = Stopwatch(lambda: None)
     watch.start("[_TrainingEpochLoop].train_dataloader_next")  # reads 0 and 1
     watch.stop("[_TrainingEpochLoop].train_dataloader_next")  # 3
