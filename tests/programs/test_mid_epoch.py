@@ -15,7 +15,7 @@ from callbacks.last_checkpoint import LastCheckpoint
 from datamodules.write_beton import write_beton
 from explainers import processes
 
-EPOCHS, STEPS = 3, 8  # steps of an epoch
+EPOCHS, STEPS = 3, 5  # steps of an epoch
 RUN = (
     *(*TVE_RUN, "cache=none", "explainer.patches_per_image=2", "explainer.min_crop=0.5"),
     *(f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1", "callbacks.last.minutes=1000"),
