@@ -29,11 +29,10 @@ from torchmetrics import Metric
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of this folder that are not installed
 
+from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
-from explainers import runs
 from explainers.vectors.heads import FixedHead, simplex
 
-CONFIGS = str(Path(runs.__file__).parents[1] / "configs")
 CLASSES = 10
 """Number of classes where the config takes it from the images."""
 
@@ -152,7 +151,7 @@ class Steps:
     """
 
     def __init__(self, cfg: DictConfig, module: Any, device: str = "cpu", cuda: bool = True) -> None:
-        self.cfg, self.module, self.device = cfg, module, device
+        self.cfg, self.module = cfg, module
         self.trained = [weight for weight in module.parameters() if weight.requires_grad]
         self.optimizer = module.optimizer(self.trained)
         for group in self.optimizer.param_groups if cuda else ():

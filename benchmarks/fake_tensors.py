@@ -41,8 +41,6 @@ FLOAT32 = {
     *("logsumexp", "cosine_similarity", "kl_div", "nll_loss", "l1_loss", "smooth_l1_loss", "mse_loss", "cross_entropy"),
 }
 """Functions that autocast computes in float32 on CUDA; on a CPU it leaves some of them in bfloat16."""
-
-
 ATEN = torch.ops.aten
 KNOWN = {ATEN.arange.default, ATEN.arange.start, ATEN.arange.start_step, ATEN.eye.default, ATEN.linspace.default}
 """These make tensors of known numbers, as `torch.tensor` does."""
@@ -79,9 +77,7 @@ class Memory(TorchDispatchMode):
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         known = not any(isinstance(each, FakeTensor) for each in given)
         single = func in (ATEN.zeros.default, ATEN.ones.default) and not list(args[0])
-        if known and (
-            given or func in KNOWN or single
-        ):  # the draws of coalitions and patches, and steps of the optimiser
+        if known and (given or func in KNOWN or single):  # draws of coalitions and patches, steps of the optimiser
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
         elif func in READS:

@@ -23,7 +23,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 from benchmarks.comparison import peak_memory
-from benchmarks.fake_steps import CONFIGS, Account, Steps, account, batch_of, build, composed
+from benchmarks.explain import CONFIGS
+from benchmarks.fake_steps import Account, Steps, account, batch_of, build, composed
 from benchmarks.fake_tensors import sizes_of
 
 GIB = 2**30
@@ -109,13 +110,17 @@ def row(name: str) -> str:
     return f"| {' | '.join([name, str(found.images), *cells, verdict])} |"
 
 
+def header(*titles: str) -> str:
+    """The first two lines of a table in Markdown."""
+    return f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|"
+
+
 def table(names: Sequence[str]) -> Iterator[str]:
     """The lines of the table, in Markdown."""
-    yield (
-        "| Experiment | Images per GPU | Frozen weights | Trained weights | Gradients | Optimiser | DDP buckets"
-        f" | Activations | Step | Evaluation | At most {CARD} − {RESERVE} GiB |"
+    yield header(
+        *("Experiment", "Images per GPU", "Frozen weights", "Trained weights", "Gradients", "Optimiser", "DDP buckets"),
+        *("Activations", "Step", "Evaluation", f"At most {CARD} − {RESERVE} GiB"),
     )
-    yield "| --- " * 11 + "|"
     for name in names:
         yield row(name)
 
@@ -137,8 +142,7 @@ def compared(overrides: Sequence[str], device: str) -> tuple[float, float]:
 
 def comparison(rows: dict[str, Sequence[str]], device: str) -> Iterator[str]:
     """A table of computed and measured memory."""
-    yield f"| Step on {device} | Computed (MiB) | Measured (MiB) | Difference (%) |"
-    yield "| --- " * 4 + "|"
+    yield header(f"Step on {device}", "Computed (MiB)", "Measured (MiB)", "Difference (%)")
     for name, overrides in rows.items():
         computed, measured = compared(overrides, device)
         difference = 100 * (computed / measured - 1)

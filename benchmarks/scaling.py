@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.fake_steps import Steps, batch_of, build, composed, row_shapes
 from benchmarks.fake_tensors import fake, sizes_of
-from benchmarks.memory import overrides_of
+from benchmarks.memory import header, overrides_of
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 from explainers.sources import complete
@@ -55,10 +55,6 @@ CACHED = (
     f"decomposition_vit_tiny target=vit_base {ZERO}",
     *("vit_shapley target=vit_base", METHODS[9], "linear_head target=vit_base"),
 )
-
-
-def table(*header: str) -> str:
-    return f"| {' | '.join(header)} |\n{'| --- ' * len(header)}|"
 
 
 @cache
@@ -86,7 +82,7 @@ def row_bytes(name: str) -> int:
 
 
 def flops_table(options: argparse.Namespace) -> Iterator[str]:
-    yield table("Experiment", "Frozen, GFLOPs/image", "Network, GFLOPs/image", *(f"{gpu}, images/s" for gpu in GPUS))
+    yield header("Experiment", "Frozen, GFLOPs/image", "Network, GFLOPs/image", *(f"{gpu}, images/s" for gpu in GPUS))
     for name in METHODS:
         sources, network = flops(name)
         rates = [f"{options.fraction * peak / (sources + network):.0f}" for peak in GPUS.values()]
@@ -94,7 +90,7 @@ def flops_table(options: argparse.Namespace) -> Iterator[str]:
 
 
 def days_table(options: argparse.Namespace) -> Iterator[str]:
-    yield table("Experiment", "Images of the training", *(f"{n} × {gpu}, days" for gpu in GPUS for n in (1, 4)))
+    yield header("Experiment", "Images of the training", *(f"{n} × {gpu}, days" for gpu in GPUS for n in (1, 4)))
     for name in ON_IMAGENET:
         images = trained_images(name)
         seconds = [images * sum(flops(name)) / (options.fraction * peak * n) for peak in GPUS.values() for n in (1, 4)]
@@ -112,7 +108,7 @@ def trained_images(name: str) -> int:
 
 def rows_table(options: argparse.Namespace) -> Iterator[str]:
     gpu = next(iter(GPUS))
-    yield table(
+    yield header(
         *("Experiment", "kB/image", "ImageNet, GB", f"Read at {options.disk} GB/s, images/s"),
         *(f"Compute on {n} × {gpu}, images/s" for n in (1, 4)),
         "Read faster than 4 GPUs compute",
@@ -128,7 +124,7 @@ def rows_table(options: argparse.Namespace) -> Iterator[str]:
 
 def traffic_table(options: argparse.Namespace) -> Iterator[str]:
     gpu, n = next(iter(GPUS)), 4
-    yield table(
+    yield header(
         *("Experiment", "Gradients, MB", f"Sent by each of {n} GPUs, MB/step"),
         *(f"At {options.link} GB/s, ms", f"Step on {gpu}, ms"),
     )
@@ -143,7 +139,7 @@ def traffic_table(options: argparse.Namespace) -> Iterator[str]:
 
 
 def beton_table(options: argparse.Namespace) -> Iterator[str]:
-    yield table("Written images", "kB/image", *(f"{split}.beton, GB" for split in IMAGENET))
+    yield header("Written images", "kB/image", *(f"{split}.beton, GB" for split in IMAGENET))
     if options.images is None:
         return
     from ffcv.reader import Reader

@@ -26,7 +26,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -36,7 +35,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import CONFIGS, build, device_name, wait
+from benchmarks.explain import build, device_name, wait
+from benchmarks.fake_steps import composed
 from explainers.sources import complete
 
 CASES = {"light": "TVE with the light network", "decomposition": "our own explainer"}
@@ -236,8 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"Product of 8192 × 8192 matrices in bf16: {rate / 1e12:.0f} TFLOP/s\n")
         rows = []
         for experiment in EXPERIMENTS:
-            with initialize_config_dir(CONFIGS, version_base="1.3"):
-                cfg = compose("train", [f"experiment={experiment}", "target.model.pretrained=false"])
+            cfg = composed(f"experiment={experiment}")
             module = prepared(instantiate(cfg.explainer), device)
             large = random_batch(cfg.data.batch_size, module.grid.image_size, device)
             rows.append([experiment, *achieved(module, large, given.rounds, rate)])

@@ -40,7 +40,7 @@ class LastCheckpoint(Checkpoint):
         self.saved = 0.0
         self.received = 0
         self.validating = False
-        self.handlers: dict[signal.Signals, Any] = {}
+        self.handlers: dict[int, Any] = {}
         self.loaders: list[dict[str, int]] = []
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -56,20 +56,23 @@ class LastCheckpoint(Checkpoint):
     def _receive(self, number: int, frame: Any) -> None:
         self.received = self.received or number  # torchrun sends SIGTERM when SIGUSR1 has ended it
         if self.validating:
-            self._call_handler()
+            self._answer()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validating = True
-        self._call_handler()
+        self._answer()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validating = False
 
-    def _call_handler(self) -> None:
-        handler = self.handlers.get(signal.Signals(self.received)) if self.received else None
-        if callable(handler):
-            number, self.received = self.received, 0
-            handler(number, None)
+    def _answer(self) -> bool:
+        """Call the handler that the received signal had before the training; False if it had none."""
+        handler = self.handlers.get(self.received)
+        if not callable(handler):
+            return False
+        number, self.received = self.received, 0
+        handler(number, None)
+        return True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -109,8 +112,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             print(f"{number.name}: saved step {trainer.global_step}, from which the same command goes on")
         self.received = number
-        self._call_handler()
-        if self.received and self.handlers[number] != signal.SIG_IGN:
+        if not self._answer() and self.handlers[number] != signal.SIG_IGN:
             sys.exit(128 + number)
         self.received = 0
 

@@ -71,16 +71,15 @@ def torchrun(processes: int, program: Sequence[str]) -> int:
         received.append(number)
         started.terminate()
 
-    earlier = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    earlier: dict[int, Any] = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         code = started.wait()
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-    for received_number in received:
-        answer = earlier[signal.Signals(received_number)]
-        if callable(answer):
-            answer(received_number, None)
+    for number in received:
+        if callable(earlier[number]):
+            earlier[number](number, None)
     return code
 
 
