@@ -14,7 +14,7 @@ from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
 from explainers.evaluation.unfinished import Unfinished
 from explainers.files import atomic
-from explainers.processes import answer_launcher, ignore_lightnings_signals, locked
+from explainers.processes import answer_launcher, ignore_lightnings_signals, locked, number_of_processes
 from explainers.resuming import SharedRun
 
 
@@ -28,7 +28,8 @@ def evaluate(cfg: DictConfig) -> None:
     for images in data.values():
         images.setup("test")  # missing images of the last task show before the first one is measured
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
-    file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh)
+    processes = number_of_processes(cfg.trainer) * cfg.trainer.get("num_nodes", 1)
+    file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh, processes)
     missing = {task: names for task in cfg.tasks if (names := file.missing(task)) is not None}
     if runs.launch(cfg.trainer):
         return

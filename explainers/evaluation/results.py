@@ -43,16 +43,19 @@ class ResultsFile:
         config: resolved config, in nested dicts.
         data: task → fingerprint of its data set.
         fresh: keep no earlier result.
+        processes: number of processes that measure.
     """
 
-    def __init__(self, path: Path, config: Any, data: Mapping[str, Any], fresh: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: Any, data: Mapping[str, Any], fresh: bool = False, processes: int = 1
+    ) -> None:
         self.path = path
         config, hashes = json.loads(json.dumps(config)), hash_files(config)  # the types that reading the file gives
         earlier = load(path) if path.exists() else {}
         known = {} if fresh else earlier.get("settings", {})
         now = {
             task: {
-                "shared": settings_of(task, config, hashes, data.get(task, {})),
+                "shared": settings_of(task, config, hashes, data.get(task, {}), processes),
                 "explainers": explainers_of(task, config, hashes),
             }
             for task in config["tasks"]

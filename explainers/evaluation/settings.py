@@ -23,8 +23,8 @@ NOT_MEASURED = {
     "cache_dir": "where results are that are computed where they are missing",
     "tasks": "other tasks; the settings of the task itself count",
     "trainer.accelerator": "devices compute the same, up to rounding",
-    "trainer.devices": "processes measure as one",
-    "trainer.num_nodes": "processes measure as one",
+    "trainer.devices": "processes measure as one; their number counts under a limit of batches",
+    "trainer.num_nodes": "processes measure as one; their number counts under a limit of batches",
     "trainer.strategy": "processes measure as one",
     "trainer.max_epochs": "for training",
     "trainer.max_steps": "for training",
@@ -49,12 +49,13 @@ EXPLAINERS = ("explainers", "methods")
 
 
 def settings_of(
-    task: str, config: Mapping[str, Any], hashes: Mapping[str, str], data: Mapping[str, Any]
+    task: str, config: Mapping[str, Any], hashes: Mapping[str, str], data: Mapping[str, Any], processes: int = 1
 ) -> dict[str, Any]:
     """Everything that all numbers of a task depend on, whichever explainer they are of.
 
     It contains the whole resolved config except the explainers and the keys in `NOT_MEASURED`. Files and data sets
-    count by content. The explainer that the others are compared with is part of it.
+    count by content. The explainer that the others are compared with is part of it, and the number of processes where
+    the trainer limits the batches of each.
 
     >>> config = {"name": "run", "data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "seed": 0}
     >>> config["tasks"] = {"pets": {"data": {"root": "/disk/pets", "batch_size": 8}, "target": None}, "cars": {}}
@@ -66,6 +67,7 @@ def settings_of(
         config: resolved config, in nested dicts.
         hashes: path → SHA-256 of the files that the config names, see `hash_files`.
         data: fingerprint of the task's data set.
+        processes: number of processes that measure.
     """
     shared = {key: value for key, value in config.items() if key not in EXPLAINERS}
     own = {key: value for key, value in config["tasks"][task].items() if key not in EXPLAINERS}
@@ -74,7 +76,14 @@ def settings_of(
     reference = (config.get("evaluation") or {}).get("reference")
     compared = {"reference": explainers_of(task, config, hashes).get(reference)} if reference else {}
     settings = {"task": _reduced(own, config, hashes, "task"), "data": {**data, **batches}}
-    return {**_reduced(shared, config, hashes), **settings, **compared}
+    divided = {"processes": processes} if _limits_batches(config.get("trainer") or {}) else {}
+    return {**_reduced(shared, config, hashes), **settings, **compared, **divided}
+
+
+def _limits_batches(trainer: Mapping[str, Any]) -> bool:
+    """Whether each process tests a part of its batches: 1.0 is all of them, and 1 a single one."""
+    limit = trainer.get("limit_test_batches")
+    return bool(trainer.get("fast_dev_run")) or limit is not None and not (isinstance(limit, float) and limit == 1)
 
 
 def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:

@@ -91,6 +91,24 @@ def test_every_key_counts_but_those_with_a_reason(config):
     assert all([*NOT_MEASURED.values(), *WITHOUT_EFFECT.values()])
 
 
+@pytest.mark.parametrize(
+    ("limits", "counts"),
+    [
+        ({"limit_test_batches": 2}, True),
+        ({"limit_test_batches": 1}, True),
+        ({"limit_test_batches": 0.5}, True),
+        ({"fast_dev_run": True}, True),
+        ({"fast_dev_run": 3}, True),
+        ({"limit_test_batches": 1.0}, False),
+        ({}, False),
+    ],
+)
+def test_the_number_of_processes_counts_where_each_measures_a_part_of_its_batches(config, limits, counts):
+    limited = config | {"trainer": config["trainer"] | limits}
+    one, two = (settings_of("odd", limited, {}, {}, processes) for processes in (1, 2))
+    assert (one != two) == counts
+
+
 def test_a_key_that_is_added_counts(config):
     before = everything("odd", config, {})
     for path in ("trainer", "evaluation", "target.model", "explainers.tve.network", "grid"):

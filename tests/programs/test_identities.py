@@ -7,6 +7,9 @@ import pytest
 from commands import DIGITS, NO_FIGURES, QUIET, TVE_RUN, draw_images, evaluate, train
 from test_errors import error
 
+import eval as evaluation
+from explainers.evaluation.results import ResultsFile
+
 FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
 HEAD = ("experiment=linear_head", *FOLDER, "cache=none")
 FEW = ("evaluation.levels=3", "logger=csv", *NO_FIGURES, *QUIET)
@@ -81,6 +84,18 @@ def test_moved_images_are_not_measured_again(images, tmp_path):
     first, _ = measured(*OWN_HEAD, f"data_dir={images}", folder=tmp_path / "run")
     shutil.copytree(images, tmp_path / "moved/deeper")
     assert measured(*OWN_HEAD, f"data_dir={tmp_path / 'moved/deeper'}", folder=tmp_path / "run") == (first, False)
+
+
+@pytest.mark.parametrize("limit", ["trainer.limit_test_batches=1", "trainer.fast_dev_run=true"])
+def test_two_processes_under_a_limit_of_each_measure_again_what_one_has_measured(limit, images, tmp_path, monkeypatch):
+    command = (*OWN_HEAD, f"data_dir={images}", "tasks.folder.data.eval_batch_size=2", limit)
+    content, _ = measured(*command, folder=tmp_path)
+    assert content["results"]["folder"]["chance"]["images"] == 2
+    files = []
+    monkeypatch.setattr(evaluation, "ResultsFile", lambda *given: files.append(ResultsFile(*given)) or files[0])
+    monkeypatch.setattr(evaluation.runs, "launch", lambda trainer: True)
+    evaluate(*MEASURE, *command, "trainer.devices=2", folder=tmp_path)
+    assert files[0].kept == {} and files[0].changed == {"folder": "processes: 1 → 2"}
 
 
 def test_a_finished_training_that_is_run_again_makes_nothing_measured_again(tmp_path):
