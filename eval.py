@@ -6,6 +6,7 @@ import hydra
 from hydra.utils import instantiate
 from lightning import seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
 from explainers import posthoc, runs
@@ -13,7 +14,7 @@ from explainers.errors import InputError
 from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
 from explainers.evaluation.unfinished import Unfinished
-from explainers.files import atomic
+from explainers.files import atomic, file_name
 from explainers.processes import answer_launcher, ignore_lightnings_signals, locked, number_of_processes
 from explainers.resuming import SharedRun
 
@@ -87,12 +88,13 @@ def announce(task: str, images: int, forward_passes: dict[str, int]) -> None:
 
 
 @rank_zero_only
+@rc_context({"text.parse_math": False})  # a $ in the name of a class or task is no formula
 def publish(cfg: DictConfig) -> None:
     """Tables, figures and the gallery, of what stands in files alone."""
     folder = runs.run_dir()
     table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays)
     for name, figure in (cfg.get("figures") or {}).items():
-        with atomic(folder / f"{name}.png") as unfinished:
+        with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
             instantiate(figure).savefig(unfinished, dpi=120)
     pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
     print(table, f"Tables and pictures are in {runs.relative(folder)}: {', '.join(pictures)}", sep="\n")

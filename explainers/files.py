@@ -1,9 +1,11 @@
-"""Files that are never half-written, and hashes of the contents of files, remembered between runs."""
+"""Safe file names, files that are never half-written, and hashes of their contents, remembered between runs."""
 
 import hashlib
 import os
+import re
 import sqlite3
 import time
+import unicodedata
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,36 @@ os.umask(UMASK)  # it can only be read by setting it
 
 SETTLED = 2.0
 """Seconds after which a file's times tell two contents apart. A younger file is hashed again the next time."""
+
+
+def printable(text: str) -> str:
+    r"""`text` with � for control characters, line ends and bytes of a file name that are not UTF-8.
+
+    >>> printable("a\tb.png")
+    'a�b.png'
+    """
+    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") else each for each in text)
+
+
+def file_name(text: str, most: int = 200) -> str:
+    """A file or folder name from any `text`: it stays in its folder, and is not hidden.
+
+    A hash keeps names distinct that were changed or shortened.
+
+    Args:
+        text: what the file is named after.
+        most: length that is not exceeded, in bytes; file systems allow 255, of which `atomic` needs some.
+
+    >>> file_name("DecompX-PLUS"), file_name("../../x")
+    ('DecompX-PLUS', '_._.._x_9cdf6a50')
+    >>> len(file_name("x" * 1000))
+    200
+    """
+    name = re.sub(r"^\.|^$|[/\\\ufffd]", "_", printable(text))
+    if name == text and len(name.encode()) <= most:
+        return name
+    start = name.encode()[: most - 9].decode(errors="ignore")
+    return f"{start}_{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 @contextmanager

@@ -96,12 +96,12 @@ def draw_heatmaps(
             axis.set_xticks([])
             axis.set_yticks([])
             if row == 0:
-                axis.set_title(fill(name, 24), fontsize=9)  # as many letters as a panel is wide
+                axis.set_title(fill(name, 24), fontsize=9, parse_math=False)  # as many letters as a panel is wide
         if truth is not None:
             outline = truth[row].cpu().float().numpy()
             axes[row, 0].contour(outline, levels=[0.5], colors="lime", linewidths=1)
         if titles is not None:
-            axes[row, 0].set_ylabel(fill(titles[row], 24), fontsize=8)
+            axes[row, 0].set_ylabel(fill(titles[row], 24), fontsize=8, parse_math=False)
     _colour_bar(figure, axes)
     return figure
 

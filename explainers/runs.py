@@ -1,7 +1,6 @@
 """Functions that `train.py` and `eval.py` share: run folders, records, arguments of processes, and one-line errors."""
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from safetensors import SafetensorError
 from yaml import YAMLError
 
 from explainers.errors import InputError
-from explainers.files import write_atomically
+from explainers.files import file_name, write_atomically
 from explainers.processes import arguments, number_of_processes, started_by_launcher, torchrun
 from explainers.records import devices, first_difference, versions
 from explainers.resuming import check_model_files, divided_as, images_per_step, model_files, read_json, replaced_file
@@ -39,18 +38,6 @@ OF_THE_DISK = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
 }
 """Error number of the operating system → what a user can do."""
-
-
-def folder_name(text: str) -> str:
-    """A folder name from `text`: without slashes, at most 200 characters; a hash keeps shortened names distinct.
-
-    >>> folder_name("data=folder,data.root=/my/images")
-    'data=folder,data.root=_my_images'
-    >>> len(folder_name("x" * 1000))
-    199
-    """
-    name = text.replace("/", "_")
-    return name if len(name) <= 200 else f"{name[:190]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def fastest_precision(accelerator: str) -> str:
@@ -68,7 +55,7 @@ def fastest_precision(accelerator: str) -> str:
     return "bf16-mixed" if features.get("amx_bf16") or features.get("avx512_bf16") else "32-true"
 
 
-OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+OmegaConf.register_new_resolver("file_name", file_name, replace=True)
 OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)
 
 

@@ -14,6 +14,7 @@ from explainers import forward_passes
 from explainers.errors import InputError, check_positive
 from explainers.evaluation.gallery import Picture
 from explainers.evaluation.tracking import log_curves, log_pictures
+from explainers.files import file_name, printable
 from explainers.weight_files import read_weights, save_weights
 
 CHEAP = 25
@@ -27,7 +28,7 @@ class Pictures(Callback):
     the heatmaps of earlier explainers of the same images and classes.
 
     Args:
-        folder: folder of the run; `pictures/<name>.safetensors` is written there.
+        folder: folder of the run; its `picture_file` is written.
         name: name of the task.
         images: number of images, evenly spaced in the test set; `None` takes all.
         classes: number of explained classes of each image.
@@ -35,7 +36,7 @@ class Pictures(Callback):
 
     def __init__(self, folder: str, name: str, images: int | None = 24, classes: int = 3) -> None:
         check_positive(classes=classes)
-        self.path, self.images, self.classes = Path(folder) / "pictures" / f"{name}.safetensors", images, classes
+        self.path, self.images, self.classes = picture_file(Path(folder), name), images, classes
         self.rows: dict[str, dict[int, Tensor]] = {}
         """Entry of the file → index of the image → its row."""
 
@@ -100,9 +101,14 @@ class Pictures(Callback):
                 log_curves(logger, self.path.stem, pl_module.results)
 
 
+def picture_file(folder: Path, task: str) -> Path:
+    """The file with the pictures of a task in the folder of a run."""
+    return folder / "pictures" / f"{file_name(task)}.safetensors"
+
+
 def image_name(samples: Any, index: int) -> str:
     """The name of an image's file, or its number in a data set that is not made of files."""
-    return samples.path(index).name if hasattr(samples, "path") else f"image {index}"
+    return printable(samples.path(index).name) if hasattr(samples, "path") else f"image {index}"
 
 
 def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
@@ -147,14 +153,14 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
     identity, tensors = read_weights(path, "pictures")
     if "files" not in identity:
         raise InputError(f"expected pictures at {path}, got another file: delete it, and measure again (fresh=true)")
-    pictures, names = [], identity["classes"]
+    pictures, names = [], {number: printable(name) for number, name in identity["classes"].items()}
     for row, file in enumerate(identity["files"]):
         classes = [names[str(number)] for number in tensors["classes"][row].tolist()]
         label = int(tensors["label"][row])
         found = {name: tensors[f"heatmaps/{name}"][row] for name in explainers if f"heatmaps/{name}" in tensors}
         pictures.append(
             Picture(
-                name=file,
+                name=printable(file),
                 image=tensors["image"][row],
                 label=names[str(label)] if label >= 0 else None,
                 classes=dict(zip(classes, tensors["probabilities"][row].tolist(), strict=True)),

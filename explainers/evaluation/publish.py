@@ -11,13 +11,16 @@ from torchvision.transforms.functional import to_pil_image
 
 from explainers.evaluation import report
 from explainers.evaluation.gallery import Picture, write_gallery
-from explainers.evaluation.pictures import read_pictures
+from explainers.evaluation.pictures import picture_file, read_pictures
 from explainers.evaluation.results import Results, load, read_columns, read_results
-from explainers.files import atomic, write_atomically
+from explainers.files import atomic, file_name, write_atomically
 from explainers.overlays import draw_heatmaps, overlay
 
 DRAWN = 6
 """Number of images of a task in its PNG file."""
+
+NUMBERED = re.compile(r"\d{4,}_")
+"""Beginning of the names of overlays."""
 
 
 def publish(
@@ -29,7 +32,7 @@ def publish(
         folder: folder to write to.
         files: results.json files; the pictures beside them are shown.
         reference: published values to show next to the results.
-        overlays: also write one PNG file of each picture and explainer, to the folder overlays.
+        overlays: also write one PNG file of each picture and explainer, to the folder overlays/<task>.
 
     Returns:
         The table, as Markdown; empty if there are no results.
@@ -40,9 +43,9 @@ def publish(
         write_atomically(folder / name, text)
     pictures = {task: shown for task in results if (shown := _pictures(files, task, results))}
     for task, shown in pictures.items():
-        _draw(shown, folder / f"{task}.png")
-        for number, picture in enumerate(shown if overlays else ()):
-            _write_overlays(picture, folder / "overlays", f"{number:04d}_{Path(picture.name).stem}")
+        _draw(shown, folder / f"{file_name(task)}.png")
+        if overlays:
+            _write_overlays(shown, folder / "overlays" / file_name(task))
     if results:
         notes = [line for path in files for line in _notes(load(path))]
         write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes)
@@ -51,7 +54,7 @@ def publish(
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:
     """The pictures of a task, with the heatmaps of all folders that have the same images and classes."""
-    paths = [Path(path).parent / "pictures" / f"{task}.safetensors" for path in files]
+    paths = [picture_file(Path(path).parent, task) for path in files]
     pictures: list[Picture] = []
     for more in (read_pictures(path, list(results[task])) for path in paths if path.exists()):
         if not pictures:
@@ -78,12 +81,19 @@ def _draw(pictures: Sequence[Picture], path: Path) -> None:
         figure.savefig(unfinished, dpi=120)
 
 
-def _write_overlays(picture: Picture, folder: Path, name: str) -> None:
-    """Write the heatmaps of one image: `<name>_<explainer>.png`, of the class that all explainers explain."""
-    own = next(iter(picture.classes))
-    for explainer, heatmaps in picture.heatmaps.items():
-        with atomic(folder / f"{name}_{explainer}.png") as unfinished:
-            to_pil_image(overlay(picture.image, heatmaps[own])).save(unfinished)
+def _write_overlays(pictures: Sequence[Picture], folder: Path) -> None:
+    """Write `<number>_<image>_<explainer>.png`, of the class that all explainers explain."""
+    # Those of images that an earlier command explained are removed
+    earlier = {path for path in folder.glob("*.png") if NUMBERED.match(path.name)}
+    for number, picture in enumerate(pictures):
+        own, image = next(iter(picture.classes)), file_name(Path(picture.name).stem, 120)
+        for explainer, heatmaps in picture.heatmaps.items():
+            path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}.png"
+            earlier.discard(path)
+            with atomic(path) as unfinished:
+                to_pil_image(overlay(picture.image, heatmaps[own])).save(unfinished)
+    for path in earlier:
+        path.unlink()
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,8 @@ from explainers.metrics.curves import CURVES
 
 FIDELITIES = ("fidelity_plus", "fidelity_minus")
 LATEX = str.maketrans(
-    {name: f"\\{name}" for name in "_%&#$"}
+    {name: f"\\{name}" for name in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "⁺": "$^{+}$", "⁻": "$^{-}$", "ρ": r"$\rho$", "–": "--"}
 )
 
@@ -111,6 +112,7 @@ def markdown(table: list[dict[str, str]]) -> str:
     | ---- | --------- |
     | pets | TVE       |
     """
+    table = [{name: cell.replace("|", r"\|") for name, cell in row.items()} for row in table]
     widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
     lines = [
         " | ".join(name.ljust(width) for name, width in widths.items()),

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
 from explainers.evaluation.settings import explainers_of, hash_files, settings_of
-from explainers.files import write_atomically
+from explainers.files import printable, write_atomically
 from explainers.records import devices, first_difference, versions
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -163,6 +163,9 @@ def load(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: expected the results.json of an evaluation, got no JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise InputError(f"{path}: expected the results.json of an evaluation, got JSON without results of tasks")
+    for name in [*content["results"], *(name for rows in content["results"].values() for name in rows)]:
+        if not name or printable(name) != name:  # it would steer the terminal, or end the writing of a table
+            raise InputError(f"{path}: expected names that can be printed, got {ascii(name)}: rename it in the file")
     return content
 
 

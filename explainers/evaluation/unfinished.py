@@ -1,5 +1,6 @@
 """Keeps what a test has measured so far, so that a killed one goes on."""
 
+import glob
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torchmetrics import Metric
 
 from explainers.evaluation.module import Evaluation
 from explainers.evaluation.pictures import Pictures
-from explainers.files import atomic
+from explainers.files import atomic, file_name
 
 
 class Unfinished(Callback):
@@ -29,10 +30,11 @@ class Unfinished(Callback):
 
     def __init__(self, folder: Path, task: str, key: str, seconds: float = 60) -> None:
         self.folder, self.task, self.key, self.seconds = folder, task, key, seconds
+        self.name = file_name(task)
         self.saved = time.monotonic()
 
     def _path(self, trainer: Trainer) -> Path:
-        return self.folder / f"{self.task}_{trainer.global_rank}_of_{trainer.world_size}.pt"
+        return self.folder / f"{self.name}_{trainer.global_rank}_of_{trainer.world_size}.pt"
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue from the file, if there is one of the same settings."""
@@ -77,7 +79,7 @@ class Unfinished(Callback):
     @rank_zero_only
     def remove(self) -> None:
         """Delete the files of all processes."""
-        for path in self.folder.glob(f"{self.task}_*_of_*.pt"):
+        for path in self.folder.glob(f"{glob.escape(self.name)}_*_of_*.pt"):
             path.unlink(missing_ok=True)
 
 

@@ -51,10 +51,11 @@ def test_everything_is_made_of_files(run, tmp_path_factory):
 def test_overlays_are_of_the_class_that_all_explainers_explain(run):
     folder, tensors = run
     publish(folder, [folder / "results.json"], overlays=True)
-    found = {path.name for path in (folder / "overlays").iterdir()}
+    found = {path.name for path in (folder / "overlays" / "odd").iterdir()}
     assert found == {f"000{i}_{name}_{who}.png" for i, name in enumerate("ab") for who in ("tve", "chance")}
     expected = overlay(tensors["image"][1], tensors["heatmaps/tve"][1, 0])
-    assert Image.open(folder / "overlays" / "0001_b_tve.png").getpixel((5, 2)) == tuple(expected[:, 2, 5].tolist())
+    written = Image.open(folder / "overlays" / "odd" / "0001_b_tve.png")
+    assert written.getpixel((5, 2)) == tuple(expected[:, 2, 5].tolist())
 
 
 def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp_path_factory):
@@ -68,7 +69,7 @@ def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp
     write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
     files = [folder / "results.json", other / "results.json"]
     publish(out, files, overlays=True)
-    assert (out / "overlays" / "0001_b_lime.png").exists() and (out / "overlays" / "0001_b_tve.png").exists()
+    assert all((out / "overlays" / "odd" / f"0001_b_{name}.png").exists() for name in ("lime", "tve"))
     own["classes"] = own["classes"].flip(1)  # other classes are explained
     write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
     publish(tmp_path_factory.mktemp("apart"), files)
@@ -83,3 +84,19 @@ def test_the_default_figures_draw_the_curves_of_any_preset():
     for draw in (fidelity_curves, fidelity_bars):
         figure = draw({"odd": {"tve": row, "chance": row}})
         assert [axis.get_ylabel() for axis in figure.axes] == ["AOPC ↑", "LOdds ↓"]
+
+
+def test_overlays_of_images_of_an_earlier_command_are_removed_and_nothing_else(run):
+    folder, tensors = run
+    publish(folder, [folder / "results.json"], overlays=True)
+    kept = folder / "overlays" / "odd" / "mine.png"
+    Image.new("RGB", (2, 2)).save(kept)
+    write_pictures(
+        folder / "pictures" / "odd.safetensors",
+        {name: values[:1] for name, values in tensors.items()},
+        ["c.png"],
+        ["even", "odd"],
+    )
+    publish(folder, [folder / "results.json"], overlays=True)
+    found = {path.name for path in kept.parent.iterdir()}
+    assert found == {"0000_c_tve.png", "0000_c_chance.png", "mine.png"}

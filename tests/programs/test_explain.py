@@ -39,9 +39,9 @@ def explained(photos, tmp_path_factory):
 
 
 def test_every_photo_that_can_be_read_has_a_picture_of_each_explainer(explained):
-    found = {path.name.split("_", 1)[1] for path in (explained / "overlays").iterdir()}
+    found = {path.name.split("_", 1)[1] for path in (explained / "overlays" / "photos").iterdir()}
     assert found == {f"{kind}_{name}.png" for kind in KINDS[1:] for name in ("DecompX-PLUS", "Chance")}
-    for path in (explained / "overlays").iterdir():
+    for path in (explained / "overlays" / "photos").iterdir():
         assert Image.open(path).size == (64, 64)
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from explainers import processes, runs
 from explainers.evaluation.pictures import read_pictures
+from explainers.files import file_name
 from explainers.resuming import progress_of
 
 RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
@@ -196,6 +197,7 @@ def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_pa
 
 
 def test_the_folder_of_a_job_has_a_name_that_every_file_system_takes():
-    assert runs.folder_name("seed=1,data.root=/a/b") == "seed=1,data.root=_a_b"
-    names = {runs.folder_name(f"{'x' * 300}{i}") for i in range(3)}
+    paths = [file_name(f"seed=1,data.root={root}") for root in ("/a/b", "/a_b")]
+    assert all(path.startswith("seed=1,data.root=_a_b_") for path in paths) and paths[0] != paths[1]
+    names = {file_name(f"{'x' * 300}{i}") for i in range(3)}
     assert len(names) == 3 and max(map(len, names)) <= 200
