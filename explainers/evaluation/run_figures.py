@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,23 @@ def similarity_scatter(folder: str | Path) -> Figure:
 
     Args:
         folder: folder of `ExplainabilityVector` runs, with files <source>/<target>/metrics.json.
+
+    Raises:
+        InputError: for fewer than 3 transfers, or without cosines, because the sources have no predicting model.
     """
     paths = sorted(path for path in Path(folder).glob("*/*/metrics.json") if path.parts[-3] != path.parts[-2])
     if len(paths) < 3:
-        raise InputError(f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}")
+        raise InputError(
+            f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}: sweep over source"
+            " and target tasks, as the head of configs/figures/similarity.yaml shows"
+        )
     metrics = [json.loads(path.read_text()) for path in paths]
+    for path, row in zip(paths, metrics, strict=True):
+        if not math.isfinite(row.get("val/cosine", math.nan)):
+            raise InputError(
+                f"{path}: expected the cosine of two task vectors, got none: the source needs a model that only"
+                " predicts (explainer.predicting=...)"
+            )
     cosines, errors = ([row[key] for row in metrics] for key in ("val/cosine", "test/transferred/e_rmse"))
     figure, axis = _single()
     axis.plot(cosines, errors, "o")

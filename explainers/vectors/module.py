@@ -57,7 +57,8 @@ class ExplainabilityVector(LightningModule):
         k: K of IoU@K.
         calibrate: give the selected model's attributions their best factor on the validation images, for a source whose
             teacher computes attributions in other units than `labels`.
-        hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value.
+        hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value. Without
+            `predicting` there is no task vector of the source, and no cosine.
     """
 
     @checks_choices
@@ -100,7 +101,8 @@ class ExplainabilityVector(LightningModule):
         if predicting is not None:
             self._check_heads(predicting, explaining)
         self.vector = vector(after, before)
-        self.cosine = cosine(vector(before, self.base), vector(self.onto, self.base))
+        tasks = vector(before, self.base), vector(self.onto, self.base)
+        self.cosine = None if predicting is None else cosine(*tasks)  # the base model has no task vector
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
         self.model.target.head.read_as(exported_target(target, explaining).head)
         self.patch_scale = self.model.target.head.patch_scale.item()
@@ -199,8 +201,9 @@ class ExplainabilityVector(LightningModule):
         self.sweep = [{"lambda_1": a, "lambda_2": b} | self._found((a, b)) for a, b in self.points]
         best = best_point(self.sweep, self.tolerance, self.select)
         self.best = (best["lambda_1"], best["lambda_2"])
-        self.log_dict({f"val/{name}": value for name, value in best.items()} | {"val/cosine": self.cosine})
-        if self.cosine < self.hurtful_cosine:
+        known = {} if self.cosine is None else {"cosine": self.cosine}
+        self.log_dict({f"val/{name}": value for name, value in (best | known).items()})
+        if self.cosine is not None and self.cosine < self.hurtful_cosine:
             log.warning(
                 f"the task vectors of source and target point apart (cosine {self.cosine:.2f}, below "
                 f"{self.hurtful_cosine:g}): the transfer may hurt; a source that is more like the target is safer"

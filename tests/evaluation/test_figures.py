@@ -269,6 +269,11 @@ def test_errors_of_transfers_are_drawn_against_the_similarity_of_their_tasks(tmp
     assert axis.get_title() == "3 transfers: r = -1.00"
     with pytest.raises(InputError, match="expected 3 transfers or more"):
         similarity_scatter(tmp_path / "a")
+    path = tmp_path / "b/c/metrics.json"
+    for cosine in ({}, {"val/cosine": math.nan}):  # NaN: written by earlier versions
+        path.write_text(json.dumps(cosine | {"test/transferred/e_rmse": 1.0}))
+        with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
+            similarity_scatter(tmp_path)
 
 
 def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axis(benchmark):

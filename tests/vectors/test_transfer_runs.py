@@ -133,6 +133,14 @@ def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, f
         assert module.trainer.callback_metrics["val/cosine"].item() == pytest.approx(expected)
 
 
+def test_without_a_task_vector_of_the_source_there_is_no_cosine_and_no_nan(build, caplog):
+    module = build(predicting=None, hurtful_cosine=1.0)
+    validate(module, limit_val_batches=1)
+    logged = module.trainer.callback_metrics
+    assert module.cosine is None and "val/cosine" not in logged and "val/e_rmse" in logged
+    assert not [record for record in caplog.records if "the transfer may hurt" in record.message]
+
+
 def refused(build, told, error=ValueError, **settings):
     with pytest.raises(error, match=told) as caught:
         build(**settings)

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import re
+import shlex
 
 import pytest
 import torch
-from commands import QUIET, evaluate, train
+from commands import QUIET, ROOT, composed_once, evaluate, train
 
 from explainers.weight_files import read_weights
 
@@ -102,3 +104,16 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
     ].keys()
     assert "accuracy" not in found["kernel_shap_50"]
     assert all((runs / "evaluation" / name).is_file() for name in ("passes.png", "small.png", "table.md"))
+
+
+def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
+    """The command in its head trains with a predicting model, and leaves <source>/<target>."""
+    head = (ROOT / "configs/figures/similarity.yaml").read_text().split("similarity:\n")[0]
+    command = shlex.split(re.sub(r"\\\n# *", "", head[head.index("python train.py") :]))
+    swept = {"source": "source=plain", "data.domain": "data.domain=small"}
+    cfg = composed_once("train", *(swept.get(word.split("=")[0], word) for word in command if "=" in word))
+    assert cfg.explainer.predicting == "runs/quickstart_predicting/plain/model.safetensors"
+    assert cfg.explainer.explaining == "runs/quickstart_explaining/plain/model.safetensors"
+    assert cfg.explainer.onto == "runs/quickstart_predicting/small/model.safetensors"
+    assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/quickstart_transfers/plain/small"
+    assert "runs/quickstart_transfers" in (ROOT / "configs/figures/similarity.yaml").read_text().split("folder:")[1]
