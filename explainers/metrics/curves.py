@@ -65,7 +65,8 @@ CURVES: dict[str, Shape] = {
     # TokenTM, Equations 1 and 2 of the supplement
     "aopc": Shape("AOPC ↑", "probability", 1, -1, 0, mean=True),
     "log_odds": Shape("LOdds ↓", "log_probability", -1, 1, 0, mean=True),
-    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important patches are removed
+    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important pixels are removed; the
+    # preset metrics=chefer sets their steps and the range of their area
     "positive_perturbation": Shape("Positive perturbation ↓", "correct", 0, 1, 0),
     "negative_perturbation": Shape("Negative perturbation ↑", "correct", 0, 0, 1),
 }

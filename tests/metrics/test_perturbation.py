@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 import references
+import references_faithfulness
 import torch
+from commands import ROOT
+from omegaconf import OmegaConf
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward
@@ -313,6 +316,41 @@ def test_one_image_has_no_error_and_reset_forgets_it(logits, pictures, scores):
 
 def test_a_sweep_leaves_no_gradients(logits, pictures, scores):
     assert not sweep(logits, pictures.requires_grad_(), scores, LABELS, 5).requires_grad
+
+
+@pytest.mark.parametrize("name", ["positive_perturbation", "negative_perturbation"])
+def test_the_preset_of_chefer_integrates_what_its_authors_do_and_says_so(name):
+    text = (ROOT / "configs/metrics/chefer.yaml").read_text()
+    preset = OmegaConf.create(text)
+    assert preset.order == "pixels" and preset.removals == ["black"]
+    assert "np.trapz from 0 %" in text and "to 90 %, not divided" in text
+    pixels, scores = PatchGrid(image_size=10, patch_size=1), torch.randn(6, 100)
+    images, labels = torch.rand(6, 3, 10, 10), torch.tensor([0, 1, 2, 0, 1, 2])
+    weight = torch.randn(300, 3)
+
+    def model(images):
+        return images.flatten(1) @ weight
+
+    metric = PerturbationCurves(100, preset.curves, preset.levels, preset.empty)
+    outputs = perturbation_sweep(
+        lambda keep: masked_forward(model, images, keep, pixels),
+        importance_order(scores, torch.arange(6)),
+        model(images).argmax(-1),
+        preset.levels,
+        labels,
+    )
+    metric.update(outputs)
+
+    def correct(i):
+        def blackened(black):
+            keep = torch.tensor([pixel not in black for pixel in range(100)]).view(10, 10)
+            return model((images[i] * keep)[None])[0].argmax() == labels[i]
+
+        return blackened
+
+    slow = [references_faithfulness.chefer(correct(i), scores[i].tolist(), "negative" in name) for i in range(6)]
+    assert metric.compute()[name].item() == pytest.approx(np.mean(slow), abs=1e-6)
+    assert 0 < np.mean(slow) < 0.9
 
 
 def test_what_does_not_exist_is_refused():
