@@ -184,6 +184,9 @@ def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp
         own = composed(f"data={name}", folder=tmp_path).data
         assert OmegaConf.to_container(cfg.tasks[name].data, resolve=True) == OmegaConf.to_container(own, resolve=True)
         assert cfg.tasks[name].target == {"head": None}
+    own = ("target.head=shared", "tasks.cifar10.target.head=own")
+    cfg = composed(f"tasks=[{','.join(names)}]", *own, folder=tmp_path, config="eval")
+    assert {name: cfg.tasks[name].target.head for name in names} == dict.fromkeys(names, "shared") | {"cifar10": "own"}
 
 
 def test_every_projection_composes(tmp_path):

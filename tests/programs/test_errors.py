@@ -17,6 +17,7 @@ from explainers import runs
 from explainers.errors import InputError
 
 EVALUATION = ("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", *QUIET)
+DIGITS_EVALUATION = ("tasks=[digits]", "target=tiny", "evaluation.levels=3", *QUIET)
 
 
 def error(function, *overrides, folder):
@@ -138,16 +139,17 @@ def test_a_grid_that_does_not_divide_the_image_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "override", "told"),
+    ("common", "override", "told"),
     [
-        (evaluate, "tasks.odd.target.head={}", "experiment=linear_head"),
-        (train, "explainer.weights={}", "train.py"),
-        (train, "ckpt_path={}", "[Cc]heckpoint"),
+        (EVALUATION, "tasks.odd.target.head={}", "experiment=linear_head"),
+        (DIGITS_EVALUATION, "target.head={}", "experiment=linear_head"),
+        ((*TVE_RUN, *DIGITS), "explainer.weights={}", "train.py"),
+        ((*TVE_RUN, *DIGITS), "ckpt_path={}", "[Cc]heckpoint"),
     ],
 )
-def test_a_missing_file_is_named_with_what_to_do(function, override, told, tmp_path):
+def test_a_missing_file_is_named_with_what_to_do(common, override, told, tmp_path):
     path = tmp_path / "nowhere.safetensors"
-    common = EVALUATION if function is evaluate else (*TVE_RUN, *DIGITS)
+    function = evaluate if "evaluation.levels=3" in common else train
     message = error(function, *common, override.format(path), folder=tmp_path / "run")
     assert str(path) in message and re.search(told, message)
 
