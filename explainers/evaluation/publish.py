@@ -41,6 +41,8 @@ def publish(
     tables = report.tables(results, columns, reference)
     for name, text in tables.items():
         write_atomically(folder / name, text)
+    if results and reference and (line := reference.missing(results)):
+        print(line)
     pictures = {task: shown for task in results if (shown := _pictures(files, task, results))}
     for task, shown in pictures.items():
         _draw(shown, folder / f"{file_name(task)}.png")

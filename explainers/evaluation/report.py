@@ -49,9 +49,22 @@ class Reference:
         return f"{CURVES[column].title} {self.source}, {self.target}"
 
     def value(self, task: str, explainer: str, column: str) -> float | None:
-        """The published value, or `None` if there is none."""
-        printed = self.values[self.target].get(task, {}).get(explainer)
+        """The published value, or `None` if there is none; a method's row may have options, such as `RISE(masks=50)`."""
+        of_task = self.values[self.target].get(task, {})
+        printed = of_task.get(explainer, of_task.get(explainer.partition("(")[0]))
         return printed[FIDELITIES.index(column)] if printed else None
+
+    def missing(self, results: Results) -> str | None:
+        """What the reference has, in one line, if it has a value of no row of the results; otherwise `None`."""
+        flat = [(task, name, key) for task, measured in results.items() for name in measured for key in measured[name]]
+        if any(self.value(task, name, key) is not None for task, name, key in flat if key in FIDELITIES):
+            return None
+        known = {task: ", ".join(explainers) for task, explainers in self.values[self.target].items()}
+        return (
+            f"reference: the {self.source} has {' and '.join(FIDELITIES)} of {self.target} of"
+            f" {'; '.join(f'{names} on {task}' for task, names in known.items()) or 'nothing'}, and of no row of these"
+            " results (reference.target=... names another model)"
+        )
 
 
 def rows(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> list[dict[str, str]]:

@@ -95,8 +95,8 @@ def similarity_scatter(folder: str | Path) -> Figure:
     paths = sorted(path for path in Path(folder).glob("*/*/metrics.json") if path.parts[-3] != path.parts[-2])
     if len(paths) < 3:
         raise InputError(
-            f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}: sweep over source"
-            " and target tasks, as the head of configs/figures/similarity.yaml shows"
+            f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}: sweep over"
+            " source and target tasks, as the head of configs/figures/similarity.yaml shows"
         )
     metrics = [json.loads(path.read_text()) for path in paths]
     for path, row in zip(paths, metrics, strict=True):

@@ -7,6 +7,7 @@ from PIL import Image
 from explainers.evaluation.figures import fidelity_bars, fidelity_curves
 from explainers.evaluation.pictures import write_pictures
 from explainers.evaluation.publish import publish
+from explainers.evaluation.report import Reference
 from explainers.overlays import overlay
 
 
@@ -73,6 +74,14 @@ def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp
     own["classes"] = own["classes"].flip(1)  # other classes are explained
     write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
     publish(tmp_path_factory.mktemp("apart"), files)
+
+
+def test_a_reference_is_a_column_or_a_line(run, capsys):
+    folder, _ = run
+    for name, told in (("tve", False), ("TVE", True)):
+        reference = Reference("paper", "ViT", {"ViT": {"odd": {name: [0.25, 0.5]}}})
+        table = publish(folder, [folder / "results.json"], reference)
+        assert ("0.25" in table) != told == capsys.readouterr().out.startswith("reference: the paper has ")
 
 
 def test_without_results_there_is_nothing(tmp_path):

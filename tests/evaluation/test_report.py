@@ -7,7 +7,10 @@ from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.evaluation.report import Reference, comma_separated, latex, markdown, rows, tables
+from explainers.evaluation.report import FIDELITIES, Reference, comma_separated, latex, markdown, rows, tables
+from explainers.posthoc.names import method_names
+
+GROUPS = ("tasks", "explainers")
 
 FOUND = {
     "images": 3,
@@ -88,12 +91,33 @@ def test_a_reference_to_another_target_is_refused_with_those_that_there_are():
 def test_the_papers_values_are_pairs_of_fidelities_of_explainers_and_tasks(tmp_path):
     cfg = composed("experiment=quickstart_eval", "reference=paper", folder=tmp_path, config="eval")
     reference = instantiate(cfg.reference)
-    assert reference.value("cats_vs_dogs", "tve", "fidelity_plus") == 0.16
-    assert reference.value("cats_vs_dogs", "tve", "fidelity_minus") == 0.09
-    assert reference.value("odd", "tve", "fidelity_minus") is None
+    assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_plus") == 0.16
+    assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_minus") == 0.09
+    assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
+    assert reference.value("odd", "tve_paper", "fidelity_minus") is None
     values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
     pairs = [pair for tasks in values.values() for explainers in tasks.values() for pair in explainers.values()]
     assert len(pairs) == 27 + 2 + 3 + 5 + 6 and all(len(pair) == 2 and 0 < min(pair) < 0.5 for pair in pairs)
+
+
+def test_every_name_of_the_papers_values_is_that_of_a_row(tmp_path):
+    """What `tasks=[...]`, `explainers=[...]` and `methods=[...]` take, and the columns are measured by default."""
+    tasks, explainers = ({path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS)
+    values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
+    for of_target in values.values():
+        assert of_target.keys() <= tasks
+        for names in of_target.values():
+            assert names.keys() <= explainers | set(method_names())
+    measured = composed("metrics=tve", folder=tmp_path, config="eval").evaluation.curves
+    assert list(measured) == list(FIDELITIES)
+
+
+def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has():
+    assert REFERENCE.missing(RESULTS) is None
+    line = REFERENCE.missing({"odd_one": {"light": FOUND}, "other": {"tve": FOUND}})
+    assert "tve, lime on odd_one, and of no row of these results" in line and "reference.target" in line
+    assert "\n" not in line
+    assert REFERENCE.missing({"odd_one": {"tve": {"aopc": 0.5}}})  # the row is there, its number is not
 
 
 def test_of_nothing_there_are_no_tables():
