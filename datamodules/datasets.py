@@ -15,7 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from datamodules.decoding import CorruptImage, read_image, resize_short_side
 from datamodules.fingerprints import digest
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_distinct, check_positive
 from explainers.files import file_hashes
 
 Sample = dict[str, Tensor | int]
@@ -175,7 +175,8 @@ def unlabelled_images(
     Args:
         exclude: names of folders whose images are left out, such as classes to test on.
     """
-    found = [path for root in roots for path in list_images(existing_folder(root, "of images"))]
+    check_distinct(roots=[str(existing_folder(root, "of images").resolve()) for root in roots])
+    found = [path for root in roots for path in list_images(Path(root))]
     unknown = sorted(set(exclude) - {path.parent.name for path in found})
     if unknown:
         raise InputError(f"expected folders to exclude among those of the images, got {', '.join(unknown)}")

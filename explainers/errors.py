@@ -3,10 +3,13 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+REPEATED = "a choice may be listed several times"
+"""Mark of a type hint: `Annotated[Sequence[...], REPEATED]`."""
 
 
 class InputError(ValueError):
@@ -41,10 +44,26 @@ def check_range(low: float, high: float = float("inf"), **numbers: float) -> Non
             raise InputError(f"expected {name} {allowed}, got {name}={number}")
 
 
+def check_distinct(**lists: Sequence[Any]) -> None:
+    """Raise an InputError that names the first of these lists that has an entry twice.
+
+    >>> check_distinct(subsets=[16, 32])
+    >>> check_distinct(subsets=[16, 32, 16])
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected each of subsets once, got 16, 32, 16: leave out the second 16
+    """
+    for name, values in lists.items():
+        repeated = [value for number, value in enumerate(values) if value in values[:number]]
+        if repeated:
+            listed = ", ".join(map(str, values))
+            raise InputError(f"expected each of {name} once, got {listed}: leave out the second {repeated[0]}")
+
+
 def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function or a constructor: it raises an InputError for a choice that does not exist.
 
-    A choice is an argument that is annotated with a `Literal` or with a sequence of one.
+    A choice is an argument that is annotated with a `Literal` or with a sequence of one, whose entries are distinct
+    unless it has the mark `REPEATED`.
 
     >>> @checks_choices
     ... def mean(values: list[float], kind: Literal["arithmetic", "geometric"] = "arithmetic") -> float: ...
@@ -56,7 +75,8 @@ def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.cache
     def hints() -> Mapping[str, Any]:
-        return get_type_hints(function)  # not before the first call: they may name classes that follow the function
+        # Not before the first call: they may name classes that follow the function
+        return get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,7 +98,10 @@ def check_choices(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> Non
         hints: name → type hint.
     """
     for name, value in arguments.items():
-        hint = hints.get(name)
+        hint, repeated = hints.get(name), False
+        if get_origin(hint) is Annotated:
+            hint, *marks = get_args(hint)
+            repeated = REPEATED in marks
         several = get_origin(hint) not in (None, Literal) and len(get_args(hint)) == 1
         hint = get_args(hint)[0] if several else hint
         if get_origin(hint) is not Literal:
@@ -88,3 +111,5 @@ def check_choices(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> Non
         if several != listed or any(chosen not in get_args(hint) for chosen in (value if listed else [value])):
             kind = "as a list of " if several else ""
             raise InputError(f"expected {name} {kind}{', '.join(choices)} or {last}, got {value}")
+        if several and not repeated:
+            check_distinct(**{name: value})

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.errors import InputError, check_positive, check_range
+from explainers.errors import InputError, check_distinct, check_positive, check_range
 
 Removal = Literal["zero", "black", "drop"]
 """What becomes of hidden patches. `zero`: pixels are 0 after normalisation, the mean pixel (TVE). `black`: pixels are 0
@@ -73,9 +73,10 @@ def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
 
 
 def check_hops(hops: Sequence[int]) -> None:
-    """Raise an InputError unless there is a radius of N(z), and all of them are 0 or more."""
+    """Raise an InputError unless there is a radius of N(z), and all of them are different and 0 or more."""
     if not hops or min(hops) < 0:
         raise InputError(f"expected hops, one radius or more of 0 patches or more, such as [2], got {list(hops)}")
+    check_distinct(hops=hops)
 
 
 def most_important(order: Tensor, levels: int) -> Tensor:

@@ -3,16 +3,27 @@
 import importlib
 import inspect
 import pkgutil
+import re
+import types
 from typing import Literal, get_args, get_origin
 
 import pytest
 
 import datamodules
 import explainers
+from datamodules.datasets import unlabelled_images
 from explainers import blocks, posthoc
-from explainers.errors import InputError, checks_choices
+from explainers.decomposition.functionals import random_functionals
+from explainers.decomposition.propagation import Propagation
+from explainers.errors import REPEATED, InputError, check_choices, checks_choices
+from explainers.evaluation.approximation import TwoPointStudy
+from explainers.evaluation.results import read_results
+from explainers.evaluation.settings import explainers_of
 from explainers.posthoc import masks, token_tm, white_box
+from explainers.posthoc.names import labelled
 from explainers.sampling import stream
+from explainers.tve.meta_attribution import MetaAttributions
+from explainers.vectors import ExplainabilityVector
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
 EXCLUDED = {
@@ -74,6 +85,61 @@ def test_a_misspelt_choice_is_named_with_all_that_there_are(taker, name, choices
             taker(**{name: misspelt})
         message = str(caught.value)
         assert all(choice in message for choice in choices) and message.endswith(f"got {misspelt}")
+
+
+def hint_of(taker, name):
+    call = taker.__init__ if inspect.isclass(taker) else taker
+    return inspect.signature(call).parameters[name].annotation
+
+
+LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (Literal, None, types.UnionType)]
+
+
+def test_lists_of_choices_are_found():
+    found = {(taker.__name__, name) for taker, name, _ in LISTS}
+    of_evaluations = {("Evaluation", name) for name in ("curves", "removals", "probes", "localization", "agreement")}
+    assert of_evaluations | {("Localization", "names"), ("Coalitions", "removals")} <= found
+    repeated = {(taker, name) for taker, name, _ in LISTS if REPEATED in get_args(hint_of(taker, name))}
+    assert repeated == {(Propagation, "functionals"), (random_functionals, "kinds")}
+
+
+@pytest.mark.parametrize(("taker", "name", "choices"), LISTS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_own(taker, name, choices):
+    twice = [choices[0], choices[-1], choices[0]]
+    if REPEATED in get_args(hint_of(taker, name)):
+        check_choices({name: twice}, {name: hint_of(taker, name)})
+        return
+    message = f"expected each of {name} once, got {', '.join(twice)}: leave out the second {twice[0]}"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        taker(**{name: twice})
+
+
+@pytest.mark.parametrize(
+    ("given", "call"),
+    [
+        ("hops once, got 1, 1", lambda target, grid: MetaAttributions(target, grid, [1, 1])),
+        ("subsets once, got 2, 3, 2", lambda target, grid: TwoPointStudy(target, grid, {}, subsets=[2, 3, 2])),
+        ("lambda_2 once, got 0.5, 0.5", lambda target, grid: vector(target, grid, lambda_2=[0.5, 0.5])),
+        (
+            "methods once, got GAE, RISE, GAE",
+            lambda target, grid: labelled(["GAE", "RISE", {"GAE": {}}]),
+        ),
+        ("explainers and methods once, got GAE, GAE", lambda target, grid: explainers_of("a", ONE_NAME, {})),
+        ("results.files once, got ", lambda target, grid: read_results(["a.json", "b.json", "./a.json"])),
+        ("roots once, got ", lambda target, grid: unlabelled_images(["tests", "tests/../tests"], 8)),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_whatever_is_listed_is_listed_once(given, call, target, grid):
+    with pytest.raises(InputError, match=f"^expected each of {given}.*: leave out the second "):
+        call(target, grid)
+
+
+ONE_NAME = {"explainers": {"GAE": {}}, "methods": ["GAE"], "tasks": {"a": {}}}
+
+
+def vector(target, grid, **settings):
+    return ExplainabilityVector(target, grid, *[""] * 3, **{"lambda_1": [1.0], "labels": None} | settings)
 
 
 def test_a_misspelt_option_of_a_method_by_its_name_is_refused(target, grid):

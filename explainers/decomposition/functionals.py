@@ -1,16 +1,17 @@
 """Linear functionals v of the embedding: those of the classes of a head, and random ones to learn from."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import REPEATED, InputError, checks_choices
 from explainers.sampling import uniform
 
 Functional = Literal["predicted", "other", "difference", "mixture", "isotropic"]
+Functionals = Annotated[Sequence[Functional], REPEATED]  # every entry is a draw of its own
 LIKELY = 20
 """`other` is one of the classes that follow the predicted one in the order of their probabilities, at most so many."""
 
@@ -88,7 +89,7 @@ def _alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:
 
 
 @checks_choices
-def random_functionals(kinds: Sequence[Functional], rows: Tensor, logits: Tensor, index: Tensor, seed: int) -> Tensor:
+def random_functionals(kinds: Functionals, rows: Tensor, logits: Tensor, index: Tensor, seed: int) -> Tensor:
     """Draw functionals of every image, which depend on its index and its predictions alone.
 
     Args:

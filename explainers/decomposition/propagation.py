@@ -1,13 +1,12 @@
 """Attributions of random functionals by a white-box method: exact, and linear in the functional."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.decomposition.functionals import Functional, class_rows, random_functionals
+from explainers.decomposition.functionals import Functionals, class_rows, random_functionals
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.identity import Identity, recipe
 from explainers.masking import PatchGrid
@@ -78,7 +77,7 @@ class Propagation:
         target: TargetModel,
         grid: PatchGrid,
         method: str = "DecompX-PLUS",
-        functionals: Sequence[Functional] = ("predicted", "other", "difference", "mixture"),
+        functionals: Functionals = ("predicted", "other", "difference", "mixture"),
         objective: Objective = "squared",
         chunk_size: int = 16,
         seed: int = 0,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import CatMetric
 
 from explainers import forward_passes
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.checks import check_heatmaps, check_target
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import spearman
@@ -127,6 +127,7 @@ class TwoPointStudy(LightningModule):
         check_positive(chunk_size=chunk_size)
         if not subsets or min(subsets) < 1:
             raise InputError(f"expected subsets, one number or more above 0, such as [16, 32], got {list(subsets)}")
+        check_distinct(subsets=subsets)
         if "two_point" in explainers:
             raise InputError("expected no explainer of the name two_point, which is that of Equation 3: rename it")
         if not 2 <= patches <= grid.num_patches:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_distinct
 from explainers.evaluation.settings import explainers_of, hash_files, settings_of
 from explainers.files import printable, write_atomically
 from explainers.records import devices, first_difference, versions
@@ -173,8 +173,10 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
     """Merge the results of several files; an explainer with equal results in two files is included once.
 
     Raises:
-        InputError: if two files have different results of one explainer on one task, or different settings of a task.
+        InputError: if two files have different results of one explainer on one task, or different settings of a task,
+            or a file is listed twice.
     """
+    check_distinct(**{"results.files": [str(Path(path).resolve()) for path in files]})
     results: dict[str, dict[str, dict[str, Any]]] = {}
     origin: dict[tuple[str, str], str | Path] = {}
     measured: dict[str, tuple[str | Path, dict[str, Any]]] = {}

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from explainers.errors import check_distinct
 from explainers.files import file_hashes
 from explainers.identity import WITHOUT_EFFECT
 from explainers.posthoc.names import labelled
@@ -97,6 +98,7 @@ def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str
     nodes = {name: [node, own.get(name)] if own.get(name) else node for name, node in config["explainers"].items()}
     nodes |= {name: [None, node] for name, node in own.items() if name not in nodes}
     methods = {label: {name: options} for label, (name, options) in labelled(config.get("methods") or ()).items()}
+    check_distinct(**{"explainers and methods": [*nodes, *methods]})
     return {name: _reduced(node, config, hashes, f"explainers.{name}") for name, node in (nodes | methods).items()}
 
 

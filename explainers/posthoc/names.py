@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_distinct
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
 from explainers.posthoc.propagation import libra
@@ -93,12 +93,16 @@ def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     Args:
         methods: names of methods, or dictionaries of one name and its options.
 
+    Raises:
+        InputError: for two entries of one label.
+
     >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
     {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
     """
     entries = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
     chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
     labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
+    check_distinct(methods=labels)
     return {label: (name, dict(options)) for label, (name, options) in zip(labels, entries, strict=True)}
 
 

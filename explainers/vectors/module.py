@@ -10,7 +10,7 @@ from lightning import LightningModule
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_range, checks_choices
+from explainers.errors import InputError, check_distinct, check_range, checks_choices
 from explainers.files import write_atomically
 from explainers.identity import Identity, weights_hash
 from explainers.masking import PatchGrid
@@ -83,6 +83,7 @@ class ExplainabilityVector(LightningModule):
             raise InputError(
                 f"expected values of explainer.lambda_1 and explainer.lambda_2, got {lambda_1} and {lambda_2}"
             )
+        check_distinct(lambda_1=lambda_1, lambda_2=lambda_2)
         check_range(0, tolerance=tolerance)
         check_range(-1, 1, hurtful_cosine=hurtful_cosine)
         check_range(1, grid.num_patches, k=k)
@@ -91,8 +92,7 @@ class ExplainabilityVector(LightningModule):
                 f"expected explainer.select=rank_correlation or iou with explainer.calibrate, because the errors of the"
                 f" sweep are those without a factor, got {select}"
             )
-        self.tolerance, self.select, self.hurtful_cosine = tolerance, select, hurtful_cosine
-        self.calibrate = calibrate
+        self.tolerance, self.select, self.calibrate, self.hurtful_cosine = tolerance, select, calibrate, hurtful_cosine
         self.base = target.backbone.state_dict()
         self.parents: dict[str, str] = {"base": weights_hash(target.backbone)}
         self.heads: dict[str, Identity] = {}
