@@ -64,7 +64,7 @@ def model_card(
         f"for {side} × {side} patches of images of {size} × {size} pixels.",
         "## Use",
         "```python\nimport explainers\n\n"
-        'explainer = explainers.load("user/name")  # the id of this repository, or its folder\n'
+        'explainer = explainers.load("hf://user/name")  # this repository, or its folder\n'
         "heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, P, P): the predicted classes\n```",
         "## Training",
         f"```\n{shlex.join(['python', *versions.get('command', ['train.py'])])}\n```",

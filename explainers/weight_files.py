@@ -49,8 +49,10 @@ def read_weights(path: str | Path, expected: str = "a trained explainer") -> tup
     try:
         with safe_open(path, "pt") as file:
             identity = json.loads((file.metadata() or {}).get("identity", "{}"))
+            if not isinstance(identity, dict):
+                raise ValueError("an identity is a dictionary")
             return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise InputError(f"expected {expected} at {path}, got a damaged file: delete it, or write it again") from error
 
 

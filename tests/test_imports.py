@@ -83,9 +83,9 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
     assert known == set()
 
 
-def test_only_those_who_read_the_config_of_a_run_know_hydra():
+def test_only_what_the_entry_points_share_knows_hydra():
     knowing = [path.as_posix() for path in FILES if packages(path) & {"hydra", "omegaconf"}]
-    assert knowing == ["explainers/pretrained.py", "explainers/runs.py"]
+    assert knowing == ["explainers/runs.py"]
 
 
 def test_files_and_functions_stay_short():

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from explainers import overlays, pretrained
 from explainers.decomposition import Decomposition
 from explainers.errors import InputError
 from explainers.model_cards import model_card
-from explainers.pretrained import CARD, CONFIG, EXPLAINER, VERSIONS
+from explainers.pretrained import folders, reading
+from explainers.pretrained.folders import CARD
+from explainers.pretrained.reading import CONFIG, EXPLAINER, VERSIONS
 from explainers.shapley import Shapley
 from explainers.target_files import save_target
 from explainers.tve import TVE
@@ -121,9 +124,8 @@ def test_initial_weights_and_the_files_of_training_are_not_needed(run):
     change(run, "explainer.optimizer", {"_target_": "gone.Adam"})
     change(run, "data.root", "gone")
     assert same(explainers.load(run), before)
-    built = pretrained._settings(
-        yaml.safe_dump({"explainer": {"network": {"mae": "gone", "pretrained": True, "width": 3}}}), run
-    )[0]
+    settings = {"network": {"mae": "gone", "pretrained": True, "width": 3}, "target": {}, "grid": {}}
+    built = reading.settings_and_weights(yaml.safe_dump({"explainer": settings}), run)[0]
     assert built["network"] == {"mae": None, "pretrained": False, "width": 3}
 
 
@@ -154,7 +156,7 @@ def classifier(run):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (shutil.rmtree, "^expected the folder of a run, or the id of a repository .*: there is no such folder; train"),
+        (shutil.rmtree, "^expected the folder of a run, or hf://user/name .*: there is no such folder; train"),
         (
             lambda run: (run / CONFIG).unlink(),
             r"^expected the config of a run of train\.py at .*, got no file",
@@ -163,8 +165,8 @@ def classifier(run):
         (lambda run: (run / EXPLAINER).unlink(), "^expected a trained explainer in .*, which has not ended: run its"),
         (classifier, r"^expected the run of an explainer in .*, got one of explainers\.targets\.Classifier"),
         (
-            lambda run: change(run, "explainer.target.head", "gone"),
-            "^expected the model that .* explains at gone, got",
+            lambda run: change(run, "explainer.target.head", "gone.safetensors"),
+            r"^expected the model that .* explains at gone\.safetensors, got",
         ),
         (lambda run: change(run, "explainer.grid.patch_size", 7), "^image_size 64 is not a multiple of patch_size 7"),
     ],
@@ -223,8 +225,8 @@ def test_an_id_is_fetched_from_the_hub(trained, monkeypatch):
         asked.append((repository, revision, set(allow_patterns)))
         return str(trained)
 
-    monkeypatch.setattr(pretrained, "snapshot_download", snapshot_download)
-    assert same(explainers.load("user/my-tve", revision="v1"), explainers.load(trained))
+    monkeypatch.setattr(reading, "snapshot_download", snapshot_download)
+    assert same(explainers.load("hf://user/my-tve", revision="v1"), explainers.load(trained))
     assert TVE.from_pretrained("user/my-tve").target.name
     files = {EXPLAINER, "model.safetensors", CONFIG, VERSIONS}
     assert asked == [("user/my-tve", "v1", files), ("user/my-tve", None, files)]
@@ -234,11 +236,20 @@ def test_a_repository_that_is_not_there_is_refused_in_one_line(monkeypatch):
     def snapshot_download(*args, **kwargs):
         raise OSError("404 Client Error.\nRepository Not Found")
 
-    monkeypatch.setattr(pretrained, "snapshot_download", snapshot_download)
-    with pytest.raises(
-        InputError, match=r"got runs/typo: there is no such folder, and the Hub says: 404 Client Error\.$"
-    ):
-        explainers.load("runs/typo")
+    monkeypatch.setattr(reading, "snapshot_download", snapshot_download)
+    for load in (lambda: explainers.load("hf://user/typo"), lambda: TVE.from_pretrained("user/typo")):
+        with pytest.raises(InputError, match=r"got hf://user/typo, of which it says: 404 Client Error\.$"):
+            load()
+    with pytest.raises(InputError, match="as hf://user/name, got hf://typo$"):
+        explainers.load("hf://typo")
+
+
+def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(trained, monkeypatch):
+    monkeypatch.setattr(reading, "snapshot_download", lambda *args, **kwargs: pytest.fail("the Hub was asked"))
+    with pytest.raises(InputError, match="or hf://user/name of the Hugging Face Hub, got runs/tve_vitb: there is no"):
+        explainers.load("runs/tve_vitb")
+    with pytest.raises(InputError, match="^expected hf://user/name for revision=v1, got .*folders have no revisions$"):
+        explainers.load(trained, revision="v1")
 
 
 class Hub:
@@ -251,14 +262,14 @@ class Hub:
         self.made.append((repository, private, exist_ok))
 
     def upload_folder(self, repo_id, folder_path, commit_message):
-        folder = pretrained.Path(folder_path)
+        folder = Path(folder_path)
         self.files[repo_id] = {path.name: path.read_bytes() for path in folder.iterdir()}
         return f"https://huggingface.co/{repo_id}"
 
 
 def test_what_is_pushed_is_what_is_saved(trained, tmp_path, monkeypatch):
     hub, loaded = Hub(), explainers.load(trained)
-    monkeypatch.setattr(pretrained, "HfApi", lambda: hub)
+    monkeypatch.setattr(folders, "HfApi", lambda: hub)
     assert loaded.push_to_hub("user/name", private=True) == "https://huggingface.co/user/name"
     saved = {path.name: path.read_bytes() for path in loaded.save_pretrained(tmp_path).iterdir()}
     assert hub.made == [("user/name", True, True)] and hub.files == {"user/name": saved}
@@ -273,7 +284,7 @@ def test_the_library_offers_load_and_overlay():
 def test_the_examples_of_the_library_page_run(trained, tmp_path, monkeypatch):
     """All but the export, see `test_export`; on smaller images."""
     hub = Hub()
-    monkeypatch.setattr(pretrained, "HfApi", lambda: hub)
+    monkeypatch.setattr(folders, "HfApi", lambda: hub)
     shutil.copytree(trained, tmp_path / "runs" / "tve_vitb")
     monkeypatch.chdir(tmp_path)
     names = {}
