@@ -6,10 +6,10 @@ BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv demo demo-vectors test coverage lint lock clean
+.PHONY: help setup ffcv demo demo-vectors test test-portable coverage lint lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothing when it is there
 
@@ -57,6 +57,9 @@ demo-vectors: setup ## train and measure explainability vectors on the digits: a
 
 test: setup lint ## lint, type-check and test, on two cores
 	$(BIN)/python -m pytest -n 2 --durations=10
+
+test-portable: setup ## the tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics restricts them
+	@$(BIN)/python tests/portable.py -n 2 $(TESTS)
 
 coverage: setup ## run the tests and report which lines they reach
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term

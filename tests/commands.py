@@ -75,8 +75,8 @@ def evaluate(*overrides, folder):
 def start(program, *overrides, folder, **environment):
     """`python train.py` or another program, as a process of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "WANDB_"))}
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, MARK: str(folder)}
-    environment = clean | own | environment
+    own = {"PYTHONPATH": PYTHONPATH, MARK: str(folder)}
+    environment = {"OMP_NUM_THREADS": "1"} | clean | own | environment
     program = [program] if isinstance(program, str) else program
     command = [sys.executable, *program, *overrides, f"hydra.run.dir={folder}"]
     return subprocess.Popen(

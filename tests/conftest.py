@@ -1,5 +1,6 @@
 import copy
 import gc
+import os
 from functools import cache
 
 import pytest
@@ -10,7 +11,10 @@ from references_propagation import in_double
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
-torch.set_num_threads(1)  # on a busy machine, several threads wait for one another far longer than they compute
+# On a busy machine, several threads wait for one another far longer than they compute. OMP_NUM_THREADS alone is not
+# enough: torch takes at most as many threads as there are cores.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # OpenMP would wait for threads a fork lacks
 
 VITS = {
     "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),  # the middle of 3 layers is 2

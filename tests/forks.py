@@ -27,7 +27,8 @@ def run_program(program, *overrides, folder):
     """`python train.py *overrides`, in a fork."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "WANDB_"))]:
         del os.environ[name]
-    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, MARK: str(folder)})
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.update({"PYTHONPATH": PYTHONPATH, MARK: str(folder)})
     os.chdir(ROOT)
     with open(f"{folder}.log", "w") as log:
         os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)

@@ -64,7 +64,8 @@ class Started:
         sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         for name in [name for name in os.environ if name.startswith(("SLURM_", "WANDB_", "HYDRA_"))]:
             del os.environ[name]
-        os.environ |= {"XDG_CACHE_HOME": f"{place}/home", "OMP_NUM_THREADS": "1"}
+        os.environ["XDG_CACHE_HOME"] = f"{place}/home"
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         torch.set_num_threads(1)
         gc.freeze()  # or the collector would look at, and so copy, all that was imported
         ask_no_gpu()
