@@ -52,6 +52,8 @@ class CaptumAttribution(Attribution):
         if isinstance(inputs, tuple):
             (images,) = inputs
             return (self.attribute(images, target),)
+        if hasattr(self.explainer, "grid"):
+            self.explainer.grid.check(inputs)
         images = to_uint8(inputs, self.model)
         if target is None:
             target = self.model(images).argmax(-1)

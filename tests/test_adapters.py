@@ -64,6 +64,15 @@ def test_metrics_of_captum_measure_it(explainer, target, images):
     assert (captum.metrics.sensitivity_max(attribution.attribute, inputs, perturb_radius=0.5, target=2) > 0).all()
 
 
+@pytest.mark.parametrize("classes", [None, 2])
+def test_images_of_another_size_are_refused(classes, explainer, target, images):
+    inputs = target.normalise(images)[..., :24, :24]
+    with pytest.raises(InputError, match=r"^the grid cuts 32 × 32 images; got \(24, 24\)$"):
+        CaptumAttribution(explainer).attribute(inputs, classes)
+    with pytest.raises(InputError, match=r"^the grid cuts 32 × 32 images; got \(24, 24\)$"):
+        quantus_explain(explainer)(None, inputs.numpy(), np.array([4, 0, 2, 1, 1]))
+
+
 def test_quantus_gets_numpy_arrays(explainer, target, images):
     inputs, classes = target.normalise(images).numpy(), np.array([4, 0, 2, 1, 1])
     found = quantus_explain(explainer)(model=None, inputs=inputs, targets=classes, device="cpu")

@@ -161,14 +161,41 @@ def test_images_and_classes_stay_as_they_are(explainer, images):
 
 
 def test_images_of_another_size_or_type_and_an_empty_batch_are_refused(explainer, images):
-    if not isinstance(explainer, General):  # the classifier sees the images first
-        with pytest.raises(InputError, match=r"^the grid cuts 32 × 32 images; got \(24, 24\)$"):
-            explainer(images[..., :24, :24], CLASSES)
+    with pytest.raises(InputError, match=r"^the grid cuts 32 × 32 images; got \(24, 24\)$"):
+        explainer(images[..., :24, :24], CLASSES)
     with pytest.raises(InputError, match=r"^expected at least one image, got an empty batch of shape \[0, 3, 32, 32\]"):
         explainer(images[:0], CLASSES[:0])
     if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
         with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
             explainer(images / 255, CLASSES)
+
+
+def image_methods(explainer):
+    """Name → other arguments of every public method that takes images."""
+    methods = inspect.getmembers(type(explainer), inspect.isfunction)
+    arguments = {name: list(inspect.signature(method).parameters)[1:] for name, method in methods if name[0] != "_"}
+    return {name: names[1:] for name, names in arguments.items() if names[:1] == ["images"]}
+
+
+def test_every_method_refuses_images_of_another_size_and_an_empty_batch(explainer, target, images):
+    given = {
+        "classes": lambda images: CLASSES[: len(images)],
+        "functionals": lambda images: target.head.weight[CLASSES[: len(images)]].detach(),
+        "functionals_of": lambda images: lambda _: target.head.weight[CLASSES[: len(images)], None].detach(),
+        "heads": lambda images: [target.classify],
+    }
+    for name, others in image_methods(explainer).items():
+        for wrong, told in (
+            (images[..., :24, :24], r"the grid cuts 32 × 32 images; got"),
+            (images[:0], "at least one"),
+        ):
+            with pytest.raises(InputError, match=told):
+                getattr(explainer, name)(wrong, *(given[other](wrong) for other in others))
+
+
+def test_the_methods_of_images_are_found(grid, target):
+    assert image_methods(TVE(target, grid, LIGHT)).keys() == {"forward", "all_classes", "explain_tasks"}
+    assert image_methods(posthoc.TAM(target, grid)).keys() == {"forward", "explain", "explain_all"}
 
 
 def test_classes_may_be_of_any_type_of_integers(explainer, images):

@@ -149,6 +149,7 @@ class TransformerAttribution(WhiteBox):
         self.start = layer_index(target, start)
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        self.grid.check(images)
         with trace(self.target, LRP_RULES, attention=True, start=self.start) as lrp:
             embeddings = self.target.embed(self.target.normalise(images))
         seeds = positive_seeds(embeddings, functionals_of(embeddings))
@@ -183,6 +184,7 @@ class TAM(WhiteBox):
         self.steps = self.forward_passes = steps
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        self.grid.check(images)
         functionals, attention, gradients = None, [], []
         for alpha in torch.linspace(1, 0, self.steps).tolist():
             with trace(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
@@ -212,6 +214,7 @@ class LeGrad(WhiteBox):
     attention = True
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        self.grid.check(images)
         with trace(self.target, self.rules, attention=True) as record:
             embeddings = self.target.embed(self.target.normalise(images))
             of_layers = [embed_tokens(self.target, tokens) for tokens in record.outputs]

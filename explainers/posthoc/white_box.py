@@ -91,7 +91,6 @@ class WhiteBox(nn.Module):
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        self.grid.check(images)
         wanted = checked_classes(classes, images, self.target.num_classes)
         return self.explain_all(images, lambda embeddings: self._of_classes(embeddings, wanted))[:, 0]
 
@@ -105,7 +104,6 @@ class WhiteBox(nn.Module):
         Returns:
             (B, P, P) or (B, V, P, P).
         """
-        self.grid.check(images)
         if functionals.dim() == 2:
             return self.explain_all(images, lambda _: functionals[:, None])[:, 0]
         return self.explain_all(images, lambda _: functionals)
@@ -120,6 +118,7 @@ class WhiteBox(nn.Module):
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D), in one forward pass: (B, V, P, P)."""
+        self.grid.check(images)
         # Without gradients, the graph would be memory for nothing
         start = len(blocks_of(self.target)) if self.ignores_classes else self.start
         with trace(self.target, self.rules, self.attention, self.biases, start) as record:

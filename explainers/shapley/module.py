@@ -129,6 +129,7 @@ class Shapley(NetworkExplainer):
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class at once: heatmaps (B, K, P, P)."""
+        self.grid.check(images)
         return self._explain(images)[0].mT.unflatten(-1, (self.grid.side, -1))
 
     def _explain(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,9 @@ class General(nn.Module):
 
     def general_classes(self, images: Tensor, classes: Tensor) -> Tensor:
         """The general class to explain in each image, (B,)."""
+        grid: Any = getattr(self.explainer, "grid", None)
+        if grid is not None:
+            grid.check(images)
         if self.class_map is not None:
             return self.class_map[checked_classes(classes, images, len(self.class_map))]
         with torch.no_grad():

@@ -114,6 +114,7 @@ class TVE(NetworkExplainer):
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class at once: heatmaps (B, K, P, P)."""
+        self.grid.check(images)
         return self._heatmaps(self.predict(self._inputs(images)), self.target.classify)
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
@@ -126,6 +127,7 @@ class TVE(NetworkExplainer):
         Returns:
             Heatmaps, (B, T, P, P).
         """
+        self.grid.check(images)
         rows = self._inputs(images)
         embeddings = rows["embedding"] if "embedding" in rows else self.target.embed(self.target.normalise(images))
         meta = self.predict(rows).float()

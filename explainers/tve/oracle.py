@@ -56,6 +56,7 @@ class Oracle(nn.Module):
 
     def meta(self, images: Tensor) -> Tensor:
         """The meta-attributions of every patch, (B, N, 2, D)."""
+        self.grid.check(images)
         near = self.near.expand(len(images), -1, -1)
         return meta_attribution(self.target.embed, self.target.normalise(images), near, self.grid, self.chunk_size)
 

@@ -152,13 +152,13 @@ class SelfExplaining(TrainingModule):
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
-        self.grid.check(images)
         logits, attributions = self.look(images)
         classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         return attributions[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
 
     def logits(self, images: Tensor) -> Tensor:
         """Predict: uint8 images (B, C, H, W) → logits (B, K)."""
+        self.grid.check(images)
         return self.target(images)
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,6 +170,7 @@ class SelfExplaining(TrainingModule):
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Embed uint8 images (B, C, H, W), and their patches as the head reads them: (B, D) and float32 (B, N, D)."""
+        self.grid.check(images)
         normalised = self.target.normalise(images)
         if self.target.head.reading == "patch":
             embeddings, patches = self.target.embed_with_patches(normalised)
