@@ -2,6 +2,7 @@ import copy
 import math
 import re
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import timm
@@ -12,8 +13,11 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.heads import load_head, save_head
 from explainers.identity import weights_hash
+from explainers.shapley import Surrogate
 from explainers.sources import Features
 from explainers.target import TargetModel
+from explainers.targets import Classifier
+from explainers.vectors import SelfExplaining
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 FAMILIES = {
@@ -239,3 +243,69 @@ def test_features_are_keyed_by_backbone_and_blocks_whatever_the_head(make_target
     assert Features(make_target(num_classes=3), (0, 1)).key() == key
     for other in (Features(make_target(), [1]), Features(make_target(), [1, 0]), Features(make_target(seed=1), [0, 1])):
         assert other.key() != key
+
+
+def observed(module):
+    """What a caller sees of a module: its parts and their flags, weights, gradients, memory formats and hooks."""
+    parts = [(name, part, part.training, len(part._forward_hooks)) for name, part in module.named_modules()]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    flags = [
+        (name, id(value), value.requires_grad, value.device, value.stride(), value.grad) for name, value in tensors
+    ]
+    return parts, flags, [value.clone() for _, value in tensors]
+
+
+def assert_untouched(module, before):
+    *seen, values = observed(module)
+    assert seen == list(before[:2])
+    assert all(torch.equal(value, was) for value, was in zip(values, before[2], strict=True))
+
+
+def test_the_callers_model_stays_whole_and_can_be_taken_twice(model, images):
+    next(model.parameters()).requires_grad_(False)
+    list(model.children())[-1].train()
+    hook = model.register_forward_hook(lambda *_: None)
+    before = observed(model)
+    target = TargetModel(model).eval().requires_grad_(False)
+    classes, logits = target.num_classes, target(images)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.zero_()
+    target.to("meta")
+    assert_untouched(model, before)
+    again = TargetModel(model).eval()
+    assert again.num_classes == classes == 5
+    assert torch.equal(again(images), logits)
+    hook.remove()
+
+
+def test_the_callers_head_stays_as_it_is(make_model):
+    head = nn.Linear(24, 7)
+    before = observed(head)
+    TargetModel(make_model(), head=head).eval().requires_grad_(False).to("meta")
+    assert_untouched(head, before)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
+def test_a_model_without_a_head_is_refused(make_model, name):
+    with pytest.raises(
+        InputError, match=r"^expected a model with a classification layer, got one without .*head=\.\.\."
+    ):
+        TargetModel(make_model(name, num_classes=0))
+
+
+TRAINING = {
+    "Classifier": lambda target, grid: Classifier(target, 3, partial(torch.optim.SGD, lr=0.1), tune="all"),
+    "Surrogate": lambda target, grid: Surrogate(target, grid, partial(torch.optim.SGD, lr=0.1)),
+    "SelfExplaining": lambda target, grid: SelfExplaining(target, grid, alpha=1),
+}
+
+
+@pytest.mark.parametrize("build", TRAINING.values(), ids=TRAINING)
+def test_modules_that_train_a_model_train_a_copy(build, target, grid):
+    before = observed(target)
+    module = build(target, grid)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.zero_()
+    assert_untouched(target, before)

@@ -25,7 +25,7 @@ class Surrogate(TrainingModule):
     because f was not trained on images with removed patches.
 
     Args:
-        target: the model, which is tuned in place; its frozen copy is the teacher.
+        target: the model; one copy is tuned, and another, frozen one is the teacher.
         grid: the patches that are removed.
         optimizer: builds the optimiser from the parameters to train.
         scheduler: builds the schedule from the optimiser and the number of steps.
@@ -44,7 +44,7 @@ class Surrogate(TrainingModule):
     ) -> None:
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("teacher",))
         self.teacher = copy.deepcopy(target).requires_grad_(False)
-        self.target, self.grid = target.requires_grad_(True), grid
+        self.target, self.grid = copy.deepcopy(target).requires_grad_(True), grid
         self.val_loss = MeanMetric()
         self.train()  # the trainer keeps the current mode of every module
 

@@ -1,5 +1,6 @@
 """Trains a linear classifier on a backbone, or fine-tunes both (TVE, Appendix E)."""
 
+import copy
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ class Classifier(TrainingModule):
     """Trains a linear classifier on the target's backbone.
 
     Args:
-        target: the model, whose head is replaced.
+        target: the model, of which a copy gets another head and is trained.
         num_classes: number of classes of the task; `None` takes the classes of the trainer's datamodule.
         optimizer: builds the optimiser from the parameters to train.
         scheduler: builds the schedule from the optimiser and the number of steps.
@@ -42,7 +43,7 @@ class Classifier(TrainingModule):
         seed: int = 0,
     ) -> None:
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target.backbone",) if tune == "head" else ())
-        self.target, self.tune, self.num_classes = target, tune, num_classes
+        self.target, self.tune, self.num_classes = copy.deepcopy(target), tune, num_classes
         if num_classes is not None:
             self._make_head(num_classes)
         self.target.backbone.requires_grad_(tune == "all")

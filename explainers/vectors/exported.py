@@ -24,7 +24,7 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
         InputError: if the file holds another architecture, or was not written by `SelfExplaining.export`.
     """
     identity, weights = read_weights(head)
-    target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model)
+    target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model, head=nn.Identity())
     if "head" not in identity or "head.weight" not in weights:
         raise InputError(f"expected the model.safetensors of a self-explaining model, got {head}")
     check_alike(target.backbone.state_dict(), part(weights, "backbone"), str(head))

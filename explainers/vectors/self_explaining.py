@@ -41,7 +41,7 @@ class SelfExplaining(TrainingModule):
     needs neither labels nor classes, and what it learned serves every head.
 
     Args:
-        target: the base model. Its backbone is trained; a `FixedHead` replaces its head.
+        target: the base model. The backbone of a copy is trained; a `FixedHead` replaces its head.
         grid: the patches that are explained; the embeddings of smaller patches of the model are averaged.
         projection: computes W for the classes of the trainer's datamodule. If the width of W is not that of the
             embeddings, the model's own head, which is CLIP's visual projection, is applied before W. `None` fixes the
@@ -85,7 +85,10 @@ class SelfExplaining(TrainingModule):
         check_positive(scale=scale, patch_scale=1 if patch_scale is None else patch_scale)
         self_taught = labels is not None and teacher is None and projection is None and weights is None
         super().__init__(optimizer, scheduler, frozen=("teacher",) if teacher is not None or self_taught else ())
-        self.target, self.grid, self.alpha, self.predictions = target, grid, alpha, predictions
+        self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
+        if weights is not None and reading != "saved":
+            self.target.head.reading = reading
+        self.grid, self.alpha, self.predictions = grid, alpha, predictions
         self.projection, self.normalise, self.scale = projection, normalise, scale
         self.reading: Reading = "patch" if reading == "saved" else reading
         self.patch_scale = 1.0 if patch_scale is None else patch_scale
@@ -104,10 +107,6 @@ class SelfExplaining(TrainingModule):
         self.base_hash = weights_hash(target.backbone)
         self.val_loss, self.accuracy = MeanMetric(), MeanMetric()
         self.rank_correlation = RankCorrelation()
-        if weights is not None:
-            self.target = exported_target(target, weights)
-            if reading != "saved":
-                self.target.head.reading = reading
         self.train()  # the trainer keeps the current mode of every module
 
     def train(self, mode: bool = True) -> Self:

@@ -59,7 +59,7 @@ def test_tuning_the_head_leaves_the_backbone_and_its_statistics_as_they_were(mak
     target = make_target("test_resnet").train(training)
     before = state(target.backbone)
     classifier = Classifier(target, 2, SGD)
-    head = state(target.head)
+    target, head = classifier.target, state(classifier.target.head)
     fit(classifier)
     assert changed(target.backbone, before) == set()
     assert changed(target.head, head) == {"weight", "bias"}
@@ -70,9 +70,10 @@ def test_tuning_the_head_leaves_the_backbone_and_its_statistics_as_they_were(mak
 def test_full_tuning_changes_the_backbone_and_its_statistics(make_target, training):
     target = make_target("test_resnet").train(training)
     before = state(target.backbone)
-    fit(Classifier(target, 2, SGD, tune="all"))
+    classifier = Classifier(target, 2, SGD, tune="all")
+    fit(classifier)
     assert {"conv1.0.weight", "bn1.running_mean", "bn1.weight", "layer4.0.conv1.weight"} <= changed(
-        target.backbone, before
+        classifier.target.backbone, before
     )
 
 
@@ -183,8 +184,8 @@ def test_an_exported_target_loads_as_a_checkpoint_of_timm(make_target, images, t
     loading = {"model_name": name, "num_classes": 3, "checkpoint_path": path} | FAMILIES[name]
     again = TargetModel(timm.create_model(**loading)).eval()
     torch.testing.assert_close(again(images), classifier(images))
-    assert weights_hash(again.backbone) == weights_hash(target.backbone)
+    assert weights_hash(again.backbone) == weights_hash(classifier.target.backbone)
     with_head = TargetModel(timm.create_model(**loading), head=tmp_path / "head.safetensors")
-    assert torch.equal(with_head.head.weight, target.head.weight)
+    assert torch.equal(with_head.head.weight, classifier.target.head.weight)
     with pytest.raises(InputError, match="head.safetensors .* got a difference in backbone_sha256"):
         TargetModel(timm.create_model(name, **FAMILIES[name]), head=tmp_path / "head.safetensors")
