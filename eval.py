@@ -3,12 +3,14 @@
 from typing import Any
 
 import hydra
+import torch
 from hydra.utils import instantiate
-from lightning import seed_everything
+from lightning import Trainer, seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
+from datamodules.listing import several
 from explainers import posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation.publish import publish as publish_results
@@ -49,6 +51,7 @@ def evaluate(cfg: DictConfig) -> None:
         trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         ignore_lightnings_signals(trainer)
         trainer.test(evaluation, data[task], verbose=False)
+        tell_corrupt(task, data[task].dataset("test"), trainer)
         file.add(task, evaluation)
         going_on.remove()
     publish(cfg)
@@ -85,6 +88,16 @@ def announce(task: str, images: int, forward_passes: dict[str, int]) -> None:
     each = sorted(forward_passes.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {count}" for name, count in each if count)
     print(f"{task}: {images} images, {sum(forward_passes.values())} forward passes each ({parts})")
+
+
+def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
+    """Print how many images of a task could not be read in any process, and the names of the first ones."""
+    marks = getattr(samples, "corrupt", torch.zeros(0))
+    total: Any = trainer.strategy.reduce(marks.int().to(trainer.strategy.root_device), reduce_op="sum")
+    corrupt = total.nonzero().flatten().tolist()
+    if corrupt and trainer.is_global_zero:
+        files = several([samples.path(index) for index in corrupt])
+        print(f"{task}: {len(marks) - len(corrupt)} of {len(marks)} images; left out: {files} that cannot be read")
 
 
 @rank_zero_only

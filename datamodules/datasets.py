@@ -15,13 +15,12 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from datamodules.decoding import CorruptImage, read_image, resize_short_side
 from datamodules.fingerprints import digest
+from datamodules.listing import existing_folder, list_images
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.files import file_hashes
 
 Sample = dict[str, Tensor | int]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 
 
 def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: tuple[int, int]) -> Tensor:
@@ -79,7 +78,8 @@ class ImageFiles(Dataset[Sample | None]):
         boxes: boxes around the objects of every sample; each sample then has a `truth` mask.
         crop_fraction: fraction of the short side that the crop keeps, above 0 and at most 1.
         limit: maximum number of samples, spread evenly over `paths`; `None` takes all.
-        skip_corrupt: an image that cannot be decoded gives None and a warning instead of an error.
+        skip_corrupt: an image that cannot be decoded gives None, a warning, and a mark in `corrupt` instead of an
+            error.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class ImageFiles(Dataset[Sample | None]):
         self.labels = torch.tensor([labels[i] for i in chosen])  # int64, (N,)
         self.boxes = None if boxes is None else [boxes[i] for i in chosen]
         self.classes, self.skip_corrupt = list(classes), skip_corrupt
+        self.corrupt = torch.zeros(len(chosen), dtype=torch.bool).share_memory_()  # loader processes mark them
         self.image_size, self.short_side = image_size, round(image_size / crop_fraction)
 
     def fingerprint(self) -> dict[str, str]:
@@ -122,7 +123,8 @@ class ImageFiles(Dataset[Sample | None]):
             stored = read_image(self.path(index), upright=self.boxes is None)
         except CorruptImage as error:
             if not self.skip_corrupt:
-                raise
+                raise CorruptImage(f"{error}; repair or delete the file, or set skip_corrupt=true") from error
+            self.corrupt[index] = True
             warnings.warn(f"left out: {error}", stacklevel=2)
             return None
         resized = resize_short_side(stored, self.short_side)
@@ -136,32 +138,6 @@ class ImageFiles(Dataset[Sample | None]):
         return sample
 
 
-def list_images(root: Path) -> list[Path]:
-    """All images below a folder, sorted by folder, then by name; no hidden files (macOS writes ._image1.png).
-
-    Links are followed, but each real folder is visited once, and no folder that contains `root`.
-    """
-    images: list[Path] = []
-    visited = {str(parent) for parent in Path(root).resolve().parents}
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:
-            subfolders.clear()
-            continue
-        visited.add(real)
-        subfolders.sort()
-        names = sorted(name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
-        images += [Path(folder, name) for name in names]
-    return images
-
-
-def existing_folder(root: str | Path, expected: str) -> Path:
-    """`root` as a path; raises an InputError that says what the folder should hold if there is no such folder."""
-    if not Path(root).is_dir():
-        raise InputError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
-    return Path(root)
-
-
 def unlabelled_images(
     roots: Sequence[str],
     image_size: int,
@@ -173,10 +149,12 @@ def unlabelled_images(
     """All images below the folders `roots`, with label -1: pre-training needs no labels. See `ImageFiles`.
 
     Args:
+        roots: folders, or files of single images.
         exclude: names of folders whose images are left out, such as classes to test on.
     """
-    check_distinct(roots=[str(existing_folder(root, "of images").resolve()) for root in roots])
-    found = [path for root in roots for path in list_images(Path(root))]
+    places = [Path(root) if os.path.isfile(root) else existing_folder(root, "of images") for root in roots]
+    check_distinct(roots=[str(place.resolve()) for place in places])
+    found = [path for paths in list_images(places) for path in paths]
     unknown = sorted(set(exclude) - {path.parent.name for path in found})
     if unknown:
         raise InputError(f"expected folders to exclude among those of the images, got {', '.join(unknown)}")

@@ -16,11 +16,11 @@ LOWEST_WHITE = 2**12
 
 
 class CorruptImage(InputError):
-    """An image file that cannot be decoded."""
+    """An image file that cannot be decoded, or whose values have no known white."""
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Convert to 3 channels of 8 bits: grey is repeated, transparency is dropped, 16 bits keep their high byte.
+    """Convert to 3 channels of 8 bits: grey is repeated, what is behind is white, 16 bits keep their high byte.
 
     Raises:
         InputError: if the brightest possible value is unknown: floats, more than 16 bits, or 8 or 12 bits in 16.
@@ -41,7 +41,11 @@ def as_rgb(image: Image.Image) -> Image.Image:
                 " black; if they have 8 or 12 bits, convert it to 8 bits"
             )
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
-    return image.convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    return white.convert("RGB")
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:
@@ -53,8 +57,7 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
             (Pillow itself turns TIFF files).
 
     Raises:
-        CorruptImage: if the bytes cannot be decoded.
-        InputError: if the values of the pixels have no known white.
+        CorruptImage: if the bytes cannot be decoded, or the values of the pixels have no known white.
     """
     try:
         with Image.open(path) as image:
@@ -63,15 +66,14 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk, the permissions or the open files says nothing about the image
         raise CorruptImage(
-            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error});"
-            " repair or delete the file, or set skip_corrupt=true"
+            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error})"
         ) from error
     if upright:
         turn_upright(image)
     try:
         return as_rgb(image)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+    except DECODING_ERRORS as error:  # also InputError
+        raise CorruptImage(f"{path}: {error}") from error
 
 
 def turn_upright(image: Image.Image) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from datamodules.datasets import ImageFiles, existing_folder, list_images
+from datamodules.datasets import ImageFiles
 from datamodules.images import Images
+from datamodules.listing import existing_folder, list_images
 from explainers.errors import InputError
 
 
@@ -35,7 +36,8 @@ def image_folder(
     """
     folder = existing_folder(root, "with one subfolder per class")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    files = [(path, label) for label, name in enumerate(classes) for path in list_images(folder / name)]
+    found = list_images([folder / name for name in classes])
+    files = [(path, label) for label, images in enumerate(found) for path in images]
     if not files:
         raise InputError(
             f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from datamodules.datasets import ImageFiles, existing_folder, list_images
+from datamodules.datasets import ImageFiles
+from datamodules.listing import existing_folder, list_images
 from explainers.errors import InputError, checks_choices
 
 CLASSES = ("negative", "positive")
@@ -35,7 +36,7 @@ def mura(
         InputError: if the split is unknown, or its folder is missing or holds no images.
         InputError: if the folder of an image ends neither in `_negative` nor in `_positive`.
     """
-    paths = list_images(existing_folder(Path(root) / split, f"of MURA-v1.1, {LAYOUT}"))
+    (paths,) = list_images([existing_folder(Path(root) / split, f"of MURA-v1.1, {LAYOUT}")])
     if not paths:
         raise InputError(f"expected images like {LAYOUT}, got none below {Path(root) / split}; correct the root")
     labels = [study_label(path) for path in paths]

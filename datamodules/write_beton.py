@@ -27,7 +27,7 @@ from datamodules.beton import describe, description_file, require_ffcv
 from datamodules.datasets import ImageFiles
 from datamodules.decoding import CorruptImage, read_image, resize_short_side
 from datamodules.folders import image_folder
-from explainers.errors import InputError, check_positive
+from explainers.errors import check_positive
 from explainers.files import atomic
 
 
@@ -53,9 +53,9 @@ class StoredImages:
         if not self.failed.is_set():
             try:
                 image = np.array(resize_short_side(read_image(self.files.path(position)), self.image_size))
-            except InputError as error:
+            except CorruptImage:
                 self.unreadable[index] = 1
-                if not (self.skip_corrupt and isinstance(error, CorruptImage)):
+                if not self.skip_corrupt:
                     self.failed.set()
         return image, int(self.files.labels[position]), index
 
@@ -184,7 +184,7 @@ def report_unreadable(path: Path, skip_corrupt: bool) -> None:
         read_image(path)
     except CorruptImage as error:
         if not skip_corrupt:
-            raise
+            raise CorruptImage(f"{error}; repair or delete the file, or leave it out (--skip-corrupt)") from error
         warnings.warn(f"left out: {error}", stacklevel=2)
 
 

@@ -148,18 +148,19 @@ def _memory() -> sqlite3.Connection:
 
 def _remembered(stamps: Sequence[Stamp]) -> dict[Stamp, str]:
     """The hashes of those files that are remembered; none where there is no writable cache folder."""
+    keys = [printable(path) for path, *_ in stamps]
     try:
         with closing(_memory()) as memory:
-            rows = [memory.execute("SELECT * FROM hashes WHERE path = ?", stamp[:1]).fetchone() for stamp in stamps]
+            rows = [memory.execute("SELECT * FROM hashes WHERE path = ?", (key,)).fetchone() for key in keys]
     except (OSError, sqlite3.Error):
         return {}
-    return {stamp: row[4] for stamp, row in zip(stamps, rows, strict=True) if row and row[:4] == stamp}
+    return {stamp: row[4] for stamp, row in zip(stamps, rows, strict=True) if row and row[1:4] == stamp[1:]}
 
 
 def _remember(hashes: dict[Stamp, str]) -> None:
     """Remember hashes, except of files that changed just now: the next change may leave their size and times."""
     latest = time.time_ns() - int(SETTLED * 1e9)
-    rows = [(*stamp, value) for stamp, value in hashes.items() if max(stamp[2:]) < latest]
+    rows = [(printable(path), *of, value) for (path, *of), value in hashes.items() if max(of[1:]) < latest]
     try:
         with closing(_memory()) as memory, memory:
             memory.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", rows)

@@ -12,7 +12,6 @@ from PIL.ExifTags import Base
 from datamodules.datasets import ImageFiles, annotated_images
 from datamodules.decoding import CorruptImage, as_rgb, read_image, resize_short_side
 from datamodules.folders import image_folder
-from explainers.errors import InputError
 
 
 def noise(width, height, seed=0):
@@ -33,15 +32,13 @@ STORED = {
     "16 bits, low byte": Image.fromarray(RAMP.astype(np.uint16) * 256 + 255 - RAMP),
     "32 bits": Image.fromarray(RAMP.astype(np.int32) * 257),
     "palette": Image.fromarray(RAMP).convert("P"),
-    "grey and transparency": Image.merge("LA", [Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())]),
     "colours": Image.merge("RGB", [Image.fromarray(RAMP)] * 3),
-    "colours and transparency": Image.merge("RGBA", [Image.fromarray(RAMP)] * 3 + [Image.fromarray(RAMP.T.copy())]),
 }
 
 
 @pytest.mark.parametrize("stored", STORED)
 def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tmp_path, stored):
-    """Neither cut off at 255, nor wrapped around, nor blended with a background."""
+    """Neither cut off at 255, nor wrapped around."""
     (tmp_path / "c").mkdir()
     STORED[stored].save(tmp_path / "c" / ("0.tif" if stored == "32 bits" else "0.png"))
     image = image_folder(tmp_path, image_size=16, crop_fraction=1.0)[0]["image"]
@@ -49,26 +46,51 @@ def test_whatever_the_mode_the_pixels_are_those_of_8_bits_in_3_equal_channels(tm
     assert torch.equal(image, torch.from_numpy(RAMP).expand(3, 16, 16))
 
 
-@pytest.mark.parametrize("skip_corrupt", [False, True])
+GREY, OPACITY = Image.fromarray(RAMP), Image.fromarray(RAMP.T.copy())
+
+
+@pytest.mark.parametrize("file", ["0.png", "0.webp", "0.tif"])
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "PA"])
+def test_what_is_behind_a_transparent_image_is_white(tmp_path, mode, file):
+    stored = Image.merge("LA", [GREY, OPACITY]) if mode == "LA" else Image.merge("RGBA", [GREY] * 3 + [OPACITY])
+    if mode == "PA":  # a palette whose first colour is transparent
+        stored = Image.fromarray(np.minimum(RAMP, 1)).convert("P")
+        stored.putpalette([90, 20, 30, 7, 8, 9])
+        stored.info["transparency"] = 0
+    stored.save(tmp_path / file, lossless=True)
+    got = np.array(read_image(tmp_path / file)).astype(float)
+    if mode == "PA":
+        seen = file != "0.tif"  # TIFF stores no transparency of palettes
+        assert got[0, 0].tolist() == ([255] * 3 if seen else [90, 20, 30]) and got[3, 3].tolist() == [7, 8, 9]
+        return
+    opacity = RAMP.T / 255
+    assert np.abs(got - (RAMP * opacity + 255 * (1 - opacity))[..., None]).max() <= 1
+
+
+def refuse_or_skip(path, message):
+    """Like a damaged image: an error in one line, or left out if asked, and then without the advice to do so."""
+    with pytest.raises(CorruptImage, match=f"{path}: {message}.*set skip_corrupt=true") as error:
+        ImageFiles([path], [0], image_size=16)[0]
+    assert "decoded" not in str(error.value) and "\n" not in str(error.value)
+    files = ImageFiles([path], [0], image_size=16, skip_corrupt=True)
+    with pytest.warns(UserWarning, match=f"left out: {path}: {message}") as warned:
+        assert files[0] is None and files.corrupt.tolist() == [True]
+    assert "skip_corrupt" not in str(warned[0].message)
+
+
 @pytest.mark.parametrize("pixels", [RAMP / np.float32(255), RAMP.astype(np.int32) - 9, RAMP.astype(np.int32) * 1000])
-def test_pixels_without_a_known_white_are_refused(tmp_path, pixels, skip_corrupt):
+def test_pixels_without_a_known_white_are_refused_or_left_out(tmp_path, pixels):
     Image.fromarray(pixels).save(tmp_path / "0.tif")
-    with pytest.raises(InputError, match=r"0.tif: expected 8 or 16 bits a channel, got mode [IF], .*convert") as error:
-        ImageFiles([tmp_path / "0.tif"], [0], image_size=16, skip_corrupt=skip_corrupt)[0]
-    assert not isinstance(error.value, CorruptImage) and "decoded" not in str(error.value)
+    refuse_or_skip(tmp_path / "0.tif", r"expected 8 or 16 bits a channel, got mode [IF], .*convert")
 
 
-@pytest.mark.parametrize("skip_corrupt", [False, True])
 @pytest.mark.parametrize("brightest", [1, 255, 4095])
 @pytest.mark.parametrize("kind", [np.uint16, np.int32])
-def test_8_or_12_bits_in_a_wider_type_are_refused_and_not_made_black(tmp_path, kind, brightest, skip_corrupt):
-    """Their high byte is 0 to 15 of 255. They are not corrupt, so skip_corrupt leaves none of them out."""
+def test_8_or_12_bits_in_a_wider_type_are_refused_or_left_out_and_not_made_black(tmp_path, kind, brightest):
+    """Their high byte is 0 to 15 of 255."""
     path = tmp_path / "0.tif"
     Image.fromarray((RAMP.astype(np.int64) * brightest // 255).astype(kind)).save(path)
-    with pytest.raises(InputError, match=rf"{path}: .*, got values up to {brightest}.*convert it to 8 bits") as error:
-        ImageFiles([path], [0], image_size=16, skip_corrupt=skip_corrupt)[0]
-    assert not isinstance(error.value, CorruptImage)
-    assert "decoded" not in str(error.value) and "\n" not in str(error.value)
+    refuse_or_skip(path, f".*, got values up to {brightest}.*convert it to 8 bits")
 
 
 @pytest.mark.parametrize("brightest", [0, 4096, 65535])

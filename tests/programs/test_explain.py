@@ -1,14 +1,20 @@
 """`python eval.py experiment=explain`: heatmaps of photos of any kind."""
 
+import io
 import json
+import os
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
 from commands import QUIET, evaluate
 from PIL import Image
 
+from explainers.files import file_name
+
 EXPLAIN = ("experiment=explain", "target=tiny", "tasks.photos.data.num_workers=0", *QUIET)
-KINDS = ("broken", "cmyk", "grey", "huge", "palette", "rotated", "tiny", "transparent")
+KINDS = ("animated", "caf\ufffd", "cmyk", "grey", "huge", "jpeg2000", "modern", "palette", "rotated", "targa", "tiny")
+KINDS += ("transparent", "x" * 229)
 
 
 @pytest.fixture(scope="module")
@@ -26,31 +32,59 @@ def photos(tmp_path_factory):
     exif[0x0112] = 6  # shown turned by 90°
     (folder / "below").mkdir()
     image.save(folder / "below" / "rotated.jpg", exif=exif)
+    image.save(folder / "animated.gif", save_all=True, append_images=[image.rotate(180)])
+    for name in ("jpeg2000.jp2", "modern.avif", "targa.tga", "x" * 229 + ".png"):
+        image.save(folder / name)
+    image.save(os.fsencode(folder) + b"/caf\xe9.png", "PNG")  # a name in Latin-1
     (folder / "broken.jpg").write_bytes(b"no image")
+    Image.fromarray(np.full((9, 9), 0.5, np.float32)).save(folder / "float.tif")
+    for name in ("a.heic", "film.mov", ".hidden"):
+        (folder / name).write_bytes(b"something else")
     return folder
 
 
 @pytest.fixture(scope="module")
 def explained(photos, tmp_path_factory):
     folder = tmp_path_factory.mktemp("explained")
-    with pytest.warns(UserWarning, match="left out: .*broken.jpg"):
+    with pytest.warns(UserWarning, match="left out: ") as warned, redirect_stdout(io.StringIO()) as printed:
         evaluate(*EXPLAIN, f"data.root={photos}", "methods=[DecompX-PLUS,Chance]", folder=folder)
+    (folder / "printed").write_text(printed.getvalue())
+    (folder / "warned").write_text("\n".join(str(each.message) for each in warned))
     return folder
 
 
 def test_every_photo_that_can_be_read_has_a_picture_of_each_explainer(explained):
     found = {path.name.split("_", 1)[1] for path in (explained / "overlays" / "photos").iterdir()}
-    assert found == {f"{kind}_{name}.png" for kind in KINDS[1:] for name in ("DecompX-PLUS", "Chance")}
+    expected = {f"{file_name(kind, 120)}_{name}.png" for kind in KINDS for name in ("DecompX-PLUS", "Chance")}
+    assert found == expected
     for path in (explained / "overlays" / "photos").iterdir():
         assert Image.open(path).size == (64, 64)
 
 
 def test_the_gallery_shows_them_with_the_model_s_classes(explained):
     page = (explained / "gallery.html").read_text()
-    assert all(f'"name":"{kind}.' in page for kind in KINDS[1:]) and '"class 3"' in page
+    assert all(f'"name":"{kind}.' in page for kind in KINDS if kind.isascii()) and '"class 3"' in page
     assert (explained / "photos.png").read_bytes().startswith(b"\x89PNG")
     row = json.loads((explained / "results.json").read_text())["results"]["photos"]["DecompX-PLUS"]
     assert row["forward_passes"] == 1 and "fidelity_plus" not in row and "accuracy" not in row
+
+
+def test_what_is_left_out_is_counted_and_named(explained):
+    warned = (explained / "warned").read_text()
+    assert (
+        "left out: 2 files (a.heic, film.mov) that Pillow does not read; for .heic, pip install pillow-heif" in warned
+    )
+    assert "broken.jpg: expected an image, got 8 bytes" in warned and "float.tif: expected 8 or 16 bits" in warned
+    assert "skip_corrupt" not in warned
+    told = "photos: 13 of 15 images; left out: 2 files (broken.jpg, float.tif) that cannot be read"
+    assert told in (explained / "printed").read_text().splitlines()
+    assert json.loads((explained / "results.json").read_text())["identity"]["photos"]["images"] == 13
+
+
+def test_a_single_image_and_the_next_photos_take_the_place_of_the_earlier_ones(photos, tmp_path):
+    for name in ("grey.jpg", "modern.avif"):
+        evaluate(*EXPLAIN, f"data.root={photos / name}", "methods=[Chance]", folder=tmp_path)
+    assert [path.name for path in (tmp_path / "overlays" / "photos").iterdir()] == ["0000_modern_Chance.png"]
 
 
 def test_a_folder_without_images_is_named(tmp_path):

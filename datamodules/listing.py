@@ -1,0 +1,80 @@
+"""Finds the image files below folders, and says what else is there."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+from explainers.errors import InputError
+from explainers.files import printable
+
+RECOGNISED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+"""Kinds of files that Pillow recognises and does not decode, or only with other programs."""
+
+NAMED = 3
+"""Number of files that a message names."""
+
+
+@cache
+def endings() -> frozenset[str]:
+    """Endings of the files that Pillow reads, such as .jpg; .heic where pillow-heif is installed."""
+    try:
+        import pillow_heif
+    except ImportError:
+        pass
+    else:
+        pillow_heif.register_heif_opener()
+    kinds = Image.registered_extensions()  # it loads all plugins
+    readable = Image.OPEN.keys() - RECOGNISED | {"MPO"}  # several JPEGs, which are opened as one
+    return frozenset(ending for ending, kind in kinds.items() if kind in readable)
+
+
+def list_images(roots: Sequence[Path]) -> list[list[Path]]:
+    """For each folder, all images below it, sorted by folder, then by name; an image instead of a folder is itself.
+
+    One warning counts and names the files that Pillow does not read. Hidden files are left out (macOS writes
+    ._image1.png). Links are followed, but each real folder is visited once, and no folder that contains the root.
+    """
+    found = [list_files(root) if root.is_dir() else [root] for root in roots]
+    others = [path for paths in found for path in paths if path.suffix.lower() not in endings() and path not in roots]
+    if others:
+        heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
+        advice = "; for .heic, pip install pillow-heif" if heif else ""
+        warnings.warn(f"left out: {several(others)} that Pillow does not read{advice}", stacklevel=3)
+    left = set(others)
+    return [[path for path in paths if path not in left] for paths in found]
+
+
+def several(paths: Sequence[Path]) -> str:
+    """The number of files, and the names of the first ones.
+
+    >>> several([Path("a/b.txt")]), several([Path("c.mov")] * 5)
+    ('1 file (b.txt)', '5 files (c.mov, c.mov, c.mov, ...)')
+    """
+    names = ", ".join([printable(path.name) for path in paths[:NAMED]] + ["..."] * (len(paths) > NAMED))
+    return f"{len(paths)} file{'s' * (len(paths) > 1)} ({names})"
+
+
+def list_files(root: Path) -> list[Path]:
+    """All files below a folder that are not hidden, see `list_images`."""
+    found: list[Path] = []
+    visited = {str(parent) for parent in Path(root).resolve().parents}
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            subfolders.clear()
+            continue
+        visited.add(real)
+        subfolders.sort()
+        found += [Path(folder, name) for name in sorted(files) if not name.startswith(".")]
+    return found
+
+
+def existing_folder(root: str | Path, expected: str) -> Path:
+    """`root` as a path; raises an InputError that says what the folder should hold if there is no such folder."""
+    if not Path(root).is_dir():
+        raise InputError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
+    return Path(root)
