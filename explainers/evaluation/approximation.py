@@ -141,7 +141,7 @@ class TwoPointStudy(LightningModule):
         self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
         self.found = CatMetric(nan_strategy="disable")  # one row for each image and patch
         self.results: dict[str, dict[str, Any]] = {}
-        self.measured: dict[str, float] = {}
+        self.measured: dict[str, Any] = {}
 
     @property
     def columns(self) -> dict[str, str]:
@@ -182,6 +182,7 @@ class TwoPointStudy(LightningModule):
         rows = rows[rows[:, 0, 0].argsort()]  # sorted by image, for any number of processes
         measured = {"accuracy": rows[:, 0, 1].nanmean().item(), "images": len(rows)}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
+        self.measured |= {"precision": self.trainer.precision}
         expectations = dict(zip(self.subsets, rows[..., 2:].unbind(-1), strict=False))
         attributions = rows[..., 2 + len(self.subsets) :].unbind(-1)
         for name, attribution in zip(("two_point", *self.explainers), attributions, strict=True):
@@ -197,10 +198,12 @@ class TwoPointStudy(LightningModule):
         """The settings that the results depend on; results are comparable only if all of these are equal."""
         return {
             **self.target.identity(),
+            "image_size": self.grid.image_size,
             "patches_per_side": self.grid.side,
             "hops": self.hops,
             "patches": self.patches,
             "subsets": list(self.subsets),
+            "seed": self.seed,
             "classes": "predicted",
             **self.measured,
         }

@@ -101,7 +101,7 @@ class Evaluation(LightningModule):
         self.metrics = nn.ModuleList(nn.ModuleDict(self._metrics()) for _ in self.names)
         self.accuracy, self.images = Accuracy(), SumMetric()
         self.results: dict[str, dict[str, Any]] = {}
-        self.measured: dict[str, float] = {}
+        self.measured: dict[str, Any] = {}
         self.batches = 0
         """Number of batches that this process has measured; a batch of an earlier number is skipped."""
 
@@ -202,6 +202,7 @@ class Evaluation(LightningModule):
             self.results = {name: self._numbers(name) for name in self.names}
             measured = {"accuracy": self.accuracy.compute().item(), "images": int(self.images.compute())}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
+        self.measured |= {"precision": self.trainer.precision}
         logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}
         logged = {key: value for key, value in (logged | self.measured).items() if isinstance(value, float)}
         self.log_dict(logged, sync_dist=True)  # equal in all processes; without sync_dist Lightning would warn
@@ -223,10 +224,13 @@ class Evaluation(LightningModule):
     def identity(self) -> dict[str, Any]:
         """The settings that the results depend on; results are comparable only if all of these are equal.
 
-        After the test, it includes the number of `images`, and the target's `accuracy` if some of them have labels.
+        The `reference` is missing if there is none. After the test, it includes the `precision` and the number of
+        `images`, and the target's `accuracy` if some of them have labels.
         """
+        compared = {} if self.reference is None else {"reference": self.reference}
         return {
             **self.target.identity(),
+            "image_size": self.grid.image_size,
             "patches_per_side": self.grid.side,
             "removals": list(self.removals),
             "order": self.order,
@@ -234,5 +238,6 @@ class Evaluation(LightningModule):
             "empty": self.empty,
             "probes": list(self.probes.names),
             "classes": self.classes,
+            **compared,
             **self.measured,
         }

@@ -102,7 +102,8 @@ def _notes(content: Mapping[str, Any]) -> list[str]:
     """What was measured, and by which commands."""
     lines = []
     for task, identity in content.get("identity", {}).items():
-        shown = {key: identity[key] for key in ("backbone", "images", "classes", "levels", "order") if key in identity}
+        keys = "backbone", "images", "classes", "reference", "levels", "order"
+        shown = {key: identity[key] for key in keys if key in identity}
         shown |= {"removals": ", ".join(identity["removals"])} if "removals" in identity else {}
         lines.append(f"{task}: {'; '.join(f'{key} {value}' for key, value in shown.items())}")
     commands = [" ".join(record["command"]) for record in content.get("runs", ())]

@@ -49,7 +49,7 @@ class Reference:
         return f"{CURVES[column].title} {self.source}, {self.target}"
 
     def value(self, task: str, explainer: str, column: str) -> float | None:
-        """The published value, or `None` if there is none; a method's row may have options, such as `RISE(masks=50)`."""
+        """The published value, or `None` if there is none; a method's row may have options: `RISE(masks=50)`."""
         of_task = self.values[self.target].get(task, {})
         printed = of_task.get(explainer, of_task.get(explainer.partition("(")[0]))
         return printed[FIDELITIES.index(column)] if printed else None

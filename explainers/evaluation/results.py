@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,6 +173,8 @@ def load(path: str | Path) -> dict[str, Any]:
 def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, Any]]]:
     """Merge the results of several files; an explainer with equal results in two files is included once.
 
+    IoU@K has the name `iou_<K>`, because files may differ in K.
+
     Raises:
         InputError: if two files have different results of one explainer on one task, or different settings of a task,
             or a file is listed twice.
@@ -185,10 +188,14 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
         for task, explainers in content["results"].items():
             data = content.get("data", {}).get(task)
             identity = content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
+            reference = content.get("settings", {}).get(task, {}).get("shared", {}).get("reference")
+            identity |= {"settings of the reference": reference} if reference else {}
             first, other = measured.setdefault(task, (path, identity))
             _check_alike(f"{task} in {first} and {path}", other, identity)
-            merged = results.setdefault(task, {})
-            for name, numbers in explainers.items():
+            measured[task] = first, identity | other
+            merged, names = results.setdefault(task, {}), _names(content, task)
+            for name, written in explainers.items():
+                numbers = {names.get(key, key): value for key, value in written.items()}
                 if name in merged and _without_speed(merged[name]) != _without_speed(numbers):
                     raise InputError(
                         f"expected one result of {name} on {task}, got two, in {origin[task, name]} and {path}: "
@@ -203,9 +210,17 @@ def read_columns(files: Sequence[str | Path]) -> dict[str, str]:
     """Number → column title of several files, in the order of the columns."""
     titles: dict[str, str] = {}
     for path in files:
-        for columns in load(path).get("columns", {}).values():
-            titles |= columns
+        content = load(path)
+        for task, columns in content.get("columns", {}).items():
+            names = _names(content, task)
+            titles |= {names.get(key, key): title for key, title in columns.items()}
     return titles
+
+
+def _names(content: Mapping[str, Any], task: str) -> dict[str, str]:
+    """Number in a file → its name beside those of other files."""
+    k = re.fullmatch(r"IoU@(\d+).*", content.get("columns", {}).get(task, {}).get("iou", ""))
+    return {"iou": f"iou_{k[1]}", "iou_error": f"iou_{k[1]}_error"} if k else {}
 
 
 def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

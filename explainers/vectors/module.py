@@ -80,9 +80,7 @@ class ExplainabilityVector(LightningModule):
     ) -> None:
         super().__init__()
         if not lambda_1 or not lambda_2:
-            raise InputError(
-                f"expected values of explainer.lambda_1 and explainer.lambda_2, got {lambda_1} and {lambda_2}"
-            )
+            raise InputError(f"expected values of explainer.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
         check_distinct(lambda_1=lambda_1, lambda_2=lambda_2)
         check_range(0, tolerance=tolerance)
         check_range(-1, 1, hurtful_cosine=hurtful_cosine)

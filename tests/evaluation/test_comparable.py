@@ -1,0 +1,126 @@
+"""Results of several files stand in one table only if whatever changes a number is equal: argument by argument."""
+
+import copy
+import inspect
+import json
+
+import pytest
+import torch
+from lightning import Trainer
+from torch.utils.data import DataLoader
+from toys import SILENT
+
+from datamodules.digits import Digits
+from explainers.errors import InputError
+from explainers.evaluation.approximation import TwoPointStudy
+from explainers.evaluation.module import Evaluation
+from explainers.evaluation.report import rows
+from explainers.evaluation.results import read_columns, read_results
+from explainers.masking import PatchGrid
+from explainers.posthoc.chance import Chance
+
+COUNTS = {
+    "target": lambda target, grid: other_weights(target),
+    "grid": lambda target, grid: PatchGrid(64, 16),
+    "levels": lambda *_: 5,
+    "removals": lambda *_: ["black"],
+    "order": lambda *_: "pixels",
+    "empty": lambda *_: False,
+    "probes": lambda *_: ["saco"],
+    "classes": lambda *_: "label",
+    "reference": lambda *_: "other",
+    "hops": lambda *_: 1,
+    "patches": lambda *_: 5,
+    "subsets": lambda *_: [3],
+    "seed": lambda *_: 1,
+}
+COLUMNS_OF_THEIR_OWN = {"curves": ["deletion"], "localization": [], "agreement": ["iou"], "k": 5}
+"""Arguments that add or leave out columns, and change no number of another one."""
+NO_NUMBER = {
+    "explainers": "names of rows: two different rows of one name are refused",
+    "measured": "names of rows",
+    "chunk_size": "memory",
+}
+
+
+def other_weights(target):
+    changed = copy.deepcopy(target)
+    with torch.no_grad():
+        changed.backbone.norm.bias.add_(1)
+    return changed
+
+
+def evaluation(target, grid, **changed):
+    explainers = {name: Chance(None, grid, seed) for seed, name in enumerate(("one", "other"))}
+    settings = {"reference": "one", "levels": 3, "agreement": ["rank_correlation"]} | changed
+    return Evaluation(**{"target": target, "grid": grid, "explainers": explainers} | settings)
+
+
+def study(target, grid, **changed):
+    return TwoPointStudy(**{"target": target, "grid": grid, "explainers": {}, "patches": 4, "subsets": [2]} | changed)
+
+
+def write(path, module, name, **content):
+    parts = {"results": {name: {"iou": 0.5}}, "identity": module.identity(), "columns": module.columns} | content
+    path.write_text(json.dumps({part: {"odd": value} for part, value in parts.items()}))
+    return path
+
+
+@pytest.mark.parametrize("build", [evaluation, study])
+def test_every_argument_counts_or_has_a_reason(build, target, grid, tmp_path):
+    kind = {evaluation: Evaluation, study: TwoPointStudy}[build]
+    first = write(tmp_path / "first", build(target, grid), "first")
+    for name in inspect.signature(kind).parameters:
+        if name in NO_NUMBER:
+            continue
+        value = COLUMNS_OF_THEIR_OWN[name] if name in COLUMNS_OF_THEIR_OWN else COUNTS[name](target, grid)
+        second = write(tmp_path / "second", build(**{"target": target, "grid": grid, name: value}), "second")
+        if name in COLUMNS_OF_THEIR_OWN:
+            assert read_results([first, second])["odd"].keys() == {"first", "second"}
+        else:
+            with pytest.raises(InputError, match="odd in .* cannot be compared, they differ in"):
+                read_results([first, second])
+
+
+@pytest.mark.parametrize("build", [evaluation, study])
+def test_the_precision_counts(build, target, grid, tmp_path):
+    files, samples = [], Digits("test", size=3, image_size=32)
+    for number, precision in enumerate(("32-true", "bf16-mixed")):
+        module = build(target, grid)
+        trainer = Trainer(accelerator="cpu", precision=precision, inference_mode=False, **SILENT)
+        trainer.test(module, DataLoader(samples, batch_size=3), verbose=False)
+        files.append(write(tmp_path / str(number), module, str(number)))
+    with pytest.raises(InputError, match="they differ in precision: 32-true → bf16-mixed: measure both alike"):
+        read_results(files)
+
+
+def test_another_k_is_another_column(make_target, grid, tmp_path):
+    target = make_target(num_classes=10)
+    settings = ({"agreement": ["iou"], "k": k} for k in (5, 3))
+    files = [write(tmp_path / f"{i}", evaluation(target, grid, **each), f"{i}") for i, each in enumerate(settings)]
+    table = rows(read_results(files), read_columns(files))
+    assert [[row[f"IoU@{k} ↑"] for k in (5, 3)] for row in table] == [["0.500", "–"], ["–", "0.500"]]
+
+
+def test_a_reference_of_one_name_and_other_settings_is_another(target, grid, tmp_path):
+    def settings(hops):
+        return {"shared": {"reference": {"hops": hops}}}
+
+    files = [write(tmp_path / f"{i}", evaluation(target, grid), f"{i}", settings=settings(i)) for i in range(2)]
+    with pytest.raises(InputError, match="they differ in settings of the reference.hops: 0 → 1: measure both alike"):
+        read_results(files)
+
+
+def test_files_without_these_keys_are_read_and_each_is_compared_with_all_before(target, grid, tmp_path):
+    old = {"identity": {"levels": 3}, "columns": {}}
+    files = [write(tmp_path / "old", evaluation(target, grid), "old", **old)]
+    files += [write(tmp_path / name, evaluation(target, grid, reference=name), name) for name in ("one", "other")]
+    assert read_results(files[:2])["odd"] == {"old": {"iou": 0.5}, "one": {"iou": 0.5}}
+    with pytest.raises(InputError, match="they differ in reference: one → other"):
+        read_results(files)
+
+
+def test_results_without_a_reference_stand_beside_those_with_one(target, grid, tmp_path):
+    names = None, "one"
+    files = [write(tmp_path / f"{name}", evaluation(target, grid, reference=name), f"{name}") for name in names]
+    assert len(read_results(files)["odd"]) == 2
