@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from commands import DIGITS, TVE_RUN, composed, csv_rows, draw_images, train
+from commands import DIGITS, ROOT, TVE_RUN, composed, csv_rows, draw_images, train
 from forks import forked
 from hydra.utils import instantiate
 from safetensors.torch import load_file
@@ -163,3 +163,11 @@ def test_wandb_is_online_for_those_who_are_logged_in(
     cfg = composed(*TVE_RUN, "logger=wandb", f"logger.wandb.offline={offline}", folder=tmp_path)
     assert instantiate(cfg.logger.wandb)._wandb_init["mode"] == mode
     assert all(options == {"prompt": False, "verify": False} for options in asked)  # waits for no key and no network
+
+
+@pytest.mark.parametrize("config", ["train", "eval"])
+def test_nothing_is_uploaded_unless_the_user_asks_for_it(config, tmp_path):
+    assert list(composed(folder=tmp_path, config=config).logger) == ["csv"]
+    assert list(composed("logger=wandb", folder=tmp_path, config=config).logger) == ["csv", "wandb"]
+    for path in (ROOT / "configs/experiment").glob("*.yaml"):
+        assert "wandb" not in path.read_text()
