@@ -6,7 +6,7 @@ BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv demo demo-vectors test test-portable coverage lint lock clean
+.PHONY: help setup ffcv demo demo-vectors test test-portable gpu coverage lint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ test: setup lint ## lint, type-check and test, on two cores
 
 test-portable: setup ## the tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics restricts them
 	@$(BIN)/python tests/portable.py -n 2 $(TESTS)
+
+gpu: setup ## on a GPU: its tests, memory, profile, speed and exact resumption, on one page in runs/gpu
+	@$(BIN)/python benchmarks/gpu.py
 
 coverage: setup ## run the tests and report which lines they reach
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term

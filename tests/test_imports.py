@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,9 @@ def test_files_and_functions_stay_short():
                 lines = node.end_lineno - body[0].lineno + 1 if body else 0
                 long += [f"{path}: {node.name} has {lines} lines"] if lines > 40 else []
     assert long == []
+
+
+def test_every_file_of_tests_has_a_name_of_its_own():
+    """pytest refuses to collect a second one."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

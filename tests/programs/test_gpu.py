@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import SMALL_DIGITS, composed, run, train
 from hydra.utils import instantiate
+from test_mid_epoch import TORCH, killed, results
 
 from explainers import posthoc
 from explainers.runs import fastest_precision
@@ -25,6 +26,18 @@ def test_a_training_step_in_bf16_has_a_finite_loss(tmp_path):
     gpu = ("trainer.accelerator=gpu", f"trainer.precision={precision}", f"cache_dir={tmp_path / 'cache'}")
     assert math.isfinite(train(*RUN, *gpu, "cache=none", folder=tmp_path / "run"))
     assert torch.cuda.get_device_name() in json.loads((tmp_path / "run/versions.json").read_text())["devices"]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_killed_training_ends_as_one_that_was_not(precision, tmp_path):
+    """Bit for bit, on the same GPU."""
+    command = (*TORCH, "trainer.accelerator=gpu", f"trainer.precision={precision}")
+    train(*command, folder=tmp_path / "whole")
+    killed(*command, saved=6, step=8, folder=tmp_path / "run")
+    train(*command, "ckpt_path=last", folder=tmp_path / "run")
+    (expected, history), (weights, resumed) = results(tmp_path / "whole"), results(tmp_path / "run")
+    assert resumed == history and weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("name", EXPLAINERS)

@@ -1,0 +1,93 @@
+"""`make gpu`, tried without a GPU: its commands exist, a failure stops none of them, and the page says so."""
+
+import argparse
+import re
+import shlex
+from importlib import import_module
+
+import pytest
+import torch
+from commands import ROOT, composed
+
+from benchmarks import gpu
+
+SCRIPTS = {
+    "good": gpu.Part("It works", "-c 'print(\"| a | b |\")'", 1),
+    "bad": gpu.Part("It breaks", "-c 'print(\"told\"); raise SystemExit(3)'", 1),
+    "long": gpu.Part("It hangs", "-c 'import time; print(\"begun\", flush=True); time.sleep(60)'", 0.02),
+    "last": gpu.Part("It comes last", "-c 'print(1)'", 1),
+}
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A machine with a GPU, and short parts."""
+    monkeypatch.setattr(gpu, "PARTS", SCRIPTS)
+    monkeypatch.setattr(gpu, "machine", lambda: iter(["- GPU 0: a fast one"]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def test_a_part_that_fails_or_hangs_stops_no_other_and_the_page_says_so(pretended, tmp_path, capsys):
+    assert gpu.main([], tmp_path) == 1
+    page = (tmp_path / "README.md").read_text()
+    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path}/README.md: failed: bad, long"
+    assert "- GPU 0: a fast one" in page
+    rows = [line.strip("| ").split(" | ")[:2] for line in page.splitlines() if line.startswith("| It ")]
+    assert rows == [
+        ["It works", "passed"],
+        ["It breaks", "exit code 3"],
+        ["It hangs", "longer than 0.02 minutes"],
+        ["It comes last", "passed"],
+    ]
+    assert all(f"```\n{output}\n```" in page for output in ("| a | b |", "told", "1")), page
+
+
+def test_only_the_parts_that_were_asked_for_run(pretended, tmp_path, capsys):
+    assert gpu.main(["--only", "last"], tmp_path) == 0
+    assert capsys.readouterr().out.endswith("README.md: all parts passed\n")
+    assert (
+        "It comes last" in (tmp_path / "README.md").read_text()
+        and "It works" not in (tmp_path / "README.md").read_text()
+    )
+
+
+def test_without_a_gpu_one_line_says_so_and_nothing_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "run", None)
+    assert gpu.main([], tmp_path / "gpu") == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("There is no CUDA device here") and not (tmp_path / "gpu").exists()
+
+
+class Understood(Exception):
+    """The options of a program were parsed."""
+
+
+@pytest.mark.parametrize("name", ["memory", "throughput", "float32", "bf16"])
+def test_a_benchmark_understands_its_options(name, monkeypatch):
+    program, *options = shlex.split(gpu.PARTS[name].arguments)
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(parser, *given):
+        parse(parser, *given)
+        raise Understood
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(Understood):
+        import_module(program.removesuffix(".py").replace("/", ".")).main(options)
+
+
+def test_the_profile_composes_for_one_gpu_without_files_and_networks(tmp_path):
+    program, *options = shlex.split(gpu.PARTS["profile"].arguments)
+    cfg = composed(*options, folder=tmp_path)
+    assert program == "train.py" and cfg.callbacks.profile.warmup < cfg.trainer.max_steps
+    assert (cfg.trainer.devices, cfg.trainer.strategy, cfg.trainer.accelerator) == (1, "auto", "gpu")
+    assert "Digit" in cfg.data._target_ and cfg.target.model.pretrained is False and cfg.explainer.network.mae is None
+
+
+def test_the_tests_for_a_gpu_are_those_of_two_parts():
+    """`killed` chooses exact resumption."""
+    names = re.findall(r"^def (test_\w+)", (ROOT / "tests/programs/test_gpu.py").read_text(), re.MULTILINE)
+    assert 0 < sum("killed" in name for name in names) < len(names)
+    assert shlex.split(gpu.PARTS["resume"].arguments)[-2:] == ["-k", "killed"]
+    assert shlex.split(gpu.PARTS["tests"].arguments)[-2:] == ["-k", "not killed"]
