@@ -17,7 +17,7 @@ from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
 from explainers.evaluation.unfinished import Unfinished
 from explainers.files import atomic, file_name
-from explainers.processes import answer_launcher, ignore_lightnings_signals, locked, number_of_processes
+from explainers.processes import answer_launcher, locked, number_of_processes
 from explainers.resuming import SharedRun
 
 
@@ -48,8 +48,7 @@ def evaluate(cfg: DictConfig) -> None:
             going_on.remove()
         shown = [instantiate(node, name=task) for node in (cfg.pictures, cfg.progress) if node]
         callbacks = [SharedRun(folder), *shown, going_on]
-        trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
-        ignore_lightnings_signals(trainer)
+        trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)
         tell_corrupt(task, data[task].dataset("test"), trainer)
         file.add(task, evaluation)

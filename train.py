@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.utils import instantiate
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from explainers import runs
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
-from explainers.processes import answer_launcher, ignore_lightnings_signals, locked
+from explainers.processes import answer_launcher, locked
 from explainers.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
 
 
@@ -58,10 +59,10 @@ def train(cfg: DictConfig) -> float | None:
 def build_trainer(cfg: DictConfig, loggers: list[Logger], step: int) -> Trainer:
     """Build the trainer of a run that goes on from a step, and log the config."""
     callbacks = [SharedRun(runs.run_dir(), step), *runs.build_all(cfg.get("callbacks"))]
-    trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
-    ignore_lightnings_signals(trainer)
+    trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
     for logger in trainer.loggers:
-        logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+        logger.log_hyperparams(settings)
     return trainer
 
 

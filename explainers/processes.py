@@ -1,6 +1,7 @@
 """The processes of one command, and the lock that keeps two commands from writing to one folder."""
 
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -90,6 +91,26 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         LIBRARY.prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG
+
+
+@functools.cache  # the line is printed once
+def accelerator_of(wanted: str) -> str:
+    """Lightning's accelerator for the one that a trainer's settings name: the CPU in place of Apple's GPUs.
+
+    Metrics are summed and random numbers drawn in float64, which these GPUs (MPS) do not have.
+
+    Raises:
+        InputError: if MPS is asked for.
+    """
+    if wanted == "mps" or wanted == "gpu" and torch.backends.mps.is_available():
+        raise InputError(
+            f"expected trainer.accelerator=cpu on this machine, got {wanted}: Apple's GPUs (MPS) have no float64, in"
+            " which metrics are summed"
+        )
+    if wanted != "auto" or not torch.backends.mps.is_available():
+        return wanted
+    rank_zero_only(print)("computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed")
+    return "cpu"
 
 
 def number_of_processes(trainer: Mapping[str, Any]) -> int:

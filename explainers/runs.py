@@ -19,6 +19,7 @@ from hydra.errors import InstantiationException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import instantiate
+from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -27,7 +28,14 @@ from yaml import YAMLError
 
 from explainers.errors import InputError
 from explainers.files import file_name, write_atomically
-from explainers.processes import arguments, number_of_processes, started_by_launcher, torchrun
+from explainers.processes import (
+    accelerator_of,
+    arguments,
+    ignore_lightnings_signals,
+    number_of_processes,
+    started_by_launcher,
+    torchrun,
+)
 from explainers.records import devices, first_difference, versions
 from explainers.resuming import check_model_files, divided_as, images_per_step, model_files, read_json, replaced_file
 
@@ -80,6 +88,13 @@ def build_all(group: DictConfig | None) -> list[Any]:
     [{'size': 3}]
     """
     return [instantiate(node) for node in (group or {}).values() if node is not None]
+
+
+def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
+    """Build the trainer of the settings with callbacks, loggers and plugins; signals are answered by ourselves."""
+    trainer = instantiate(settings, accelerator=accelerator_of(settings.accelerator), **parts)
+    ignore_lightnings_signals(trainer)
+    return trainer
 
 
 def quiet_libraries() -> None:

@@ -1,18 +1,22 @@
 """What a user sees while a command runs, and what it decides for him."""
 
 import io
+import platform
 from contextlib import redirect_stderr
 
 import pytest
 import torch
-from commands import QUIET, SMALL_DIGITS, composed, evaluate, train
+from commands import DIGITS, NO_FIGURES, QUIET, SMALL_DIGITS, TVE_RUN, composed, evaluate, train
 from lightning import Trainer
+from lightning.fabric.accelerators.mps import MPSAccelerator as FabricMPS
+from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 from toys import ADAM, LIGHT, SILENT, fit
 
 from callbacks.progress import Progress
 from explainers import runs
+from explainers.processes import accelerator_of
 from explainers.tve import TVE
 
 
@@ -85,6 +89,39 @@ def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, prec
     assert runs.fastest_precision(accelerator) == precision
     cfg = composed("target=tiny", f"trainer.accelerator={accelerator}", folder=tmp_path)
     assert OmegaConf.to_container(cfg.trainer, resolve=True)["precision"] == precision
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    """A machine with an Apple GPU, for torch and for Lightning, which asks for the processor as well."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    for remembered in (accelerator_of, FabricMPS.is_available):
+        remembered.cache_clear()
+    assert MPSAccelerator.is_available()
+    yield
+    for remembered in (accelerator_of, FabricMPS.is_available):
+        remembered.cache_clear()
+
+
+def test_a_mac_computes_on_its_cpu_and_says_so_once(mac, tmp_path, capsys):
+    cfg = composed("target=tiny", "trainer.precision=32-true", folder=tmp_path)
+    for _ in range(2):
+        trainer = runs.build_trainer(cfg.trainer, callbacks=[], logger=[])
+        assert isinstance(trainer.accelerator, CPUAccelerator)
+    said = "computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed"
+    assert capsys.readouterr().out.splitlines() == [said]
+
+
+@pytest.mark.parametrize("program", [train, evaluate])
+@pytest.mark.parametrize("accelerator", ["mps", "gpu"])
+def test_the_gpu_of_a_mac_is_refused_in_one_line(program, accelerator, mac, tmp_path):
+    given = DIGITS if program is train else ("tasks=[digits]", *(f"tasks.digits.{each}" for each in SMALL_DIGITS))
+    wanted = (*given, *(NO_FIGURES if program is evaluate else TVE_RUN), "target=tiny", *QUIET)
+    with pytest.raises(
+        SystemExit, match=f"^error: expected trainer.accelerator=cpu on this machine, got {accelerator}:"
+    ):
+        program(*wanted, f"trainer.accelerator={accelerator}", folder=tmp_path)
 
 
 def test_a_precision_can_be_asked_for(tmp_path):
