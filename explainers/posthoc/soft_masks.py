@@ -102,12 +102,14 @@ def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def gaussian_noise(numbers: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """Draw standard normal numbers (t, *shape), float32; each row depends on its number (t,) and the seed alone.
 
+    They are drawn on the CPU, because generators of other devices draw other numbers.
+
     >>> noise = gaussian_noise(torch.tensor([0, 1, 0]), (3, 4, 4), seed=0)
     >>> torch.equal(noise[0], noise[2]), torch.equal(noise[0], noise[1])
     (True, False)
     """
     rows = {}
     for number in set(numbers.tolist()):
-        generator = torch.Generator(numbers.device).manual_seed(1_000_003 * seed + number)
-        rows[number] = torch.randn(*shape, generator=generator, device=numbers.device)
+        generator = torch.Generator().manual_seed(1_000_003 * seed + number)
+        rows[number] = torch.randn(*shape, generator=generator).to(numbers.device, non_blocking=True)
     return torch.stack([rows[number] for number in numbers.tolist()])
