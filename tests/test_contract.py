@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from devices import DEVICE, refusing_to_mix
 from toys import PAPER, three_models
 
 import explainers
@@ -47,9 +48,9 @@ def general(target, grid, **settings):
     return General(target, TVE(target, grid, LIGHT), target, **settings)
 
 
-def self_explaining(target, grid):
+def self_explaining(target, grid, classes=5):
     own = copy.deepcopy(target)
-    own.head = FixedHead(simplex(5, own.embed_dim))
+    own.head = FixedHead(simplex(classes, own.embed_dim))
     return SelfExplaining(own, grid, alpha=1)
 
 
@@ -131,10 +132,9 @@ def modes(explainer):
     return [module.training for module in explainer.modules()]
 
 
-def test_a_heatmap_has_a_score_for_every_patch_where_the_images_are(explainer, images):
+def test_a_heatmap_has_a_score_for_every_patch(explainer, images):
     heatmaps = explainer(images, CLASSES)
     assert heatmaps.shape == (5, 4, 4)
-    assert heatmaps.device == images.device
     assert heatmaps.is_floating_point()
     assert heatmaps.isfinite().all()
     assert (heatmaps.flatten(1).std(1) > 1e-3).all()
@@ -151,6 +151,15 @@ def test_explaining_twice_gives_the_same(explainer, images):
     first = explainer(images, CLASSES)
     torch.rand(7)
     assert torch.equal(explainer(images, CLASSES), first)
+
+
+def test_an_explainer_computes_where_the_images_are(explainer, images):
+    images, classes = images[:2], CLASSES[:2]
+    expected = explainer(images, classes)
+    with refusing_to_mix():
+        found = explainer.to(DEVICE)(images.to(DEVICE), classes.to(DEVICE))
+    assert found.device == DEVICE
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_images_and_classes_stay_as_they_are(explainer, images):

@@ -40,12 +40,12 @@ class Unfinished(Callback):
         """Continue from the file, if there is one of the same settings."""
         if not isinstance(pl_module, Evaluation) or not self._path(trainer).exists():
             return
-        state = torch.load(self._path(trainer), map_location=pl_module.device, weights_only=True)
+        state = torch.load(self._path(trainer), map_location="cpu", weights_only=True)
         if state["key"] != self.key:
             return
         for name, metric in _metrics(pl_module).items():
             for part, value in state["metrics"][name].items():
-                setattr(metric, part, value)
+                setattr(metric, part, value.to(pl_module.device))  # pictures stay on the CPU
             metric._update_count = state["updates"][name]
         for pictures in _pictures(trainer):
             pictures.rows = state["pictures"]

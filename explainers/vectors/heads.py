@@ -174,7 +174,7 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
             f"expected images of each of {num_classes} classes, got {counts.tolist()} of them: take more images,"
             " or simplex_of, which needs none"
         )
-    means = torch.zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, embeddings) / counts[:, None]
+    means = embeddings.new_zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, embeddings) / counts[:, None]
     return F.normalize(means - means.mean(0), dim=-1)
 
 

@@ -1,7 +1,10 @@
 """A killed test goes on where it was, and measures what an uninterrupted one does."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from devices import on_device, refusing_to_mix
 from lightning import Callback, Trainer
 from toys import SILENT
 
@@ -41,13 +44,13 @@ class Counted(Chance):
 def run(tmp_path, make_target, grid):
     target, samples = make_target(num_classes=10), Digits("test", size=10, image_size=32)
 
-    def measure(folder, key="a", after=None, seconds=0.0):
+    def measure(folder, key="a", after=None, seconds=0.0, device=None):
         explainers = {"chance": Counted(None, grid), "DecompX": DecompX(target, grid)}
         settings = {"curves": ["fidelity_plus", "deletion_accuracy"], "levels": 4, "reference": "DecompX"}
         evaluation = Evaluation(target, grid, explainers, probes=["saco"], **settings)
         unfinished = Unfinished(tmp_path / folder / "unfinished", "digit", key, seconds)
         callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *([Kill(after)] if after else [])]
-        trainer = Trainer(accelerator="cpu", inference_mode=False, callbacks=callbacks, **SILENT)
+        trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **(device or {"accelerator": "cpu"}))
         data = Images(test=lambda: samples, batch_size=3, num_workers=0)
         Counted.calls = 0
         try:
@@ -64,12 +67,13 @@ def without_speed(results):
     return {name: {k: v for k, v in row.items() if k != "images_per_second"} for name, row in results.items()}
 
 
-@pytest.mark.parametrize("after", [1, 3])
-def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, capsys):
-    whole = run("whole")
-    assert run("killed", after=after) is None
-    assert len(list((tmp_path / "killed" / "unfinished").iterdir())) == 1
-    resumed = run("killed")
+@pytest.mark.parametrize(("after", "device"), [(1, None), (3, None), (2, on_device())], ids=["1", "3", "2 on a device"])
+def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, device, capsys):
+    with refusing_to_mix() if device else nullcontext():
+        whole = run("whole", device=device)
+        assert run("killed", after=after, device=device) is None
+        assert len(list((tmp_path / "killed" / "unfinished").iterdir())) == 1
+        resumed = run("killed", device=device)
     assert Counted.calls == 4 - after and f"digit: goes on after {after} measured batches" in capsys.readouterr().out
     assert without_speed(resumed) == without_speed(whole)
     assert not list((tmp_path / "killed" / "unfinished").iterdir())

@@ -1,0 +1,131 @@
+"""Nothing mixes tensors of the CPU with those of a GPU; found on any machine, by a device that refuses to mix."""
+
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+from devices import DEVICE, Mixed, on_device, refusing_to_mix
+from lightning import Trainer
+from test_contract import self_explaining
+from toys import ADAM, LIGHT, SILENT, VECTORS, marked_splits
+
+from callbacks.heatmaps import Heatmaps
+from datamodules.cached import Cached
+from datamodules.digits import Digits
+from datamodules.images import Images
+from explainers import posthoc
+from explainers.decomposition import Coalitions, Decomposition, Propagation
+from explainers.decomposition.functionals import Functional
+from explainers.evaluation.module import Evaluation
+from explainers.evaluation.pictures import Pictures
+from explainers.evaluation.probes import Probe
+from explainers.metrics.agreement import Agreement
+from explainers.metrics.curves import CURVES
+from explainers.metrics.localization import Localized
+from explainers.networks import LightShapleyNetwork
+from explainers.shapley import Shapley, Surrogate
+from explainers.targets import Classifier
+from explainers.tve import TVE
+from explainers.vectors import SelfExplaining
+from explainers.vectors.heads import prototypes_of
+
+SHAPLEY = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda there, here: there + here,
+        lambda there, here: here[there.long()],
+        lambda there, here: torch.cat([there, here]),
+        lambda there, here: torch.stack([there[0], here[0]]),
+        lambda there, here: torch.isin(there, here),
+        lambda there, here: there @ here,
+        lambda there, here: there.index_put_((there.long(),), here),
+        lambda there, here: torch.where(there > 0, here, there),
+        lambda there, here: torch.randn(3, device=there.device, generator=torch.Generator()),
+        lambda there, here: there.add_(here),
+        lambda there, here: here.add_(there[0]),
+        lambda there, here: there.numpy(),
+    ],
+)
+def test_the_device_refuses_to_mix(mix):
+    with refusing_to_mix(), pytest.raises(Mixed):
+        mix(torch.arange(3.0, device=DEVICE), torch.arange(3.0))
+
+
+def test_the_device_computes_as_a_gpu_does():
+    with refusing_to_mix():
+        there, here = torch.arange(3.0, device=DEVICE), torch.arange(3.0)
+        for result in (
+            there + here[1],
+            there[here.long()],
+            torch.tensor([0.0, 1.0, 2.0], device=DEVICE),
+            here.to(DEVICE),
+        ):
+            assert result.device == DEVICE and result.shape == (3,)
+        assert (there + here[1]).tolist() == [1.0, 2.0, 3.0]
+        assert torch.tensor([4.0, 5.0], device=DEVICE).tolist() == [4.0, 5.0]
+        assert torch.as_tensor([4, 5], device=DEVICE).tolist() == [4, 5]
+        assert torch.as_tensor(7, device=DEVICE).item() == 7 and torch.ones_like(there).sum().item() == 3
+        assert there.cpu().numpy().tolist() == [0, 1, 2]
+        weight = torch.ones(3, device=DEVICE, requires_grad=True)
+        (weight * there).sum().backward()
+        assert weight.grad.device == DEVICE and weight.grad.tolist() == [0, 1, 2]
+        there[1:] *= 2
+        assert there.tolist() == [0, 2, 4] and there[[2, 0]].tolist() == [4, 0]
+
+
+def test_every_measurement_is_made_on_the_device(make_target, grid, tmp_path):
+    target = make_target(num_classes=10)
+    data = Images(test=lambda: Digits("test", size=4, image_size=32), batch_size=3, num_workers=0)
+    explainers = {"chance": posthoc.Chance(None, grid), "self": self_explaining(target, grid, 10)}
+    every = {"probes": get_args(Probe), "localization": get_args(Localized), "agreement": get_args(Agreement)}
+
+    def measure(callbacks, device):
+        settings = {"removals": ["zero", "black"], "levels": 3, "reference": "self"} | every
+        evaluation = Evaluation(target, grid, explainers, list(CURVES), **settings)
+        trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **device)
+        trainer.test(evaluation, data, verbose=False)
+        return evaluation.results
+
+    expected = measure([], {"accelerator": "cpu"})
+    with refusing_to_mix():
+        found = measure([Pictures(str(tmp_path), "digit", images=3)], on_device())
+    for name, row in expected.items():
+        for number in row.keys() - {"images_per_second"}:
+            assert found[name][number] == pytest.approx(row[number], rel=1e-4, abs=1e-6), number
+
+
+TRAINED = {
+    "TVE": partial(TVE, network=LIGHT, hops=(1, 2), min_crop=0.5),
+    "TVE, cached": partial(TVE, network=LIGHT),
+    "coalitions": partial(Decomposition, network=VECTORS, teacher=Coalitions),
+    "propagation": partial(
+        Decomposition, network=VECTORS, teacher=partial(Propagation, functionals=get_args(Functional))
+    ),
+    "Shapley": partial(Shapley, network=SHAPLEY, coalitions=4),
+    "surrogate": Surrogate,
+    "classifier": partial(Classifier, num_classes=3, tune="all"),
+    "self-explaining": partial(SelfExplaining, alpha=1.0, projection=prototypes_of),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_training_computes_on_the_device_what_it_does_on_the_cpu(make_target, grid, tmp_path, kind):
+    def train(device):
+        target, data = make_target(num_classes=3), Images(**marked_splits()[1])
+        torch.manual_seed(0)
+        trained = {"target": target, "optimizer": ADAM} | ({} if kind == "classifier" else {"grid": grid})
+        callbacks = [] if kind in ("surrogate", "classifier") else [Heatmaps(tmp_path, images=1)]
+        settings = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1, "log_every_n_steps": 1}
+        trainer = Trainer(callbacks=callbacks, **settings, **SILENT, **device)
+        trainer.fit(
+            TRAINED[kind](**trained), Cached(data, str(tmp_path / str(len(device)))) if "cached" in kind else data
+        )
+        return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+    expected = train({"accelerator": "cpu"})
+    with refusing_to_mix():
+        assert train(on_device()) == pytest.approx(expected, rel=1e-3)
