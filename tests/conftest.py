@@ -61,11 +61,17 @@ def own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def frozen():
-    """All that was imported stays, so the garbage collector need not look at it again and again."""
-    gc.freeze()
+def unfrozen():
+    """At the end, what is left is freed: nanobind reports what is not."""
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen(unfrozen):
+    """What was imported, and what earlier tests keep, stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
