@@ -7,12 +7,12 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
+from composing import remembering
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 from PIL import Image
 
 import eval as evaluation
@@ -48,18 +48,8 @@ def composed(*overrides, folder, config="train"):
 @cache
 def composed_once(config, *overrides):
     """What Hydra composes, which takes long, and which is the same in every folder."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), patch.object(OmegaConf, "load", load):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
         return compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True)
-
-
-def load(file):
-    """`OmegaConf.load`, for files that were read before: every config begins with the same ones."""
-    return parsed(file.read()).copy()
-
-
-@cache
-def parsed(text):
-    return OmegaConf.create(text)
 
 
 def train(*overrides, folder):

@@ -1,0 +1,33 @@
+from contextlib import nullcontext
+
+import pytest
+from commands import ROOT
+from composing import remembering
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
+
+
+def text(*overrides, context=remembering):
+    """A config with what Hydra notes about it, or Hydra's error."""
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), context():
+        try:
+            return OmegaConf.to_yaml(compose("train", list(overrides), return_hydra_config=True))
+        except ConfigCompositionException as error:
+            return str(error)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["seed=3", "explainer.hops=[1,2]"],
+        ["seed=4", "+new.key=5", "~trainer.precision", "target=vit_tiny"],
+        ["data=digits", "hydra.run.dir=elsewhere"],
+        ["explainer.misspelt=1"],
+        ["target=misspelt"],
+    ],
+    ids=" ".join,
+)
+def test_a_config_of_remembered_parts_is_the_one_that_hydra_composes(values):
+    for overrides in (["experiment=quickstart_tve", "seed=2"], ["experiment=quickstart_tve", *values]):
+        assert text(*overrides) == text(*overrides, context=nullcontext)
