@@ -1,5 +1,6 @@
 """Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import hydra
@@ -42,7 +43,7 @@ def evaluate(cfg: DictConfig) -> None:
         seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
         evaluation = build(cfg, cfg.tasks[task], names)
         evaluation.target.check_classes(data[task].class_names("test"))
-        announce(task, data[task].size("test"), evaluation.forward_passes)
+        announce(task, data[task].size("test"), evaluation.forward_passes, evaluation.explainers)
         going_on = Unfinished(folder / "unfinished", task, file.key(task))
         if cfg.fresh:
             going_on.remove()
@@ -82,11 +83,12 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
 
 
 @rank_zero_only
-def announce(task: str, images: int, forward_passes: dict[str, int]) -> None:
-    """Print what a task costs, the dearest first, before it starts."""
+def announce(task: str, images: int, forward_passes: dict[str, int], explainers: Mapping[str, Any]) -> None:
+    """Print an estimate of what a task costs, the most expensive first, before it starts."""
     each = sorted(forward_passes.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {count}" for name, count in each if count)
-    print(f"{task}: {images} images, {sum(forward_passes.values())} forward passes each ({parts})")
+    vary = [name for name, explainer in explainers.items() if getattr(explainer, "passes_vary", False)]
+    parts = ", ".join(f"{name} {'at most ' * (name in vary)}{count}" for name, count in each if count)
+    print(f"{task}: {images} images, about {sum(forward_passes.values())} forward passes each ({parts})")
 
 
 def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:

@@ -30,10 +30,13 @@ def __getattr__(name: str) -> Any:
 class Explainer(Protocol):
     """Interface of every explainer, learned or post-hoc: a function from images and classes to heatmaps.
 
-    The constructor of every explainer takes the model to explain as the keyword argument `target`. Three attributes are
+    The constructor of every explainer takes the model to explain as the keyword argument `target`. Four attributes are
     optional:
 
-    - `forward_passes`: number of forward passes of the target for each image; 1 where the attribute is missing.
+    - `forward_passes`: number of forward passes of the target for each image; 1 where the attribute is missing. It is
+      what an evaluation announces; its results count what was done. One masked image is one pass. Neither backward
+      passes nor a learned explainer's network nor a blank image that is embedded once for a batch count.
+    - `passes_vary`: True if that number depends on the image, so that `forward_passes` is an upper bound.
     - `ignores_classes`: True if the heatmaps do not depend on `classes`, for example because the explainer chooses the
       class itself.
     - `timed`: False if the time of a call does not measure the explainer, because its heatmaps come from a cache.
@@ -71,5 +74,5 @@ class FunctionalExplainer(Protocol):
 
 
 def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
-    """Forward passes of the target that each explainer takes for one image, by name."""
+    """Forward passes of the target that each explainer takes for one image, by name; at most if they vary."""
     return {name: getattr(explainer, "forward_passes", 1) for name, explainer in explainers.items()}

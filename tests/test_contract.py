@@ -15,6 +15,7 @@ import explainers
 from explainers import FunctionalExplainer, posthoc
 from explainers.decomposition import Decomposition
 from explainers.errors import InputError
+from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.networks import (
     FastSHAPNetwork,
     LightNetwork,
@@ -177,6 +178,19 @@ def test_images_of_another_size_or_type_and_an_empty_batch_are_refused(explainer
     if not isinstance(explainer, posthoc.Chance):  # reads no pixels as numbers
         with pytest.raises(InputError, match="^expected uint8 images, which every model normalises itself, got float"):
             explainer(images / 255, CLASSES)
+
+
+def test_the_announced_forward_passes_are_those_that_are_made(explainer, target, images):
+    with counted_passes(target, explainer) as count:
+        explainer(images, CLASSES)
+    announced, made = getattr(explainer, "forward_passes", 1), round(count.images / len(images))
+    if getattr(explainer, "passes_vary", False):
+        assert 1 < made <= announced
+    elif made == 0:  # a network that reads the image alone: see `passes_taken`
+        assert announced == (not isinstance(explainer, posthoc.Chance)) and passes_taken(explainer, count, 5) % 5 == 0
+    else:
+        assert made == announced and count.images - 5 * made in (0, 1)  # a blank image for the batch
+    assert not vars(target.backbone).keys() & {"forward_features", "forward_intermediates"}
 
 
 def image_methods(explainer):

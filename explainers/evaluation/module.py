@@ -13,13 +13,14 @@ from torchmetrics import SumMetric
 from explainers import SelfExplainer, forward_passes
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.evaluation.checks import check_heatmaps, check_target
+from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.evaluation.probes import Explained, Probe, Probes
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.inputs import check_labels
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, MeanOfImages, agreement_metrics
-from explainers.metrics.cost import Cost
+from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import Localization, Localized
 from explainers.metrics.perturbation import PerturbationCurves
@@ -111,14 +112,17 @@ class Evaluation(LightningModule):
         titles: dict[str, str] = {}
         for name, metric in self._metrics().items():
             titles |= metric.columns if hasattr(metric, "columns") else {name: metric.column}
-        return titles | {"forward_passes": "Passes ↓"}
+        return titles
 
     @property
     def forward_passes(self) -> dict[str, int]:
-        """Forward passes of the target for each image, by explainer, and for all `perturbations`."""
+        """Forward passes of the target for each image, by explainer, for all `perturbations`, and to explain again."""
         shared, each = self.probes.forward_passes
         masked = (sum(sweep.forward_passes for sweep in self.sweeps) + each) * len(self.names) + shared
-        return forward_passes(self.explainers) | {"perturbations": 1 + masked}
+        passes = forward_passes(self.explainers)
+        probed = [passes[name] for name in self.names if getattr(self.explainers[name], "timed", True)]
+        again = self.probes.explanations * sum(probed)
+        return passes | {"perturbations": 1 + masked} | ({"explanations of probes": again} if again else {})
 
     def _metrics(self) -> dict[str, Any]:
         """New metrics of one explainer, in the order of the columns."""
@@ -131,7 +135,7 @@ class Evaluation(LightningModule):
         agreement = agreement_metrics(self.k)
         others = {"localization": Localization(self.localization), "accuracy": Accuracy()}
         compared: dict[str, Any] = {name: agreement[name] for name in self.agreement}
-        return {**curves, **self.probes.metrics(), **others, **compared, "cost": Cost()}
+        return {**curves, **self.probes.metrics(), **others, **compared, "cost": Cost(), "forward_passes": Passes()}
 
     def _metrics_of(self, explainer: str) -> Any:
         """The metrics of one explainer, by name."""
@@ -170,8 +174,11 @@ class Evaluation(LightningModule):
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         start = self._now()
-        heatmaps = explainer(images, classes)
+        with counted_passes(self.target, explainer) as count:
+            heatmaps = explainer(images, classes)
         seconds = self._now() - start
+        if name in self.names:
+            self._metrics_of(name)["forward_passes"].update(len(images), passes_taken(explainer, count, len(images)))
         if name in self.names and batch_idx > 0 and getattr(explainer, "timed", True):
             memory = torch.cuda.max_memory_allocated(self.device) / 1e9 if self.device.type == "cuda" else 0.0
             self._metrics_of(name)["cost"].update(len(images), seconds, memory)
@@ -209,7 +216,7 @@ class Evaluation(LightningModule):
 
     def _numbers(self, name: str) -> dict[str, Any]:
         """What was measured of one explainer."""
-        numbers: dict[str, Any] = {"forward_passes": forward_passes(self.explainers)[name]}
+        numbers: dict[str, Any] = {}
         for key, metric in self._metrics_of(name).items():
             value = metric.compute()
             numbers |= {

@@ -67,6 +67,11 @@ class Probes:
         """Forward passes for each image: of all explainers together, and for each of them, without its explanations."""
         return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names)
 
+    @property
+    def explanations(self) -> int:
+        """How often each explainer explains each image again."""
+        return DRAWS * ("max_sensitivity" in self.names) + ("randomisation" in self.names)
+
     def metrics(self) -> dict[str, Any]:
         """A new metric for each measurement."""
         return {name: METRICS[name]() for name in self.names}

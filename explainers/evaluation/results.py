@@ -20,6 +20,10 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Task → explainer → numbers that `Evaluation` measured."""
 
 
+COSTS = "images_per_second", "peak_memory", "forward_passes"
+"""Numbers that may differ between two measurements of one explainer: by the machine, the batches, or a cache."""
+
+
 class Measured(Protocol):
     """A module that has been tested, such as `Evaluation`."""
 
@@ -196,7 +200,7 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
             merged, names = results.setdefault(task, {}), _names(content, task)
             for name, written in explainers.items():
                 numbers = {names.get(key, key): value for key, value in written.items()}
-                if name in merged and _without_speed(merged[name]) != _without_speed(numbers):
+                if name in merged and _without_costs(merged[name]) != _without_costs(numbers):
                     raise InputError(
                         f"expected one result of {name} on {task}, got two, in {origin[task, name]} and {path}: "
                         "leave a file out, or measure one of them under another name (+explainer@explainers.<name>=...)"
@@ -231,5 +235,5 @@ def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -
         raise InputError(f"{where} cannot be compared, they differ in {difference}: measure both alike")
 
 
-def _without_speed(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in numbers.items() if key != "images_per_second"}
+def _without_costs(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in numbers.items() if key not in COSTS}

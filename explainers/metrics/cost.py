@@ -1,4 +1,4 @@
-"""What an explanation costs: time and memory."""
+"""What an explanation costs: time, memory and forward passes."""
 
 import torch
 from torch import Tensor
@@ -45,3 +45,38 @@ class Cost(Metric):
     def compute(self) -> dict[str, Tensor]:
         found = {"images_per_second": self.images / self.seconds}
         return found | {"peak_memory": self.memory} if self.memory > 0 else found
+
+
+class Passes(Metric):
+    """Forward passes of the target for each explained image, rounded to an integer.
+
+    >>> metric = Passes()
+    >>> metric.update(images=8, passes=8 * 100 + 1)  # a blank image for the batch
+    >>> metric.compute().item()
+    100
+    """
+
+    column = "Passes ↓"
+    higher_is_better = False
+    is_differentiable = False
+    full_state_update = False
+    images: Tensor
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("images", "passes"):
+            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, images: int, passes: int) -> None:
+        """Add a call of the explainer.
+
+        Args:
+            images: number of explained images.
+            passes: number of images that went through the target.
+        """
+        self.images += images
+        self.passes += passes
+
+    def compute(self) -> Tensor:
+        return (self.passes / self.images.clamp(min=1)).round().long()

@@ -100,6 +100,8 @@ class ViTCX(nn.Module):
         seed: seed of the noise.
     """
 
+    passes_vary = True
+
     @checks_choices
     def __init__(
         self,

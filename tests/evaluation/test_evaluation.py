@@ -16,7 +16,9 @@ from toys import SILENT
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.module import Evaluation
+from explainers.evaluation.passes import counted_passes
 from explainers.identity import weights_hash
+from explainers.posthoc import RISE, ViTCX
 from explainers.posthoc.chance import Chance
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.tve.oracle import Oracle
@@ -232,6 +234,30 @@ def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, mon
     trainer = Trainer(accelerator="cpu", **SILENT)
     trainer.test(evaluation, DataLoader(digits, batch_size=7), verbose=False)
     assert sum(made) == 7 * sum(evaluation.forward_passes.values()) + 1  # and an empty image for each batch
+
+
+def test_announced_passes_include_the_explanations_of_probes(target, grid, digits):
+    probes = ["saco", "max_sensitivity", "randomisation"]
+    evaluation = Evaluation(target, grid, {"rise": RISE(target, grid, masks=9)}, levels=5, probes=probes)
+    with counted_passes(target) as count:
+        Trainer(accelerator="cpu", inference_mode=False, **SILENT).test(
+            evaluation, DataLoader(digits, batch_size=7), verbose=False
+        )
+    announced = evaluation.forward_passes
+    assert announced == {"rise": 9, "perturbations": 1 + 2 * 3 + 10, "explanations of probes": 5 * 9}
+    assert count.images == 7 * sum(announced.values()) + 1  # and an empty image
+
+
+def test_passes_in_results_are_those_that_were_made(target, grid, digits):
+    explainers = {"cx": ViTCX(target, grid), "rise": RISE(target, grid, masks=9), "chance": Chance(None, grid)}
+    evaluation = Evaluation(target, grid, explainers, curves=[])
+    trainer = Trainer(accelerator="cpu", inference_mode=False, **SILENT)
+    trainer.test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    images = torch.stack([sample["image"] for sample in digits])
+    masks = sum(len(first) for _, first in explainers["cx"].masks(target.normalise(images)))
+    passes = {name: row["forward_passes"] for name, row in evaluation.results.items()}
+    assert passes == {"cx": round(2 + 2 * masks / 7), "rise": 9, "chance": 0}
+    assert passes["cx"] < explainers["cx"].forward_passes == 2 * 24 + 2
 
 
 def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, digits):

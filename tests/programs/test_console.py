@@ -62,7 +62,7 @@ def test_an_evaluation_says_what_it_will_cost_before_it_starts(tmp_path, capsys)
     digits = ("tasks=digits", "tasks.digits.data.size.test=3")
     evaluate("target=tiny", *oracle, *digits, *QUIET, folder=tmp_path)
     told, *rest = capsys.readouterr().out.splitlines()
-    assert told == "digits: 3 images, 133 forward passes each (oracle 128, perturbations 5)"
+    assert told == "digits: 3 images, about 133 forward passes each (oracle 128, perturbations 5)"
     assert "table.md" not in told and any(line.startswith("| digits") for line in rest)
 
 
