@@ -79,7 +79,7 @@ def random_patches(index: Tensor, num_patches: int, count: int, seed: int) -> Te
     (4, True)
     """
     counter = index[:, None] * num_patches + torch.arange(num_patches, device=index.device)
-    return uniform(counter, seed).argsort(-1, stable=True)[:, :count]  # the same on every device
+    return uniform(counter, seed).argsort(dim=-1, stable=True)[:, :count]  # the same on every device
 
 
 def random_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
@@ -209,4 +209,4 @@ def _size_and_order(index: Tensor, num_patches: int, count: int, seed: int) -> t
     coalition = index[:, None] * count + torch.arange(count, device=index.device)
     counter = coalition[..., None] * (num_patches + 1) + torch.arange(num_patches + 1, device=index.device)
     draws = uniform(counter, seed)
-    return draws[..., 0].contiguous(), draws[..., 1:].argsort(-1, stable=True).argsort(-1)
+    return draws[..., 0].contiguous(), draws[..., 1:].argsort(dim=-1, stable=True).argsort(-1)
