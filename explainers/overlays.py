@@ -78,7 +78,7 @@ def draw_heatmaps(
     Args:
         images: uint8, (B, 3, H, W).
         heatmaps: explainer's name → heatmaps (B, P, P).
-        truth: True for pixels of the object, boolean (B, H, W); `None` draws no outlines.
+        truth: True in the boxes of the object, boolean (B, H, W); `None` draws no outlines.
         titles: label of each row.
 
     >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)

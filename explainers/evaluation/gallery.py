@@ -46,7 +46,7 @@ class Picture:
         label: name of its class; `None` if it is unknown.
         classes: name → probability of the explained classes; the first is the one that all explainers explain.
         heatmaps: explainer → class → heatmap (P, P); an explainer of a single class has only that.
-        truth: True for pixels of the object, boolean (H, W); `None` if it is unknown.
+        truth: True in the boxes of the object, boolean (H, W); `None` if it is unknown.
 
     Raises:
         InputError: for images, heatmaps or objects of other shapes or types, for NaN, and for classes that are not

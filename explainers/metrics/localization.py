@@ -1,4 +1,4 @@
-"""Localization: whether the most important patches lie on the object."""
+"""Localization: whether the most important patches lie on the object, of which these data sets know the boxes."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -15,13 +15,13 @@ Localized = Literal["pointing_game", "average_precision", "segmentation"]
 
 
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
-    """Test whether the centre of the most important patch lies on the object (pointing game).
+    """Test whether the centre of the most important patch lies in `truth` (pointing game).
 
     If several patches have the highest score, the result is the fraction of them with their centre on the object.
 
     Args:
         heatmaps: (B, P, P), higher is more important.
-        truth: pixels of the object, boolean (B, H, W).
+        truth: True in the boxes of the object, or on its mask, boolean (B, H, W).
 
     Returns:
         (B,), in [0, 1]; NaN for an image without an object.
@@ -46,14 +46,14 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
 
 
 def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
-    """Compute how well each heatmap ranks the pixels of the object above the others (SkipPLUS).
+    """Compute how well each heatmap ranks the pixels of `truth` above the others (SkipPLUS).
 
     AP = Σ_k (R_k − R_(k−1)) · P_k, with precision P_k and recall R_k of the pixels of at least the k-th highest score.
     Every pixel has the score of its patch: upsampling is by nearest neighbour.
 
     Args:
         heatmaps: (B, P, P), higher is more important.
-        truth: pixels of the object, boolean (B, H, W).
+        truth: True in the boxes of the object, or on its mask, boolean (B, H, W).
 
     Returns:
         float64, (B,), in [0, 1]; NaN for an image without an object.
@@ -83,12 +83,12 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     The heatmap is upsampled by bilinear interpolation and scaled to [0, 1] by its own minimum and maximum: Res.
     Foreground is Res > mean(Res). As in the released code, the average precision is not a mean of two classes: it ranks
-    2·H·W scores at once, Res with the pixels of the object and 1 − Res with the other pixels as positives. If all
+    2·H·W scores at once, Res with the pixels of `truth` and 1 − Res with the other pixels as positives. If all
     scores are equal, all pixels are background and all 2·H·W scores are tied, so that the average precision is 0.5.
 
     Args:
         heatmaps: (B, P, P), higher is more important.
-        truth: pixels of the object, boolean (B, H, W).
+        truth: True in the boxes of the object, or on its mask, boolean (B, H, W).
 
     Returns:
         Intersection and union of foreground and object, as fractions of the H·W pixels, and the average precision.
