@@ -18,7 +18,7 @@ from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
 from explainers.evaluation.unfinished import Unfinished
 from explainers.files import atomic, file_name
-from explainers.processes import answer_launcher, locked, number_of_processes
+from explainers.processes import answer_signals, locked, number_of_processes
 from explainers.resuming import SharedRun
 
 
@@ -117,7 +117,7 @@ def publish(cfg: DictConfig) -> None:
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     runs.quiet_libraries()
-    answer_launcher()
+    answer_signals()
     with runs.errors_in_one_line(), locked(runs.run_dir()):
         evaluate(cfg)
 

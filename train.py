@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from explainers import runs
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
-from explainers.processes import answer_launcher, locked
+from explainers.processes import answer_signals, locked
 from explainers.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
 
 
@@ -78,7 +78,7 @@ def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")
 def main(cfg: DictConfig) -> float | None:
     runs.quiet_libraries()
-    answer_launcher()
+    answer_signals()
     with runs.errors_in_one_line(), locked(runs.run_dir()):
         return train(cfg)
 

@@ -1,5 +1,6 @@
 """The checkpoint that an interrupted run goes on from."""
 
+import os
 import signal
 import sys
 import time
@@ -11,9 +12,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from explainers.errors import InputError
+from explainers.processes import end_run, say
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What torchrun, SLURM and submitit send to a process that has to end."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What Ctrl-C, torchrun, SLURM and submitit send to a process that has to end."""
 
 SAVE = 1
 """A decision to save and go on. The other decisions are 0, and the number of the signal that ends the run."""
@@ -23,7 +25,8 @@ class LastCheckpoint(Checkpoint):
     """Writes `last.ckpt` at the end of every epoch, every few minutes inside it, and when the run is told to end.
 
     A run that is told to end by a signal finishes its step, in all processes, and writes the checkpoint. Then the
-    handler that the signal had before the training is called; without one, the process ends. During a validation, no
+    handler that the signal had before the training is called; without one, the process ends, at once after a second
+    Ctrl-C. During a validation, no
     exact checkpoint can be written: a handler is called at once, because the time may be too short for the rest, and
     without one, the process ends after the validation.
 
@@ -39,6 +42,7 @@ class LastCheckpoint(Checkpoint):
         self.seconds = 60 * minutes
         self.saved = 0.0
         self.received = 0
+        self.process = os.getpid()
         self.validating = False
         self.handlers: dict[int, Any] = {}
         self.loaders: list[dict[str, int]] = []
@@ -54,6 +58,12 @@ class LastCheckpoint(Checkpoint):
         self.handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
 
     def _receive(self, number: int, frame: Any) -> None:
+        if os.getpid() != self.process:
+            return  # a loader process, which has inherited the handler
+        if number == self.received == signal.SIGINT:
+            os._exit(128 + number)
+        if number == signal.SIGINT and not self.received:
+            say("SIGINT: saves after this step; Ctrl-C again ends at once")
         self.received = self.received or number  # torchrun sends SIGTERM when SIGUSR1 has ended it
         if self.validating:
             self._answer()
@@ -68,7 +78,7 @@ class LastCheckpoint(Checkpoint):
     def _answer(self) -> bool:
         """Call the handler that the received signal had before the training; False if it had none."""
         handler = self.handlers.get(self.received)
-        if not callable(handler):
+        if not callable(handler) or handler is signal.default_int_handler or getattr(handler, "func", None) is end_run:
             return False
         number, self.received = self.received, 0
         handler(number, None)

@@ -70,7 +70,12 @@ class WatchedProcess(multiprocessing.Process):
         self.started.append(self)
 
     def run(self) -> None:
-        """Work; an error of the disk ends the process with the number of the error, without a traceback."""
+        """Work; an error of the disk ends the process with the number of the error, without a traceback.
+
+        Ctrl-C reaches this process, too; the main one ends it.
+        """
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             super().run()
         except OSError as error:
@@ -188,6 +193,14 @@ def report_unreadable(path: Path, skip_corrupt: bool) -> None:
         warnings.warn(f"left out: {error}", stacklevel=2)
 
 
+def end(number: int, frame: object) -> None:
+    """End this program after SIGINT or SIGTERM; its unfinished file is removed. The next Ctrl-C ends it at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    name = signal.Signals(number).name
+    os.write(2, f"{name}: stopped, nothing is written; the same command starts again\n".encode())
+    sys.exit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write class folders of images as one .beton file, which FFCV reads.")
     parser.add_argument("folder", help="holds one subfolder of images per class")
@@ -206,4 +219,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, end)
     main()

@@ -65,14 +65,18 @@ def torchrun(processes: int, program: Sequence[str]) -> int:
         program: path of the program and its arguments.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    started = subprocess.Popen([*command, *program], preexec_fn=end_with_parent)
+    # Ctrl-C is for this process alone, which tells the others in order
+    started = subprocess.Popen([*command, *program], preexec_fn=end_with_parent, process_group=0)
     received: list[int] = []
 
     def end(number: int, _: Any) -> None:
+        if number == signal.SIGINT and number in received:
+            os._exit(128 + number)  # a second Ctrl-C; Linux ends the processes
         received.append(number)
         started.terminate()
 
-    earlier: dict[int, Any] = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+    earlier: dict[int, Any] = {number: signal.signal(number, end) for number in numbers}
     try:
         code = started.wait()
     finally:
@@ -153,16 +157,41 @@ def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
     return True
 
 
-def answer_launcher() -> None:
-    """Prepare this process for the signals of what has started it.
+def answer_signals() -> None:
+    """Prepare this process for Ctrl-C, and for the signals of what has started it.
+
+    Ctrl-C and SIGTERM end a command with a line that says how to go on, and with the exit code that shells expect. The
+    processes of torchrun leave that to the one that started it.
 
     Its end is told by Linux, if it is torchrun. On SIGUSR1, which SLURM sends before the end of a job
     (`#SBATCH --signal=USR1@120`), the job is put into the queue again.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
+    else:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) in (
+                signal.default_int_handler,
+                signal.SIG_DFL,
+            ):  # not that of submitit or nohup
+                signal.signal(number, partial(end_run, os.getpid()))
     if "SLURM_JOB_ID" in os.environ and LOCKED not in os.environ:  # otherwise the process that started this one answers
         signal.signal(signal.SIGUSR1, partial(_requeue, os.getpid()))
+
+
+def end_run(process: int, number: int, _: Any) -> None:
+    """End a command, and say how to go on; the next Ctrl-C ends it at once."""
+    if os.getpid() != process:
+        return  # a loader process, which has inherited the handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    saved = os.environ.get(LOCKED, "its folder")
+    say(f"{signal.Signals(number).name}: stopped; the same command goes on with what is saved in {saved}")
+    sys.exit(128 + number)
+
+
+def say(line: str) -> None:
+    """Write a line to stderr; unlike `print`, it may be called while a signal interrupts another one."""
+    os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def _requeue(process: int, number: int, _: Any) -> None:

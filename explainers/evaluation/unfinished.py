@@ -32,6 +32,8 @@ class Unfinished(Callback):
         self.folder, self.task, self.key, self.seconds = folder, task, key, seconds
         self.name = file_name(task)
         self.saved = time.monotonic()
+        self.state: dict[str, Any] = {}
+        """What the last whole batch has left."""
 
     def _path(self, trainer: Trainer) -> Path:
         return self.folder / f"{self.name}_{trainer.global_rank}_of_{trainer.world_size}.pt"
@@ -61,19 +63,29 @@ class Unfinished(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not isinstance(pl_module, Evaluation) or time.monotonic() - self.saved < self.seconds:
+        if not isinstance(pl_module, Evaluation):
             return
         metrics = _metrics(pl_module)
-        state = {
+        self.state = {
             "key": self.key,
             "batches": pl_module.batches,
-            "metrics": {name: metric.metric_state for name, metric in metrics.items()},
+            "metrics": {name: _copied(metric.metric_state) for name, metric in metrics.items()},
             "updates": {name: metric._update_count for name, metric in metrics.items()},
             "pictures": next((pictures.rows for pictures in _pictures(trainer)), {}),
         }
+        if time.monotonic() - self.saved >= self.seconds:
+            self._save(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save all whole batches of a test that is told to end."""
+        if self.state and isinstance(exception, KeyboardInterrupt | SystemExit):
+            self._save(trainer)
+            print(f"{self.task}: saved {self.state['batches']} of {sum(trainer.num_test_batches)} measured batches")
+
+    def _save(self, trainer: Trainer) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic(self._path(trainer)) as unfinished:
-            torch.save(state, unfinished)
+            torch.save(self.state, unfinished)
         self.saved = time.monotonic()
 
     @rank_zero_only
@@ -81,6 +93,11 @@ class Unfinished(Callback):
         """Delete the files of all processes."""
         for path in self.folder.glob(f"{glob.escape(self.name)}_*_of_*.pt"):
             path.unlink(missing_ok=True)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Sums that the next batch, which may not end, does not change."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else list(value) for name, value in state.items()}
 
 
 def _metrics(module: LightningModule) -> dict[str, Any]:

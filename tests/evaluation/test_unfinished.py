@@ -24,12 +24,12 @@ class Killed(Exception):
 class Kill(Callback):
     """Ends the process, as it were, after some batches."""
 
-    def __init__(self, after):
-        self.after = after
+    def __init__(self, after, kind):
+        self.after, self.kind = after, kind
 
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
         if batch_idx + 1 == self.after:
-            raise Killed
+            raise self.kind
 
 
 class Counted(Chance):
@@ -44,18 +44,19 @@ class Counted(Chance):
 def run(tmp_path, make_target, grid):
     target, samples = make_target(num_classes=10), Digits("test", size=10, image_size=32)
 
-    def measure(folder, key="a", after=None, seconds=0.0, device=None):
+    def measure(folder, key="a", after=None, seconds=0.0, device=None, kind=Killed):
         explainers = {"chance": Counted(None, grid), "DecompX": DecompX(target, grid)}
         settings = {"curves": ["fidelity_plus", "deletion_accuracy"], "levels": 4, "reference": "DecompX"}
         evaluation = Evaluation(target, grid, explainers, probes=["saco"], **settings)
         unfinished = Unfinished(tmp_path / folder / "unfinished", "digit", key, seconds)
-        callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *([Kill(after)] if after else [])]
+        kill = [Kill(after, kind)] if after else []
+        callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *kill]
         trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **(device or {"accelerator": "cpu"}))
         data = Images(test=lambda: samples, batch_size=3, num_workers=0)
         Counted.calls = 0
         try:
             trainer.test(evaluation, data, verbose=False)
-        except Killed:
+        except (Killed, SystemExit):
             return None
         unfinished.remove()
         return evaluation.results
@@ -95,3 +96,10 @@ def test_what_other_settings_have_left_is_not_continued(run):
 def test_nothing_is_saved_before_its_time(run, tmp_path):
     run("early", after=2, seconds=1000)
     assert not (tmp_path / "early" / "unfinished").exists()
+
+
+def test_a_test_that_is_told_to_end_saves_all_whole_batches(run, tmp_path, capsys):
+    whole = run("whole")
+    run("told", after=2, seconds=1000, kind=SystemExit)
+    assert "digit: saved 2 of 4 measured batches" in capsys.readouterr().out
+    assert without_speed(run("told")) == without_speed(whole) and Counted.calls == 2

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from forks import FORK
 from lightning import Callback, Trainer
 from test_callbacks import QUIET, Slow, samples
 from torch.utils.data import DataLoader
@@ -78,7 +79,7 @@ def test_it_waits_for_the_end_of_a_step_of_several_batches(tmp_path):
     assert fit(tmp_path, minutes=0, accumulate_grad_batches=2) == [None, None, 1, 1, 2, 2, 3, 3, 4]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_the_run_after_its_step(number, tmp_path, capsys):
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ending:
@@ -86,6 +87,17 @@ def test_a_signal_ends_the_run_after_its_step(number, tmp_path, capsys):
     assert ending.value.code == 128 + number and signal.getsignal(number) == before
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 6
     assert capsys.readouterr().out == f"{number.name}: saved step 6, from which the same command goes on\n"
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, capfd):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT), os.kill(os.getpid(), signal.SIGINT)
+
+    process = FORK.Process(target=fit, args=(tmp_path,), kwargs={"step": 1, "action": twice})
+    process.start()
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGINT and not (tmp_path / "last.ckpt").exists()
+    assert capfd.readouterr().err.count("SIGINT: saves after this step; Ctrl-C again ends at once") == 1
 
 
 def test_a_signal_in_the_last_step_of_an_epoch_ends_the_run_after_the_epoch(tmp_path):

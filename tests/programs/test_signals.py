@@ -1,0 +1,76 @@
+"""Ctrl-C and SIGTERM end a command alike: a line that says how to go on, and the exit code that shells expect."""
+
+import os
+import re
+import signal
+from types import SimpleNamespace
+
+import pytest
+from forks import FORK
+
+from datamodules import write_beton
+from explainers import processes
+
+NUMBERS = [signal.SIGINT, signal.SIGTERM]
+
+
+def ending(work, *arguments):
+    """The exit code of a fork that does something; it is negative after a signal."""
+    process = FORK.Process(target=work, args=arguments)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def command(number, again=False):
+    """A command that gets a signal, and maybe SIGINT while it ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ[processes.LOCKED] = "runs/x"
+    processes.answer_signals()
+    try:
+        os.kill(os.getpid(), number)
+    finally:
+        if again:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_command_says_how_to_go_on_and_ends(number, capfd):
+    assert ending(command, number) == 128 + number
+    told = f"{number.name}: stopped; the same command goes on with what is saved in runs/x\n"
+    assert capfd.readouterr().err == told
+
+
+def test_a_second_ctrl_c_ends_it_at_once():
+    assert ending(command, signal.SIGINT, True) == -signal.SIGINT  # of which a shell makes 130
+
+
+def launch(number, popen):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    processes.subprocess.Popen = popen
+    processes.answer_signals()
+    processes.torchrun(2, ["train.py"])
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_processes_of_a_command_are_ended_first_and_ctrl_c_does_not_reach_them_itself(number, capfd):
+    def popen(command, process_group, **_):
+        assert process_group == 0  # one of its own
+        print("started", flush=True)
+        return SimpleNamespace(wait=lambda: os.kill(os.getpid(), number), terminate=lambda: os.write(1, b"told"))
+
+    assert ending(launch, number, popen) == 128 + number
+    out, err = capfd.readouterr()
+    assert out.endswith("started\ntold") and err.startswith(f"{number.name}: stopped; ") and err.count("\n") == 1
+
+
+def interrupted(number):
+    write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
+    signal.signal(number, write_beton.end)
+    write_beton.main(["images", "a.beton"])
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_writing_a_beton_ends_alike(number, capfd):
+    assert ending(interrupted, number) == 128 + number
+    assert re.fullmatch(rf"{number.name}: stopped, nothing is written; .*\n", capfd.readouterr().err)
