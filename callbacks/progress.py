@@ -1,15 +1,19 @@
-"""One progress bar for a whole training or test."""
+"""How far a training or a test is."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
+from explainers.progress import Lines, progress
+
 
 class Progress(Callback):
     """Shows one bar over all steps of a training, with its latest validation metric, or over the batches of a test.
 
-    It disappears at the end. Where the output is no terminal, such as the log of a job, nothing is shown.
+    It disappears at the end. Where the output is no terminal, such as the log of a job, it is a line every half minute.
+    A batch of a test may take many minutes: within it, the forward passes of the target are counted.
 
     Args:
         name: what stands before the bar.
@@ -18,7 +22,8 @@ class Progress(Callback):
 
     def __init__(self, name: str, metric: str | None = None) -> None:
         self.name, self.metric = name, metric
-        self.bar: tqdm | None = None
+        self.bar: tqdm | Lines | None = None
+        self.hooks = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._open(trainer, int(trainer.estimated_stepping_batches), trainer.global_step, "step")
@@ -26,16 +31,30 @@ class Progress(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._advance(trainer.global_step)
 
+    def on_validation_batch_end(self, *_: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(0)  # a line may be due
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.metric or "")
         if self.bar is not None and value is not None:
-            self.bar.set_postfix({self.metric: f"{value.item():.3g}"})
+            self.bar.set_postfix({str(self.metric): f"{value.item():.3g}"})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open(trainer, int(sum(trainer.num_test_batches)), 0, "batch")
+        self._open(trainer, int(sum(trainer.num_test_batches)), 0.0, "batch")
+        passes = sum(getattr(pl_module, "forward_passes", {}).values())
+        backbone = getattr(getattr(pl_module, "target", None), "backbone", None)
+        if not passes or backbone is None:
+            return
+        first = getattr(
+            backbone, "blocks", [next(iter(leaf for leaf in backbone.modules() if not [*leaf.children()]))]
+        )[0]
+        size = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
+        hook = first.register_forward_pre_hook(lambda _, given: self._passed(len(given[0]) / (passes * size)))
+        self.hooks.callback(hook.remove)
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
@@ -48,15 +67,20 @@ class Progress(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._close()
 
-    def _open(self, trainer: Trainer, total: int, initial: int, unit: str) -> None:
-        hidden = None if trainer.is_global_zero else True  # None: hidden where the output is no terminal
-        self.bar = tqdm(desc=self.name, total=total, initial=initial, unit=unit, leave=False, disable=hidden)
+    def _open(self, trainer: Trainer, total: int, initial: float, unit: str) -> None:
+        self.bar = progress(self.name, total, unit, initial, trainer.is_global_zero)
+
+    def _passed(self, share: float) -> None:
+        """Count some forward passes of a batch, which are announced and may be fewer; the batch ends with its last."""
+        if self.bar is not None:
+            self.bar.update(min(share, max(0.0, int(self.bar.n + 1e-6) + 0.99 - self.bar.n)))
 
     def _advance(self, step: int) -> None:
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
 
     def _close(self) -> None:
+        self.hooks.close()
         if self.bar is not None:
             self.bar.close()
         self.bar = None

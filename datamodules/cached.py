@@ -8,13 +8,13 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from datamodules.images import Images
 from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
 from datamodules.store import Rows, Store
 from explainers.errors import InputError, check_positive
 from explainers.files import shared_by_all
+from explainers.progress import progress
 
 LONG = 50_000
 """Forward passes that are announced before they start: minutes, on a CPU."""
@@ -23,7 +23,7 @@ LONG = 50_000
 class Cached(LightningDataModule):
     """Replaces the pixels in the batches of `Images` by the outputs of the training module's `sources`.
 
-    The first run computes these rows and shows a progress bar. If it is killed, the next run computes only the missing
+    The first run computes these rows and shows how far it is. If it is killed, the next run computes only the missing
     rows. Later runs with the same sources, images and precision only read them. Every source has a store of its own, so
     two runs share the stores of the sources that they share. Images are not cropped at random.
 
@@ -134,12 +134,14 @@ class Cached(LightningDataModule):
         description = f"{source.key()['source']} of {len(share) * world_size} images ({split})"
         if rank == 0 and len(share) * world_size * source.forward_passes > LONG:
             print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
-        hidden = None if share and rank == 0 else True  # None: hidden where the output is no terminal
-        for batch, corrupt in tqdm(loader, description, disable=hidden, unit="batch", leave=False):
+        bar = progress(description, len(loader), "batch", shown=bool(share) and rank == 0)
+        for batch, corrupt in loader:
             if corrupt:
                 store.mark_corrupt(corrupt)
             if batch is not None:
                 store.write(batch["index"], self._compute(source, batch))
+            bar.update(1)
+        bar.close()
         trainer.strategy.barrier(description)
         store.refresh(source.provides)
         self._require(not store.missing(), self._not_shared())

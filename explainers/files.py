@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from tqdm import tqdm
+
+from explainers.progress import progress
 
 UMASK = os.umask(0)
 os.umask(UMASK)  # it can only be read by setting it
@@ -115,9 +116,12 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
     stamps = [_stamp(Path(path)) for path in paths]
     known = _remembered(stamps)
     new = [stamp for stamp in dict.fromkeys(stamps) if stamp not in known]
+    bar, found = progress("hashing files", len(new), "file", delay=2), {}
     with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter lock
-        hashes = tqdm(threads.map(_hash, [path for path, *_ in new]), "hashing files", len(new), False, delay=2)
-        found = dict(zip(new, hashes, strict=True))
+        for stamp, value in zip(new, threads.map(_hash, [path for path, *_ in new]), strict=True):
+            found[stamp] = value
+            bar.update(1)
+    bar.close()
     _remember(found)
     known |= found
     return [known[stamp] for stamp in stamps]

@@ -77,7 +77,8 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
         known_rooms = (
             "explainers.errors",
             "explainers.files",
-            *["explainers.overlays"] * (path.parts[0] == "callbacks"),
+            "explainers.progress",
+            *["explainers.overlays", "explainers.processes"] * (path.parts[0] == "callbacks"),
         )
         assert all(name.startswith(known_rooms) for name in ours)
         known -= {"explainers"}

@@ -3,10 +3,11 @@
 import io
 import platform
 from contextlib import redirect_stderr
+from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import DIGITS, NO_FIGURES, QUIET, SMALL_DIGITS, TVE_RUN, composed, evaluate, train
+from commands import DIGITS, NO_FIGURES, QUIET, SMALL_DIGITS, TINY_RUN, TVE_RUN, composed, evaluate, train
 from lightning import Trainer
 from lightning.fabric.accelerators.mps import MPSAccelerator as FabricMPS
 from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
@@ -15,8 +16,15 @@ from torch.utils.data import DataLoader
 from toys import ADAM, LIGHT, SILENT, fit
 
 from callbacks.progress import Progress
+from datamodules.cached import Cached
+from datamodules.digits import Digits
+from datamodules.images import Images
 from explainers import runs
+from explainers.evaluation.module import Evaluation
+from explainers.files import file_hashes
+from explainers.posthoc.chance import Chance
 from explainers.processes import accelerator_of
+from explainers.progress import Lines
 from explainers.tve import TVE
 
 
@@ -33,9 +41,66 @@ def test_one_bar_counts_all_steps_of_a_training_with_the_latest_validation_metri
     assert "val/loss=" in terminal.getvalue()
 
 
-def test_without_a_terminal_there_is_no_bar(capsys, target, grid, images):
-    fit(TVE(target, grid, LIGHT, ADAM), images, epochs=1, callbacks=[Progress("digits")])
-    assert "digits" not in "".join(capsys.readouterr())
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock whose seconds pass when `clock.now` is changed."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(Lines.__init__, "__defaults__", (0, lambda: clock.now))
+    return clock
+
+
+def test_without_a_terminal_there_is_a_line_every_half_minute(clock, capsys, target, grid, images):
+    class Slow(TVE):
+        def training_step(self, batch, batch_idx):
+            clock.now += 20
+            return super().training_step(batch, batch_idx)
+
+    fit(Slow(target, grid, LIGHT, ADAM), images, epochs=3, callbacks=[Progress("digits")])
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]
+    assert told == [
+        "digits: 2 of 6 steps (33 %), 20 s/step, 01:20 left",
+        "digits: 4 of 6 steps (67 %), 20 s/step, 00:40 left",
+        "digits: 6 of 6 steps (100 %), 20 s/step, 00:00 left",
+    ]
+
+
+def test_a_batch_that_takes_minutes_counts_its_forward_passes(clock, capsys, make_target, grid):
+    class Slow(Chance):
+        """Sixteen forward passes of a minute each."""
+
+        forward_passes = 16
+
+        def forward(self, images, classes):
+            for _ in range(16):
+                clock.now += 60
+                target.embed(target.normalise(images))
+            return super().forward(images, classes)
+
+    target = make_target(num_classes=10)
+    evaluation = Evaluation(target, grid, {"slow": Slow(None, grid)}, curves=[])
+    data = Images(test=lambda: Digits("test", size=4, image_size=32), batch_size=2, num_workers=0)
+    Trainer(accelerator="cpu", callbacks=[Progress("digits")], **SILENT).test(evaluation, data, verbose=False)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]
+    assert len(told) == 32
+    assert told[7] == "digits: 0.5294 of 2 batches (26 %), 907 s/batch, 22:13 left"
+
+
+def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("explainers.files._hash", lambda path: setattr(clock, "now", clock.now + 31) or "hash")
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    file_hashes([tmp_path / "a", tmp_path / "b"])
+    assert "hashing files: 2 of 2 files (100 %)" in capsys.readouterr().err
+    compute = Cached._compute
+
+    def slow(*args):
+        clock.now += 31
+        return compute(*args)
+
+    monkeypatch.setattr(Cached, "_compute", slow)
+    options = (*TINY_RUN, *SMALL_DIGITS, "cache=sources", f"cache_dir={tmp_path}", "trainer.max_epochs=1", "fit=false")
+    train(*options, folder=tmp_path / "run")
+    assert "(val): 1 of 1 batch" in capsys.readouterr().err
 
 
 def test_the_bar_ends_with_an_error(target, grid, images):
@@ -138,4 +203,4 @@ def test_a_test_has_a_bar_over_its_batches(target, grid, images):
     trainer = Trainer(accelerator="cpu", callbacks=[progress], **SILENT)
     with redirect_stderr(Terminal()) as terminal:
         trainer.test(Tested(target, grid, LIGHT), DataLoader(batches, batch_size=None), verbose=False)
-    assert "digits:   0%" in terminal.getvalue() and "0/5" in terminal.getvalue() and progress.bar is None
+    assert "digits:   0%" in terminal.getvalue() and "0.00/5.00" in terminal.getvalue() and progress.bar is None
