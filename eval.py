@@ -16,6 +16,7 @@ from explainers import posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
+from explainers.evaluation.settings import row_keys
 from explainers.evaluation.unfinished import Unfinished
 from explainers.files import atomic, file_name
 from explainers.processes import answer_signals, locked, number_of_processes
@@ -47,7 +48,9 @@ def evaluate(cfg: DictConfig) -> None:
         going_on = Unfinished(folder / "unfinished", task, file.key(task))
         if cfg.fresh:
             going_on.remove()
-        shown = [instantiate(node, name=task) for node in (cfg.pictures, cfg.progress) if node]
+        shown = [instantiate(cfg.progress, name=task)] if cfg.progress else []
+        if cfg.pictures:
+            shown.insert(0, instantiate(cfg.pictures, name=task, settings=row_keys(file.settings[task])))
         callbacks = [SharedRun(folder), *shown, going_on]
         trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
         trainer.test(evaluation, data[task], verbose=False)

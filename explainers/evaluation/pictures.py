@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import timm.data
@@ -16,6 +17,8 @@ from explainers.evaluation.gallery import Picture
 from explainers.evaluation.tracking import log_curves, log_pictures
 from explainers.files import file_name, printable
 from explainers.weight_files import read_weights, save_weights
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 CHEAP = 25
 """Explainers with at most this number of forward passes explain other classes than the first in pictures."""
@@ -32,11 +35,20 @@ class Pictures(Callback):
         name: name of the task.
         images: number of images, evenly spaced in the test set; `None` takes all.
         classes: number of explained classes of each image.
+        settings: explainer → hash of what its heatmaps depend on, see `row_keys`; the file tells it.
     """
 
-    def __init__(self, folder: str, name: str, images: int | None = 24, classes: int = 3) -> None:
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        images: int | None = 24,
+        classes: int = 3,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         check_positive(classes=classes)
         self.path, self.images, self.classes = picture_file(Path(folder), name), images, classes
+        self.settings = dict(settings or {})
         self.rows: dict[str, dict[int, Tensor]] = {}
         """Entry of the file → index of the image → its row."""
 
@@ -94,7 +106,7 @@ class Pictures(Callback):
         tensors = {key: torch.stack([values[i] for i in index]) for key, values in rows.items()}
         names = class_names(pl_module.target, trainer.datamodule.class_names("test"))
         files = [image_name(trainer.datamodule.dataset("test"), i) for i in index]
-        write_pictures(self.path, tensors, files, names)
+        write_pictures(self.path, tensors, files, names, self.settings)
         for logger in trainer.loggers:
             if hasattr(logger, "log_table"):  # that of W&B
                 log_pictures(logger, self.path.stem, read_pictures(self.path, pl_module.names))
@@ -132,9 +144,11 @@ def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
     return [f"{name} ({original})" if times[name] > 1 else name for name, original in zip(short, names, strict=True)]
 
 
-def write_pictures(path: Path, tensors: Mapping[str, Tensor], files: list[str], names: list[str]) -> None:
+def write_pictures(
+    path: Path, tensors: Mapping[str, Tensor], files: list[str], names: list[str], settings: Mapping[str, str] = EMPTY
+) -> None:
     """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal."""
-    earlier = read_weights(path)[1] if path.exists() else {}
+    identity, earlier = read_weights(path) if path.exists() else ({}, {})
     same = earlier and all(
         key in earlier and torch.equal(earlier[key], tensors[key]) for key in ("image", "label", "classes")
     )
@@ -145,7 +159,16 @@ def write_pictures(path: Path, tensors: Mapping[str, Tensor], files: list[str], 
         for number in tensors[key].flatten().tolist()
         if number >= 0
     }
-    save_weights(kept | dict(tensors), path, {"files": files, "classes": used})
+    own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
+    others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
+    described = {"files": files, "classes": used, "settings": (others if kept else {}) | own}
+    save_weights(kept | dict(tensors), path, described)
+
+
+def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
+    """The explainers whose heatmaps in a file are of other settings than these; a file may not tell its own."""
+    known = read_weights(path, "pictures")[0].get("settings", {})
+    return [name for name, key in settings.items() if known.get(name, key) != key]
 
 
 def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:

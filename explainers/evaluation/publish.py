@@ -11,8 +11,9 @@ from torchvision.transforms.functional import to_pil_image
 
 from explainers.evaluation import report
 from explainers.evaluation.gallery import Picture, write_gallery
-from explainers.evaluation.pictures import picture_file, read_pictures
+from explainers.evaluation.pictures import of_other_settings, picture_file, read_pictures
 from explainers.evaluation.results import Results, load, read_columns, read_results
+from explainers.evaluation.settings import row_keys
 from explainers.files import atomic, file_name, write_atomically
 from explainers.overlays import draw_heatmaps, overlay
 
@@ -44,9 +45,13 @@ def publish(
     if results and reference and (line := reference.missing(results)):
         print(line)
     pictures = {task: shown for task in results if (shown := _pictures(files, task, results))}
-    for task, shown in pictures.items():
-        _draw(shown, folder / f"{file_name(task)}.png")
-        if overlays:
+    for task in results:
+        shown, path = pictures.get(task, []), folder / f"{file_name(task)}.png"
+        if shown:
+            _draw(shown, path)
+        else:
+            path.unlink(missing_ok=True)  # of earlier settings
+        if overlays or not shown:
             _write_overlays(shown, folder / "overlays" / file_name(task))
     if results:
         notes = [line for path in files for line in _notes(load(path))]
@@ -58,13 +63,29 @@ def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[
     """The pictures of a task, with the heatmaps of all folders that have the same images and classes."""
     paths = [picture_file(Path(path).parent, task) for path in files]
     pictures: list[Picture] = []
-    for more in (read_pictures(path, list(results[task])) for path in paths if path.exists()):
+    for file, path in zip(files, paths, strict=True):
+        more = _shown(file, path, task, list(results[task])) if path.exists() else []
+        if not more:
+            continue
         if not pictures:
             pictures = more
         elif [(one.name, one.classes) for one in pictures] == [(other.name, other.classes) for other in more]:
             pairs = zip(pictures, more, strict=True)
             pictures = [replace(one, heatmaps={**other.heatmaps, **one.heatmaps}) for one, other in pairs]
     return pictures
+
+
+def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> list[Picture]:
+    """The pictures beside a results file, without heatmaps of other settings than its numbers; prints what these are.
+
+    Numbers that were measured again without pictures have earlier heatmaps beside them.
+    """
+    stale = of_other_settings(path, row_keys(load(file).get("settings", {}).get(task, {})))
+    left_out = [name for name in explainers if name in stale]
+    if left_out:
+        print(f"{task}: heatmaps of earlier settings are left out: {', '.join(left_out)} (fresh=true makes new ones)")
+    pictures = read_pictures(path, [name for name in explainers if name not in stale])
+    return pictures if any(picture.heatmaps for picture in pictures) else []
 
 
 def _draw(pictures: Sequence[Picture], path: Path) -> None:

@@ -1,5 +1,7 @@
 """The settings of an evaluation: everything that the numbers of a task depend on."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -100,6 +102,17 @@ def explainers_of(task: str, config: Mapping[str, Any], hashes: Mapping[str, str
     methods = {label: {name: options} for label, (name, options) in labelled(config.get("methods") or ()).items()}
     check_distinct(**{"explainers and methods": [*nodes, *methods]})
     return {name: _reduced(node, config, hashes, f"explainers.{name}") for name, node in (nodes | methods).items()}
+
+
+def row_keys(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Explainer → hash of the settings that its numbers and heatmaps depend on.
+
+    Args:
+        settings: those of a task in results.json: `shared` by all of its rows, and of each of its `explainers`.
+    """
+    shared = settings.get("shared")
+    texts = {name: json.dumps([shared, own], sort_keys=True) for name, own in settings.get("explainers", {}).items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], path: str = "") -> Any:

@@ -1,6 +1,7 @@
 """What was measured belongs to what it was measured on: commands with heads, explainers and data of something else."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -96,6 +97,39 @@ def test_two_processes_under_a_limit_of_each_measure_again_what_one_has_measured
     monkeypatch.setattr(evaluation.runs, "launch", lambda trainer: True)
     evaluate(*MEASURE, *command, "trainer.devices=2", folder=tmp_path)
     assert files[0].kept == {} and files[0].changed == {"folder": "processes: 1 → 2"}
+
+
+def shown(folder):
+    """Explainer → number of pictures with its heatmap in the gallery."""
+    data = json.loads(re.search(r"<script[^>]*json[^>]*>(.*?)</script>", (folder / "gallery.html").read_text())[1])
+    (task,) = data["tasks"]
+    of_pictures = [row["explainer"] for picture in task["pictures"] for row in picture["heatmaps"]]
+    return {data["explainers"][number]["name"]: of_pictures.count(number) for number in of_pictures}
+
+
+def test_pictures_of_earlier_settings_are_not_shown_beside_new_numbers(images, tmp_path, capsys):
+    command = ["target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *OWN_HEAD, f"data_dir={images}"]
+    command += [
+        "explainers=[chance]",
+        "methods=[Occlusion]",
+        "evaluation.curves=[]",
+        "figures=[]",
+        "logger=csv",
+        *QUIET,
+    ]
+    evaluate(*command, "pictures.images=2", folder=tmp_path)
+    evaluate(*command, "pictures=null", folder=tmp_path)  # nothing is measured
+    assert shown(tmp_path) == {"chance": 2, "Occlusion": 2} and (tmp_path / "folder.png").exists()
+    capsys.readouterr()
+    evaluate(*command, "pictures=null", "explainers.chance.seed=1", folder=tmp_path)
+    line = "folder: heatmaps of earlier settings are left out: {} (fresh=true makes new ones)"
+    assert line.format("chance") in capsys.readouterr().out.splitlines()
+    assert shown(tmp_path) == {"Occlusion": 2}
+    evaluate(*command, "pictures=null", "evaluation.classes=label", folder=tmp_path)
+    assert line.format("chance, Occlusion") in capsys.readouterr().out.splitlines()
+    assert shown(tmp_path) == {} and not (tmp_path / "folder.png").exists()
+    evaluate(*command, "pictures.images=2", "fresh=true", folder=tmp_path)
+    assert shown(tmp_path) == {"chance": 2, "Occlusion": 2}
 
 
 def test_a_finished_training_that_is_run_again_makes_nothing_measured_again(tmp_path):
