@@ -82,7 +82,7 @@ def test_quantus_gets_numpy_arrays(explainer, target, images):
 
 
 def test_quantus_measures_it(explainer, target, images):
-    quantus = pytest.importorskip("quantus")
+    quantus = pytest.importorskip("quantus", reason="Quantus is not installed: make peers")
     inputs, classes = target.normalise(images).numpy(), target(images).argmax(-1).numpy()
     metric = quantus.Sparseness(disable_warnings=True)
     scores = metric(CaptumModel(target), inputs, classes, explain_func=quantus_explain(explainer))

@@ -72,7 +72,7 @@ def around(hops):
 def test_the_oracle_peaks_where_the_target_looks(target, hops):
     images = random_images(20, seed=1)
     heatmaps = Oracle(target, GRID, hops)(images, target(images).argmax(1))
-    assert torch.equal(heatmaps > 0, around(hops).expand(20, -1, -1))
+    assert torch.equal(heatmaps > 1e-5 * heatmaps.max(), around(hops).expand(20, -1, -1))
 
 
 @pytest.mark.parametrize("hops", [0, 1])

@@ -152,7 +152,7 @@ def test_labels_are_the_fit_to_coalition_values_of_the_class_asked_for(target, b
     expected = fit_shapley(rows["keep"], rows["values"], rows["null"], rows["grand"])  # (B, N, K)
     every = ShapleyLabels(target, GRID, 40, classes="all", seed=3)(batch)
     assert every.keys() == {"shapley"}
-    assert torch.equal(every["shapley"], expected)
+    torch.testing.assert_close(every["shapley"], expected, rtol=0, atol=1e-6)
     predicted = target(batch["image"]).argmax(-1)
     assert not torch.equal(predicted, batch["label"])
     for classes, explained in (("label", batch["label"]), ("predicted", predicted)):

@@ -70,7 +70,7 @@ def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build):
     rows = {(row["lambda_1"], row["lambda_2"]): row for row in fresh.sweep}
     for which, point in (("untouched", (1.0, 0.0)), ("transferred", chosen)):
         expected = {name: rows[point][name] for name in MEASURED}
-        assert {name: found[f"test/{which}/{name}"] for name in MEASURED} == pytest.approx(expected, abs=1e-5)
+        assert {name: found[f"test/{which}/{name}"] for name in MEASURED} == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("best", [(1.0, 0.0), (1.0, 1.0)])
