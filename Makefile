@@ -4,9 +4,13 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
+BROWSER_PACKAGES := chromium chromium-driver
+# $(call apt,<packages>) installs packages of Debian; as another user, or on another system, it fails
+apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq >/dev/null \
+  && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) </dev/null >/dev/null; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv demo demo-vectors test test-portable gpu coverage lint lock clean
+.PHONY: help setup ffcv peers browser demo demo-vectors test test-portable gpu coverage lint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -23,16 +27,23 @@ setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothin
 
 # FFCV has no wheels. Where its headers are missing and cannot be installed, the torch loaders do its work.
 .venv/ffcv: .venv/ready requirements-ffcv.txt
-	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null \
-	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	     && apt-get update -qq >/dev/null \
-	     && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends g++ $(FFCV_PACKAGES) >/dev/null; } || true
+	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null || $(call apt,g++ $(FFCV_PACKAGES)) || true
 	@if pkg-config --exists opencv4 libturbojpeg 2>/dev/null \
 	    && $(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-ffcv.txt; then touch $@; \
 	else echo "FFCV is not installed: it needs $(FFCV_PACKAGES) and g++ (as root: apt-get install them, then make ffcv)." \
 	          "Going on with the torch loaders."; fi
 
 ffcv: .venv/ffcv ## build FFCV, once its system packages are there
+
+peers: .venv/peers ## install Quantus, with which tests and benchmarks compare our metrics
+
+.venv/peers: .venv/ready requirements-peers.txt
+	$(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-peers.txt
+	@touch $@
+
+browser: ## install Chromium and its driver, in which tests look at the gallery; needs root and apt-get
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || $(call apt,$(BROWSER_PACKAGES)) \
+	|| echo "Chromium is not installed: as root, apt-get install $(BROWSER_PACKAGES)."
 
 # Several threads spend more time waiting for one another than computing these small models: two processes work better.
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
@@ -78,6 +89,9 @@ lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
 	printf 'ffcv==1.0.2\nopencv-python-headless\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --no-annotate --python-version 3.11 - -c requirements.txt --override <(echo 'opencv-python; python_version < "3"') \
 	  -o requirements-ffcv.txt
+	printf 'quantus\nopencv-python-headless\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
+	  --no-annotate --python-version 3.11 - -c requirements.txt -c requirements-ffcv.txt \
+	  --override <(echo 'opencv-python; python_version < "3"') -o requirements-peers.txt
 
 clean: ## delete runs and caches of tools; .venv and cache/ stay
 	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
     if not options.without_quantus and find_spec("quantus") is None:
-        parser.error("Quantus is not installed: pip install quantus, or --without-quantus")
+        parser.error("Quantus is not installed: make peers, or --without-quantus")
     results = measure(options)
     settings = f"{options.threads} threads, {options.images} images, {options.patches_per_side**2} patches"
     difference = f", largest difference {results['largest_difference']:.2g}" if "largest_difference" in results else ""

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from references_propagation import in_double
+from untested import untested
 
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
@@ -22,6 +23,13 @@ VITS = {
     "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
 }
 TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
+def pytest_unconfigure(config):
+    """Say last of all what could not be tested."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and (line := untested(reporter.stats.get("skipped", []))):
+        reporter.write_line(line)
 
 
 def wake(model, seed=0):

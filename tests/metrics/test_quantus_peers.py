@@ -12,7 +12,7 @@ from explainers.metrics.coalitions import sensitivity_n
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
-quantus = pytest.importorskip("quantus")
+quantus = pytest.importorskip("quantus", reason="Quantus is not installed: make peers")
 
 PLAIN = {"normalise": False, "perturb_baseline": 0.0, "disable_warnings": True}
 """Heatmaps as they are; removed pixels become 0 after normalisation, and Quantus says nothing."""
