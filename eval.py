@@ -1,18 +1,19 @@
 """Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
 from hydra.utils import instantiate
-from lightning import Trainer, seed_everything
+from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
 from datamodules.listing import several
-from explainers import posthoc, runs
+from explainers import messages, posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
@@ -25,6 +26,10 @@ from explainers.resuming import SharedRun
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
+    messages.check_types(cfg, seed=int, fresh=bool, overlays=bool)
+    if cfg.overlays and not cfg.pictures:
+        raise InputError("expected pictures, which overlays=true draws, got pictures=null: leave one of the two out")
+    instantiate(cfg.get("reference"))  # a name that it does not have shows before hours of measuring
     folder = runs.run_dir()
     if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
@@ -34,6 +39,8 @@ def evaluate(cfg: DictConfig) -> None:
         images.setup("test")  # missing images of the last task show before the first one is measured
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
     processes = number_of_processes(cfg.trainer) * cfg.trainer.get("num_nodes", 1)
+    for images in data.values():
+        runs.check_number_of_images(cfg.trainer, images, "test")
     file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh, processes)
     missing = {task: names for task in cfg.tasks if (names := file.missing(task)) is not None}
     if runs.launch(cfg.trainer):
@@ -41,7 +48,7 @@ def evaluate(cfg: DictConfig) -> None:
     runs.start_record(cfg, folder, go_on=True)
     file.tell()
     for task, names in missing.items():
-        seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
+        runs.seed_all(cfg.seed)  # the same for every task, whichever came before
         evaluation = build(cfg, cfg.tasks[task], names)
         evaluation.target.check_classes(data[task].class_names("test"))
         announce(task, data[task].size("test"), evaluation.forward_passes, evaluation.explainers)
@@ -52,7 +59,7 @@ def evaluate(cfg: DictConfig) -> None:
         if cfg.pictures:
             shown.insert(0, instantiate(cfg.pictures, name=task, settings=row_keys(file.settings[task])))
         callbacks = [SharedRun(folder), *shown, going_on]
-        trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.logger))
+        trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.get("logger")))
         trainer.test(evaluation, data[task], verbose=False)
         tell_corrupt(task, data[task].dataset("test"), trainer)
         file.add(task, evaluation)
@@ -121,9 +128,9 @@ def publish(cfg: DictConfig) -> None:
 def main(cfg: DictConfig) -> None:
     runs.quiet_libraries()
     answer_signals()
-    with runs.errors_in_one_line(), locked(runs.run_dir()):
+    with messages.errors_in_one_line(), locked(runs.run_dir()):
         evaluate(cfg)
 
 
 if __name__ == "__main__":
-    main()
+    messages.start(main, Path(__file__).parent / "configs")

@@ -7,12 +7,12 @@ from typing import Any
 
 import hydra
 from hydra.utils import instantiate
-from lightning import Trainer, seed_everything
+from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
-from explainers import runs
+from explainers import messages, runs
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
 from explainers.processes import answer_signals, locked
@@ -21,22 +21,24 @@ from explainers.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resum
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
+    messages.check_types(cfg, seed=int, fit=bool, test=bool)
     folder, start = runs.run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
     steps, metrics = progress_of(checkpoint)
     metrics |= read_json(folder / "metrics.json")
-    seed_everything(cfg.seed, workers=True, verbose=False)
-    data = instantiate(cfg.data)
+    runs.seed_all(cfg.seed)
+    data = images = instantiate(cfg.data)
     if cfg.get("cache") is not None:
         data = instantiate(cfg.cache, data)
     data.setup("fit")  # missing images show before weights are fetched and other processes started
+    runs.check_number_of_images(cfg.trainer, images, "val")
     runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
     if runs.launch(cfg.trainer):
         return read_json(folder / "metrics.json").get(cfg.objective)
     module = instantiate(cfg.get("module") or cfg.explainer)
     if cfg.fit or checkpoint is None:
         forget_later_rows(folder, steps)
-        trainer = build_trainer(cfg, runs.build_all(cfg.logger), steps)
+        trainer = build_trainer(cfg, runs.build_all(cfg.get("logger")), steps)
     else:  # the history of a run that is only measured stays as it is
         trainer = build_trainer(cfg, [], steps)
     if cfg.fit:
@@ -79,9 +81,9 @@ def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
 def main(cfg: DictConfig) -> float | None:
     runs.quiet_libraries()
     answer_signals()
-    with runs.errors_in_one_line(), locked(runs.run_dir()):
+    with messages.errors_in_one_line(), locked(runs.run_dir()):
         return train(cfg)
 
 
 if __name__ == "__main__":
-    main()
+    messages.start(main, Path(__file__).parent / "configs")

@@ -57,6 +57,11 @@ def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor
     >>> checked_classes(torch.tensor([2], dtype=torch.int32), torch.zeros(1, 3, 4, 4), num_classes=3).dtype
     torch.int64
     """
+    if not isinstance(classes, Tensor):
+        raise InputError(
+            f"expected one class of each of {len(images)} images as a tensor, got {classes!r}: give"
+            f" torch.full(({len(images)},), {classes!r}) for one class of all"
+        )
     if classes.shape != images.shape[:1] or classes.is_floating_point():
         raise InputError(
             f"expected one class of each of {len(images)} images, integers of shape [{len(images)}], got"
@@ -70,6 +75,24 @@ def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor
             f"expected classes from 0 to {num_classes - 1} of the model that is explained, got {lowest} to {highest}"
         )
     return classes.long()
+
+
+def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
+    """Raise an InputError unless functionals of the embedding are (B, D), or (B, V, D) for several of each image.
+
+    Args:
+        functionals: v of each image.
+        images: the images, (B, C, H, W).
+        width: D, the width of the embedding.
+
+    >>> check_functionals(torch.zeros(1, 8), torch.zeros(1, 3, 4, 4), width=8)
+    """
+    shape = list(functionals.shape)
+    if len(shape) not in (2, 3) or shape[0] != len(images) or shape[-1] != width or not functionals.is_floating_point():
+        raise InputError(
+            f"expected functionals of the embedding, floating point of shape [{len(images)}, {width}] or"
+            f" [{len(images)}, V, {width}], got {_name(functionals)} of shape {shape}"
+        )
 
 
 def _name(values: Tensor) -> str:

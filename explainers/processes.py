@@ -126,6 +126,8 @@ def number_of_processes(trainer: Mapping[str, Any]) -> int:
     devices = trainer.get("devices", 1)
     if devices in ("auto", -1, "-1"):
         return max(1, torch.cuda.device_count()) if trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") else 1
+    if isinstance(devices, int | str) and not (str(devices).isdigit() and int(devices) > 0):
+        raise InputError(f"expected trainer.devices above 0, a list of them, -1 or auto, got {devices}")
     return int(devices) if isinstance(devices, int | str) else len(devices)
 
 

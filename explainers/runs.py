@@ -1,33 +1,28 @@
-"""Functions that `train.py` and `eval.py` share: run folders, records, arguments of processes, and one-line errors."""
+"""Functions that `train.py` and `eval.py` share: run folders, records, and the processes of a command."""
 
-import errno
 import json
 import logging
-import os
-import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from lightning import Trainer
+from lightning import Trainer, seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from safetensors import SafetensorError
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_range
 from explainers.files import file_name, write_atomically
+from explainers.messages import DENIED, OF_THE_DISK
 from explainers.processes import (
     accelerator_of,
     arguments,
@@ -38,14 +33,6 @@ from explainers.processes import (
 )
 from explainers.records import devices, first_difference, versions
 from explainers.resuming import check_model_files, divided_as, images_per_step, model_files, read_json, replaced_file
-
-FULL = "make room on its disk, or write to another one"
-DENIED = "change its permissions, or take another path"
-OF_THE_DISK = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
-}
-"""Error number of the operating system → what a user can do."""
 
 
 def fastest_precision(accelerator: str) -> str:
@@ -134,43 +121,32 @@ class WritableFolder(Callback):
             sys.exit(f"error: cannot write to {folder}: {error.strerror}: {OF_THE_DISK.get(error.errno or 0, DENIED)}")
 
 
-@contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
+def seed_all(seed: int) -> None:
+    """Seed all random numbers of this process and of its data workers."""
+    check_range(0, 2**32 - 1, seed=seed)
+    seed_everything(seed, workers=True, verbose=False)
 
-    Such errors are `InputError`s, config keys that are misspelt or missing, full disks and missing permissions. All
-    other errors keep their traceback, and so does every error of a sweep's job.
+
+def check_precision(precision: Any) -> None:
+    """Raise an InputError for a precision whose weights are no float32, as normalised images are.
+
+    >>> check_precision("bf16-mixed")
     """
-    try:
-        yield
-    except (InputError, InstantiationException, MissingMandatoryValue, OSError, SafetensorError) as error:
-        message = _message(error)
-        if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
-        sys.exit(f"error: {' '.join(message.split())}")
+    if str(precision) not in ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16"):
+        raise InputError(
+            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {precision}: images are"
+            " normalised in float32, which weights have to be in as well"
+        )
 
 
-def _message(error: BaseException) -> str | None:
-    """Message for an error that the user can correct; None for a bug."""
-    cause = error
-    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(cause, InputError):
-        return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
-    if isinstance(cause, OSError | SafetensorError):
-        return _of_the_disk(cause)
-    misspelt = isinstance(cause, TypeError) and re.search("unexpected keyword argument|missing .* required", str(cause))
-    return str(error) if misspelt or isinstance(cause, MissingMandatoryValue) else None
-
-
-def _of_the_disk(error: OSError | SafetensorError) -> str | None:
-    """Message for a full disk or a missing permission; None for other errors."""
-    number = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text alone
-    code = int(number[1]) if number else getattr(error, "errno", None)
-    if code not in OF_THE_DISK:
-        return None
-    path = getattr(error, "filename", None) or f"a file in {run_dir()}"  # writing to an open file tells no name
-    return f"cannot read or write {path}: {os.strerror(code)}: {OF_THE_DISK[code]}"
+def check_number_of_images(trainer: DictConfig, data: Any, split: str) -> None:
+    """Raise an InputError for fewer images of a split of `data` than processes, of which each measures one or more."""
+    processes = number_of_processes(trainer) * trainer.get("num_nodes", 1)
+    if processes > 1 and data.size(split) < processes:
+        raise InputError(
+            f"expected one {split} image or more for each of {processes} processes, got {data.size(split)}: take fewer"
+            " processes (trainer.devices=...), or more images"
+        )
 
 
 def launch(trainer: DictConfig) -> bool:
@@ -186,6 +162,7 @@ def launch(trainer: DictConfig) -> bool:
         True if torchrun ran the command and finished. False if this process shall run it: because one process is
         enough, or because torchrun, SLURM or a parent call of this function has started this process.
     """
+    check_precision(trainer.precision)
     processes = number_of_processes(trainer)
     if started_by_launcher(trainer) or processes == 1:
         return False

@@ -53,12 +53,12 @@ def composed_once(config, *overrides):
 
 
 def train(*overrides, folder):
-    with training.runs.errors_in_one_line():
+    with training.messages.errors_in_one_line():
         return training.train(composed(*overrides, folder=folder))
 
 
 def evaluate(*overrides, folder):
-    with evaluation.runs.errors_in_one_line():
+    with evaluation.messages.errors_in_one_line():
         evaluation.evaluate(composed(*overrides, folder=folder, config="eval"))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from explainers import posthoc
 from explainers.errors import InputError
 from explainers.inputs import check_labels, checked_classes, zero_to_one
 from explainers.networks import FastSHAPNetwork, PaperNetwork
@@ -50,3 +51,17 @@ def test_a_head_of_several_layers_has_as_many_classes_as_logits(make_model, make
     target = TargetModel(make_model(), head=head).eval()
     assert target.num_classes == target(images).shape[1] == 7
     assert make_target("deit_tiny_distilled_patch16_224").num_classes == 5
+
+
+def test_classes_that_are_no_tensor_are_refused_with_the_tensor_to_give(images):
+    for wrong in (3, [0, 1, 2, 3, 4]):
+        with pytest.raises(InputError, match=rf"as a tensor, got {re.escape(str(wrong))}: give torch.full\(\(5,\), "):
+            checked_classes(wrong, images, num_classes=5)
+
+
+@pytest.mark.parametrize("explainer", [posthoc.GAE, posthoc.DirectPaths, posthoc.Saliency, posthoc.DecompX])
+@pytest.mark.parametrize("shape", [(5, 23), (4, 24), (24,), (5, 2, 23)])
+def test_functionals_of_another_shape_than_the_embedding_are_refused(explainer, shape, target, grid, images):
+    told = f"expected functionals of the embedding, .* [5, 24] or [5, V, 24], got float32 of shape {list(shape)}"
+    with pytest.raises(InputError, match=re.escape(told).replace(r"\.\*", ".*")):
+        explainer(target, grid).explain(images, torch.zeros(shape))

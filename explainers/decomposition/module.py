@@ -10,7 +10,7 @@ from torchmetrics import MeanMetric
 from explainers.decomposition.functionals import class_rows, score_functionals
 from explainers.errors import InputError, check_positive
 from explainers.identity import Identity, recipe
-from explainers.inputs import checked_classes
+from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
 from explainers.sources import Features, Source, complete
 from explainers.target import TargetModel
@@ -112,6 +112,7 @@ class Decomposition(NetworkExplainer):
             (B, P, P) or (B, V, P, P).
         """
         self.grid.check(images)
+        check_functionals(functionals, images, self.target.embed_dim)
         return self._heatmaps(self.reads({"image": images}), functionals)
 
     def all_classes(self, images: Tensor) -> Tensor:

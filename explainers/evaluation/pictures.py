@@ -46,7 +46,7 @@ class Pictures(Callback):
         classes: int = 3,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        check_positive(classes=classes)
+        check_positive(classes=classes, **({} if images is None else {"images": images}))
         self.path, self.images, self.classes = picture_file(Path(folder), name), images, classes
         self.settings = dict(settings or {})
         self.rows: dict[str, dict[int, Tensor]] = {}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from explainers.blocks import blocks_of
 from explainers.direct import check_direct, direct_paths
 from explainers.errors import checks_choices
-from explainers.inputs import checked_classes
+from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import layer_index, middle_layer
 from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
@@ -59,6 +59,7 @@ class DirectPaths(nn.Module):
             (B, P, P) or (B, V, P, P).
         """
         self.grid.check(images)
+        check_functionals(functionals, images, self.target.embed_dim)
         if functionals.dim() == 2:
             return self._heatmaps(images, lambda _: functionals[:, None])[:, 0]
         return self._heatmaps(images, lambda _: functionals)

@@ -94,16 +94,28 @@ def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
         methods: names of methods, or dictionaries of one name and its options.
 
     Raises:
-        InputError: for two entries of one label.
+        InputError: for entries of another form, and for two of one label.
 
     >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
     {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
     """
+    if isinstance(methods, str) or not all(_is_entry(entry) for entry in methods):
+        raise InputError(
+            "expected methods as a list of names, such as methods=[GAE], or"
+            f" methods=[{{RISE:{{masks:500}}}}] with options, got {methods}"
+        )
     entries = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
     chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
     labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
     check_distinct(methods=labels)
     return {label: (name, dict(options)) for label, (name, options) in zip(labels, entries, strict=True)}
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether an entry of a list of methods is a name, or a dictionary of one name and its options."""
+    return isinstance(entry, str) or (
+        isinstance(entry, Mapping) and len(entry) == 1 and isinstance(next(iter(entry.values())), Mapping)
+    )
 
 
 def build_all(

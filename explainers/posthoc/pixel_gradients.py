@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import check_positive
-from explainers.inputs import checked_classes
+from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
 from explainers.target import TargetModel
@@ -86,6 +86,7 @@ class PixelExplainer(nn.Module):
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x) of uint8 images (B, C, H, W) for functionals v (B, D) → (B, P, P)."""
         self.grid.check(images)
+        check_functionals(functionals, images, self.target.embed_dim)
         return self._heatmaps(images, functionals)
 
     def _heatmaps(self, images: Tensor, wanted: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from explainers.blocks import blocks_of, num_prefix_tokens, readout
 from explainers.errors import checks_choices
-from explainers.inputs import checked_classes
+from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
 from explainers.rules import Rules
 from explainers.target import TargetModel
@@ -104,6 +104,7 @@ class WhiteBox(nn.Module):
         Returns:
             (B, P, P) or (B, V, P, P).
         """
+        check_functionals(functionals, images, self.target.embed_dim)
         if functionals.dim() == 2:
             return self.explain_all(images, lambda _: functionals[:, None])[:, 0]
         return self.explain_all(images, lambda _: functionals)

@@ -99,8 +99,7 @@ class ExplainabilityVector(LightningModule):
         if predicting is not None:
             self._check_heads(predicting, explaining)
         self.vector = vector(after, before)
-        tasks = vector(before, self.base), vector(self.onto, self.base)
-        self.cosine = None if predicting is None else cosine(*tasks)  # the base model has no task vector
+        self.cosine = None if predicting is None else cosine(vector(before, self.base), vector(self.onto, self.base))
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
         self.model.target.head.read_as(exported_target(target, explaining).head)
         self.patch_scale = self.model.target.head.patch_scale.item()

@@ -10,7 +10,7 @@ from forks import forked
 from hydra.errors import InstantiationException
 from safetensors import SafetensorError
 
-from explainers import runs
+from explainers import messages, runs
 
 RUN = (*TVE_RUN, *DIGITS)
 
@@ -29,7 +29,7 @@ RUN = (*TVE_RUN, *DIGITS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_what_the_disk_refuses_is_named_in_one_line(mistake, place, told, wrapped, tmp_path):
     composed(*TVE_RUN, folder=tmp_path)
-    with pytest.raises(SystemExit) as ending, runs.errors_in_one_line():
+    with pytest.raises(SystemExit) as ending, messages.errors_in_one_line():
         if wrapped:
             raise InstantiationException("Error in call to target") from mistake
         raise mistake
@@ -40,7 +40,7 @@ def test_what_the_disk_refuses_is_named_in_one_line(mistake, place, told, wrappe
 def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
     composed(*TVE_RUN, folder=tmp_path)
     for mistake in (FileNotFoundError(errno.ENOENT, "none", "/x"), OSError("odd"), SafetensorError("header too small")):
-        with pytest.raises(type(mistake)), runs.errors_in_one_line():
+        with pytest.raises(type(mistake)), messages.errors_in_one_line():
             raise mistake
 
 

@@ -1,0 +1,89 @@
+"""A mistake in a command ends in one line that names what was meant."""
+
+import sys
+
+import pytest
+from commands import ROOT, composed, evaluate, train
+from hydra import compose, initialize_config_dir
+from test_configs import EXPERIMENTS, program
+from test_errors import DIGITS_EVALUATION, error
+
+from explainers import messages
+from explainers.errors import InputError
+
+TRAINING = ("target=tiny", "data=digits", "explainer=tve_light", "logger=csv", "callbacks=train")
+COMMANDS = {
+    ("train", "trainer.max_epoch=3"): "no setting trainer.max_epoch: did you mean trainer.max_epochs, ",
+    ("train", "callback=train"): "no setting callback: did you mean callbacks?",
+    ("train", "evaluation.levels=3"): "no setting evaluation: ",
+    ("train", "data=digitz"): "no data named digitz: did you mean digits?",
+    ("train", "experiment=nothing"): "no experiment named nothing: there are benchmark, ",
+    ("train", "experiment=tve_vitg"): "no experiment named tve_vitg: did you mean tve_vitb",
+    ("train", "explainers=[chance]"): "no group explainers in the config of this program: did you mean explainer?",
+    ("train", "experiment=explain"): "one of eval.py: python eval.py experiment=explain",
+    ("train", "callbacks=null"): "got callbacks=null: leave the group out with ~, as in ~callbacks",
+    ("train", "trainer.max_epochs"): "cannot read 'trainer.max_epochs': ",
+    ("train", "trainer.max_epochs=3=4"): "cannot read 'trainer.max_epochs=3=4': ",
+    ("eval", "classes=label"): "no setting classes: did you mean pictures.classes, evaluation.classes?",
+    ("eval", "explainers.tve.weights=file"): "no setting explainers.tve: add tve to explainers=[...], which has chance",
+    ("eval", "explainers=[chanc]"): "no explainers named chanc: did you mean chance?",
+    ("eval", "metrics=cheffer"): "no metrics named cheffer: did you mean chefer?",
+    ("eval", "experiment=tve_vitb"): "one of train.py: python train.py experiment=tve_vitb",
+}
+
+
+@pytest.mark.parametrize(("name", "override"), COMMANDS, ids=str)
+def test_a_command_that_cannot_be_composed_says_what_was_meant_in_one_line(name, override, monkeypatch):
+    def main():
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            compose(name, ["target=tiny", override])
+
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{name}.py", "target=tiny", override])
+    monkeypatch.delenv(messages.TRACEBACK, raising=False)
+    with monkeypatch.context() as own, pytest.raises(SystemExit) as ending:
+        own.setenv(messages.COMPOSING, "")  # restored afterwards
+        own.setenv(messages.TRACEBACK, "")
+        messages.start(main, ROOT / "configs")
+    line = ending.value.code
+    assert line.startswith("error: ") and "\n" not in line and COMMANDS[name, override] in line
+
+
+RUNS = {
+    ("train", "trainer.max_epochs=three"): "expected trainer.max_epochs of type Optional[int], got 'three'",
+    ("train", "trainer.max_epochs=-3"): "`max_epochs` must be a non-negative integer or -1",
+    ("train", "data.batch_size=eight"): "expected data.batch_size of type int, got 'eight'",
+    ("train", "explainer.hops=1"): "expected explainer.hops of type list[int], got 1",
+    ("train", "explainer.network.width="): "expected explainer.network.width of type int, got ''",
+    ("train", "trainer.devices=two"): "expected trainer.devices above 0, a list of them, -1 or auto, got two",
+    ("train", "trainer.devices=0"): "expected trainer.devices above 0, a list of them, -1 or auto, got 0",
+    ("train", "trainer.precision=bf16-true"): "32-true, bf16-mixed or 16-mixed, got bf16-true",
+    ("train", "seed=-1"): "expected seed from 0 to ",
+    ("train", "fit=perhaps"): "expected fit of type bool, got 'perhaps'",
+    ("train", "title=${nothing}"): "Interpolation key 'nothing' not found",
+    ("eval", "evaluation.levels=many"): "expected evaluation.levels of type int, got 'many'",
+    ("eval", "methods=GradCAM"): "expected methods as a list of names, such as methods=[GAE], or ",
+    ("eval", "methods=[{GAE:{},RISE:{}}]"): "expected methods as a list of names",
+    ("eval", "pictures=null overlays=true"): "expected pictures, which overlays=true draws",
+    ("eval", "reference=paper reference.target=ViT-Huge"): "expected a target that the TVE paper has values of",
+    ("eval", "trainer.devices=201"): "expected one test image or more for each of 201 processes, got 200",
+}
+
+
+@pytest.mark.parametrize(("name", "overrides"), RUNS, ids=str)
+def test_a_command_with_a_value_that_cannot_be_says_what_was_expected_in_one_line(name, overrides, tmp_path):
+    run, command = (train, TRAINING) if name == "train" else (evaluate, DIGITS_EVALUATION)
+    assert RUNS[name, overrides] in error(run, *command, *overrides.split(), folder=tmp_path)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_value_of_an_experiment_has_the_type_of_its_argument(experiment, tmp_path):
+    messages.check_types(composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment)))
+
+
+def test_the_traceback_of_hydras_own_errors_can_be_asked_for(monkeypatch):
+    def main():
+        raise InputError("mistake")
+
+    monkeypatch.setenv(messages.TRACEBACK, "1")
+    with pytest.raises(InputError):
+        messages.start(main, ROOT / "configs")
