@@ -10,7 +10,7 @@ apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update 
   && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) </dev/null >/dev/null; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv peers browser demo demo-vectors test test-portable gpu coverage lint lock clean
+.PHONY: help setup ffcv peers browser demo demo-vectors test check test-portable gpu coverage lint lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ demo-vectors: setup ## train and measure explainability vectors on the digits: a
 
 test: setup lint ## lint, type-check and test, on two cores
 	$(BIN)/python -m pytest -n 2 --durations=10
+
+check: setup lint ## for the daily work: lint, types, and the tests that are not slow
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-portable: setup ## the tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics restricts them
 	@$(BIN)/python tests/portable.py -n 2 $(TESTS)

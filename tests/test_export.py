@@ -25,6 +25,7 @@ def lively(kind, network):
     return explainer
 
 
+@pytest.mark.slow
 def test_the_graph_of_our_own_explainer_with_direct_paths_serves_any_number_of_images():
     explainer, batch = lively(Decomposition, partial(VECTORS, direct=[0])), {0: torch.export.Dim("batch")}
     graph = torch.export.export(explainer, (IMAGES, CLASSES), dynamic_shapes=(batch, batch)).module()

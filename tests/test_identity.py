@@ -43,6 +43,7 @@ def arguments(kind):
 # Of a model
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "change"),

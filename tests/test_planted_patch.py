@@ -75,6 +75,7 @@ def test_the_oracle_peaks_where_the_target_looks(target, hops):
     assert torch.equal(heatmaps > 1e-5 * heatmaps.max(), around(hops).expand(20, -1, -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hops", [0, 1])
 def test_a_trained_explainer_peaks_where_the_target_looks(target, hops):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(random_images(64, seed=2))]

@@ -69,6 +69,7 @@ def same(explainer, other):
     return all(torch.equal(explainer(IMAGES, classes), other(IMAGES, classes)) for classes in (CLASSES, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -98,6 +99,7 @@ def test_a_learned_explainer_is_loaded_as_its_config_says(kind, settings, checkp
         loaded(IMAGES[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["SelfExplaining", "ExplainabilityVector"])
 def test_a_model_that_explains_itself_is_loaded_with_its_architecture_alone(kind, checkpoint, run):
     (run / EXPLAINER).unlink()

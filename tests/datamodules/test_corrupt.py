@@ -105,6 +105,7 @@ class Measuring(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_data_of_corrupt_images_only_are_an_error(split, num_workers):

@@ -182,6 +182,7 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
     assert not any(module.training for module in target.modules())
 
 
+@pytest.mark.slow
 def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, grid, images):
     images = images[:2]
     explainer = Decomposition(target, grid, partial(VECTORS, width=64), Propagation, temperature=math.inf)

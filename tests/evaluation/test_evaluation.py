@@ -303,6 +303,7 @@ def no_model(monkeypatch):
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("built the target"))
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_where_it_stopped(evaluated, capsys, monkeypatch):
     first = json.loads((evaluated / "results.json").read_text())
     built = []
@@ -319,6 +320,7 @@ def test_an_evaluation_goes_on_where_it_stopped(evaluated, capsys, monkeypatch):
     assert json.loads((evaluated / "results.json").read_text())["results"].keys() == {"digit"}
 
 
+@pytest.mark.slow
 def test_tables_and_figures_are_drawn_again_without_a_model(evaluated, no_model, tmp_path):
     files = f"results.files=[{evaluated / 'results.json'}]"
     evaluate_command("experiment=eval_replot", files, "reference=paper", "figures=[bars,ablation]", folder=tmp_path)

@@ -27,6 +27,7 @@ def found(tmp_path_factory):
         return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_every_method_is_measured_beside_plain_inference(found):
     assert found["networks"].keys() == found["throughput"].keys() == {"tiny"}
     assert list(found["networks"]["tiny"]) == ["plain", "light", "decomposition", "shared", "paper", "oracle"]
@@ -138,6 +139,7 @@ def test_kernelshaps_take_turns_after_a_short_call_that_is_not_counted():
     assert {name: len(each) for name, each in taken.items()} == {"a": 2, "b": 2}
 
 
+@pytest.mark.slow
 def test_posthoc_methods_are_measured_beside_slower_ways_to_the_same_heatmaps(tmp_path, capsys):
     path = tmp_path / "posthoc.json"
     small = ["--target-size", "tiny", "--masks", "8", "--images", "2", "--threads", "1", "--device", "cpu"]
@@ -173,6 +175,7 @@ def test_parts_of_the_forward_decomposition_sum_to_the_embedding():
             torch.testing.assert_close(parts.sum(0), embedding)
 
 
+@pytest.mark.slow
 def test_memory_is_counted_by_hand():
     """Two tensors of 1000 numbers at once, then one, and a result of one number; nothing that was there before."""
     before = torch.ones(1000)

@@ -41,6 +41,7 @@ def test_a_misspelt_choice_of_an_evaluation_is_refused(tmp_path, overrides, mess
     assert error(evaluate, *common, *size, *overrides, folder=tmp_path) == f"error: {message}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -68,6 +68,7 @@ def data_dir(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_resolves_and_is_named_after_its_file(experiment, tmp_path):
     cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
@@ -87,6 +88,7 @@ def test_an_experiment_is_a_laboratory_record(experiment):
     assert not re.search(r"TIME_|EXPECT_", head)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", TRAININGS)
 def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp_path, data_dir):
     overrides = [f"experiment={experiment}", "debug=fast", "target=tiny", f"cache_dir={tmp_path / 'cache'}", *QUIET]
@@ -135,6 +137,7 @@ def self_explaining_file(role, *overrides, folder):
     )
 
 
+@pytest.mark.slow
 def test_the_papers_network_has_its_own_size_with_nothing_downloaded(tmp_path, monkeypatch):
     """In shapes alone, forward and backward: there are 200 million weights. A smaller one trains, see above."""
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("asked the network"))
@@ -165,6 +168,7 @@ def test_every_group_of_configs_is_tested_here():
     assert {path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")} == elsewhere | OPTIONS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "configs/explainers").glob("*.yaml"))])
 def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_explains(name, tmp_path):
     cfg = composed(
@@ -196,6 +200,7 @@ def test_every_projection_composes(tmp_path):
         assert callable(instantiate(cfg.explainer.projection))
 
 
+@pytest.mark.slow
 def test_every_option_of_the_metrics_composes(tmp_path):
     for path in (ROOT / "configs/metrics").glob("*.yaml"):
         cfg = composed("experiment=quickstart_eval", f"metrics={path.stem}", folder=tmp_path, config="eval")

@@ -122,6 +122,7 @@ def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp
     assert line.endswith(f" s, {tmp_path / 'run'}")
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_what_it_will_cost_before_it_starts(tmp_path, capsys):
     oracle = ("explainers=[chance,oracle]", "explainers.oracle.cache_dir=null", "evaluation.levels=3")
     digits = ("tasks=digits", "tasks.digits.data.size.test=3")

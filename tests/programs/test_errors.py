@@ -84,6 +84,7 @@ def test_a_corrupt_beton_is_named(tmp_path, no_download, ffcv):
     assert "images.beton is not a whole .beton" in message and "write it again" in message
 
 
+@pytest.mark.slow
 def test_a_corrupt_image_is_named_and_skipped_only_if_asked(tmp_path):
     """num_workers=1: the message comes out of another process."""
     draw_images(tmp_path / "train", count=9), draw_images(tmp_path / "val", count=4)
@@ -204,6 +205,7 @@ def two_classes(tmp_path_factory):
 HEAD_RUN = ("target=tiny", "data.num_workers=0", *QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["linear_head", "full_finetuning"])
 def test_another_number_of_classes_than_the_folder_has_is_refused_with_both(experiment, two_classes, tmp_path):
     command = (f"experiment={experiment}", "data=folder", f"data.root={two_classes}", f"cache_dir={tmp_path}")
@@ -211,6 +213,7 @@ def test_another_number_of_classes_than_the_folder_has_is_refused_with_both(expe
     assert "the 3 classes of module.num_classes, got 2 (cat, dog)" in message and "leave the number out" in message
 
 
+@pytest.mark.slow
 def test_a_single_class_is_too_few_for_a_head_and_enough_for_an_explainer(tmp_path):
     for split in ("train", "val"):
         draw_images(tmp_path / split, count=8, classes=("all",))

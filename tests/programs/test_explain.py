@@ -53,6 +53,7 @@ def explained(photos, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_photo_that_can_be_read_has_a_picture_of_each_explainer(explained):
     found = {path.name.split("_", 1)[1] for path in (explained / "overlays" / "photos").iterdir()}
     expected = {f"{file_name(kind, 120)}_{name}.png" for kind in KINDS for name in ("DecompX-PLUS", "Chance")}

@@ -40,6 +40,7 @@ def measured(*overrides, folder):
     return json.loads(path.read_text()), path.read_text() != before
 
 
+@pytest.mark.slow
 def test_the_head_of_a_tuned_backbone_is_refused_by_the_original_one(images, tuned, tmp_path):
     head = f"tasks.folder.target.head={tuned / 'head.safetensors'}"
     message = error(evaluate, *MEASURE, head, f"data_dir={images}", folder=tmp_path)
@@ -49,6 +50,7 @@ def test_the_head_of_a_tuned_backbone_is_refused_by_the_original_one(images, tun
     assert results["identity"]["folder"]["num_classes"] == 2
 
 
+@pytest.mark.slow
 def test_a_head_of_two_classes_is_refused_for_three_folders_and_for_two_others(images, tmp_path):
     train(*HEAD, f"data_dir={images}", folder=tmp_path / "head")
     head = f"tasks.folder.target.head={tmp_path / 'head/head.safetensors'}"
@@ -81,6 +83,7 @@ def test_edited_images_and_swapped_labels_are_measured_again(images, tmp_path, c
     assert len({json.dumps(row["fidelity_plus_curve"]) for row in results}) > 1
 
 
+@pytest.mark.slow
 def test_moved_images_are_not_measured_again(images, tmp_path):
     first, _ = measured(*OWN_HEAD, f"data_dir={images}", folder=tmp_path / "run")
     shutil.copytree(images, tmp_path / "moved/deeper")
@@ -132,6 +135,7 @@ def test_pictures_of_earlier_settings_are_not_shown_beside_new_numbers(images, t
     assert shown(tmp_path) == {"chance": 2, "Occlusion": 2}
 
 
+@pytest.mark.slow
 def test_a_finished_training_that_is_run_again_makes_nothing_measured_again(tmp_path):
     """Its exported file is the same, byte for byte."""
     for _ in range(2):

@@ -24,6 +24,7 @@ def measured(folder):
     return {name: value for name, value in metrics.items() if name.startswith("val/")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [(), ("ckpt_path=last",)])
 def test_in_the_folder_of_a_run_it_measures_what_the_run_has_learned(asked, trained, capsys):
     kept = "explainer.safetensors", "csv/version_0/metrics.csv", "checkpoints/last.ckpt"
@@ -51,6 +52,7 @@ def test_an_untrained_network_is_measured_and_not_exported(tmp_path, capsys):
     assert "measured an untrained network (fit=false without ckpt_path), nothing exported; " in line
 
 
+@pytest.mark.slow
 def test_trained_weights_are_measured_and_not_written_again(trained, tmp_path, capsys):
     weights = trained / "explainer.safetensors"
     train(*RUN, "fit=false", f"explainer.weights={weights}", folder=tmp_path / "pt")

@@ -31,6 +31,7 @@ def test_every_experiment_that_trains_has_a_row(monkeypatch, capsys):
     assert {"tve_vitb", "decomposition_vitb", "vit_shapley", "linear_head"} <= set(TRAININGS) <= names
 
 
+@pytest.mark.slow
 def test_rows_say_what_fits(capsys):
     memory.main(["--only", "quickstart_head", "--only", "quickstart_vector"])
     _, _, head, vector = capsys.readouterr().out.splitlines()
@@ -46,6 +47,7 @@ def test_the_computed_memory_of_a_step_is_the_measured_one(name):
     assert computed == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.slow
 def test_parts_of_the_memory_are_counted_by_hand():
     """A linear head of 2 classes, AdamW with two numbers for each weight, and the buckets of DDP."""
     several = ("experiment=quickstart_head", "trainer=ddp", "trainer.precision=32-true")
@@ -111,6 +113,7 @@ def test_what_does_not_fit_gets_a_smaller_batch_and_the_same_number_of_images(mo
     assert told.startswith("data.batch_size=4 trainer.accumulate_grad_batches=2: ")
 
 
+@pytest.mark.slow
 def test_operations_of_the_frozen_part_are_those_of_a_forward_pass():
     cfg = composed("experiment=quickstart_head")
     target = build(cfg).target.eval()
@@ -122,6 +125,7 @@ def test_operations_of_the_frozen_part_are_those_of_a_forward_pass():
     assert network == pytest.approx(2 * 2 * 2 * target.embed_dim)  # forward, and the gradient of the weights
 
 
+@pytest.mark.slow
 def test_sizes_at_the_scale_of_imagenet():
     assert scaling.trained_images("tve_vitb") == 200_000 * 256
     assert scaling.trained_images("decomposition_vitb") == 4 * 1_281_167
@@ -129,6 +133,7 @@ def test_sizes_at_the_scale_of_imagenet():
     assert scaling.row_bytes("quickstart_head") == 2 * width
 
 
+@pytest.mark.slow
 def test_the_traffic_of_a_ring_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(scaling, "ON_IMAGENET", ("quickstart_head",))
     scaling.main(["--table", "traffic", "--table", "days", "--link", "5"])

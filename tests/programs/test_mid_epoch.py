@@ -88,6 +88,7 @@ def test_ten_kills_at_random_steps_change_no_bit_with_ffcv(beton, tmp_path):
     check_ten_kills((*RUN, *beton, "data.batch_size=8", "data.num_workers=1"), tmp_path)
 
 
+@pytest.mark.slow
 def test_gradients_of_an_unfinished_step_are_not_lost(tmp_path):
     """Steps of two batches: a checkpoint waits for the end of a step."""
     command = (*TORCH, "trainer.accumulate_grad_batches=2", "data.batch_size=4")
@@ -117,6 +118,7 @@ def test_as_many_images_in_a_step_give_the_same_results(division, tmp_path, monk
     torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_steps_begin_with_an_epoch_and_not_inside_one(tmp_path):
     """`ckpt_path=last` goes on with another number of images in a step."""
     other = ("data.batch_size=6", "ckpt_path=last")

@@ -199,6 +199,7 @@ def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment,
     assert not runs.launch(OmegaConf.create({"devices": count}))
 
 
+@pytest.mark.slow
 def test_the_only_task_of_a_slurm_job_trains(tmp_path, monkeypatch):
     for name, value in (ONE | SLURM).items():
         monkeypatch.setenv(name, value)

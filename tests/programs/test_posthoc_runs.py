@@ -13,6 +13,7 @@ RESNET = ("target=digits", "target.model.checkpoint_path=''")
 DIGITS = tuple(f"tasks.digits.{setting}" for setting in SMALL_DIGITS)
 
 
+@pytest.mark.slow
 def test_methods_are_rows_beside_the_explainers_and_belong_to_the_settings(tmp_path, capsys):
     methods = "methods=[GAE,DecompX-SkipPLUS,{ResLRP:{gamma:0.5}},{RISE:{masks:4}}]"
     evaluate(*TINY, *DIGITS, methods, folder=tmp_path)

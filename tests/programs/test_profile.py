@@ -128,6 +128,7 @@ def profiled(capsys, module):
     return rows(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["loader", "target", "source", "network", "backward", "optimiser", "other"])
 def test_a_part_that_sleeps_is_the_row_that_grows(part, capsys):
     milliseconds, shares, _ = profiled(capsys, Model(**{part: SLEEP}))
@@ -162,6 +163,7 @@ class Function(Model):
         return self.network(self.weight * self.target[0].features(batch["image"])).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in place", "wrapped", "function"])
 def test_a_compiled_target_is_counted_and_its_graph_stays_whole(how, capsys):
     def backend(graph, _):
@@ -186,6 +188,7 @@ def test_a_compiled_target_is_counted_and_its_graph_stays_whole(how, capsys):
     assert (vars(module.target), vars(inner)) == before
 
 
+@pytest.mark.slow
 def test_the_first_steps_and_validation_are_not_counted(capsys):
     module = Model(validation=0.25)  # a second in all
     first_step = iter([0.5, 0.5])  # two calls
@@ -220,6 +223,7 @@ def test_parts_inside_one_another_count_for_the_innermost(monkeypatch):
 RUN = ("experiment=quickstart_tve", "target=tiny", "cache=none", "data=digits", *SMALL_DIGITS, *QUIET, NO_PICTURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["quickstart_tve", "quickstart_head"])
 def test_debug_profile_prints_the_table(experiment, tmp_path, capsys):
     train(f"experiment={experiment}", *RUN[1:], "debug=profile", "trainer.max_steps=8", folder=tmp_path)

@@ -39,6 +39,7 @@ LINKS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "arguments"), COMMANDS, ids=[f"{s} {a}"[:60] for s, a in COMMANDS])
 def test_every_command_composes(script, arguments, tmp_path):
     overrides = [word for word in shlex.split(arguments) if word not in ("-m", "--cfg", "job")]

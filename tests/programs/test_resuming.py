@@ -52,6 +52,7 @@ def rates(folder):
     return {int(row["step"]): float(row["lr-AdamW"]) for row in csv_rows(folder / HISTORY) if row["lr-AdamW"]}
 
 
+@pytest.mark.slow
 def test_a_longer_run_has_the_learning_rates_of_its_own_length(run, whole):
     assert set(rates(run)) == {0, 1}
     train(*RUN, epochs(3), "ckpt_path=last", folder=run)
@@ -115,6 +116,7 @@ def test_a_file_that_is_no_checkpoint_of_a_run_is_named(run):
     assert f"{run}/model.pth: expected a checkpoint" in message
 
 
+@pytest.mark.slow
 def test_weights_that_were_replaced_since_the_run_began_are_refused(stopped, tmp_path):
     weights, folder = tmp_path / "weights.safetensors", tmp_path / "run"
     shutil.copy(stopped / "explainer.safetensors", weights)

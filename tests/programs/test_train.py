@@ -37,6 +37,7 @@ def finished(run):
     return run[0]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_config_versions_metrics_history_checkpoints_heatmaps_and_explainer(finished):
     config = (finished / "config.yaml").read_text()
     assert "explainers.tve.TVE" in config and "${" not in config  # resolved

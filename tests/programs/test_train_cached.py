@@ -60,6 +60,7 @@ def watched(function, computed):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [MetaAttributions, Features, Store])
 def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
     def sabotage():
@@ -90,6 +91,7 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [ShapleyLabels, Store])
 def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(dies, tmp_path):
     """In the middle of the training images, or with rows torn while they were written."""
@@ -118,6 +120,7 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
     assert same(*exported)
 
 
+@pytest.mark.slow
 def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
     """When it alone is missing, too."""
     draw_images(tmp_path / "train", count=9), draw_images(tmp_path / "val", count=4)

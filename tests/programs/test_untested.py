@@ -19,8 +19,8 @@ def test_skipped_tests_are_one_line_of_their_reasons():
         of_test("tests/test_adapters.py::test_d", "Quantus is not installed"),
     ]
     assert untested(skipped) == (
-        "not tested here: 2 of test_gpu (no CUDA device); all of test_peers, 1 of test_adapters (Quantus is not installed); "
-        "1 of test_gpu (one CUDA device)"
+        "not tested here: 2 of test_gpu (no CUDA device); "
+        "all of test_peers, 1 of test_adapters (Quantus is not installed); 1 of test_gpu (one CUDA device)"
     )
 
 

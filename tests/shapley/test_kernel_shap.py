@@ -134,6 +134,7 @@ def recorded_captum(target, image, label, count):
     return phi[0], torch.stack(drawn)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_fit_is_captums_on_the_coalitions_that_captum_draws(target, images):
     """To 1e-3 of the largest: captum weighs all patches and none with 1e6, where ours hold exactly, in float32."""

@@ -248,6 +248,7 @@ def test_stored_rows_are_not_those_of_random_crops(target, images, network):
         shapley.training_step(cached, 0)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_other_coalitions_and_leaves_the_target_as_it_was(make_target, images, network):
     target = make_target(img_size=24, drop_path_rate=0.5)
     before = state(target)

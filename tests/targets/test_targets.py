@@ -25,6 +25,7 @@ EXPERIMENTS = ("linear_head", "full_finetuning")
 RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_target_and_every_data_set_composes_with_every_experiment(experiment, tmp_path):
     for target, data in zip(TARGETS, DATA, strict=True):
@@ -52,6 +53,7 @@ def test_the_weights_of_a_target_are_those_that_timm_has(name, tmp_path):
     assert model.pretrained and model.model_name in timm.list_pretrained(name.split("_")[0] + "*")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network.
@@ -153,6 +155,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", SMALL)
 def test_a_fully_tuned_target_comes_back_by_the_options_of_a_later_command(small, data_dir, tmp_path, trained):
     options = (*SMALL[small], "target.model.pretrained=false")

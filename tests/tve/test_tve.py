@@ -137,6 +137,7 @@ class Nearly(Perfect):
         return super().forward(images, embeddings, maps, patches) * (1 + self.off)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [0.0, 0.03, 0.3])
 def test_validation_measures_theorem_1_on_the_predicted_classes(target, grid, images, off):
     """The means over the covered patches of all batches, 4 and 1 images; of the last epoch alone."""
@@ -157,6 +158,7 @@ def test_validation_measures_theorem_1_on_the_predicted_classes(target, grid, im
     assert logged["val/theorem1_covered"].item() == pytest.approx(len(covered) / len(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "lr"), [(Small, 3e-4), (LIGHT, 1e-2)])
 def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, network, lr):
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)

@@ -101,6 +101,7 @@ def test_a_sweep_reads_every_image_once_and_changes_one_model_in_place(build, mo
     assert [row["lambda_2"] for row in module.sweep] == SWEEP
 
 
+@pytest.mark.slow
 def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tmp_path, monkeypatch):
     sets, arguments = marked_splits()
     validate(build(lambda_2=[1.0]), Cached(Images(**arguments), str(tmp_path / "rows"), 4))
@@ -116,6 +117,7 @@ def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tm
         assert row == pytest.approx(expected, abs=2e-3)  # the labels are kept in half precision
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_row_is_what_a_model_of_those_weights_measures(build, target, files, grid, models):
     module = build(lambda_1=[1.0, 0.7], lambda_2=[0.0, 0.6, 1.3])
@@ -181,6 +183,7 @@ def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
     assert module._found(module.points[0])["accuracy"] == pytest.approx(known) and known > 0
 
 
+@pytest.mark.slow
 def test_the_best_point_of_a_sweep_is_logged_marked_and_taken(build):
     module = build(lambda_2=[0.0, 0.5, 1.0], select="iou", tolerance=1)
     validate(module)

@@ -212,6 +212,7 @@ def asked(clip, monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(clip, asked):
     model, tokenise = clip

@@ -172,6 +172,7 @@ def test_twins_start_alike_and_see_the_same_images_in_the_same_order(target, gri
     assert not torch.equal(torch.cat(watches[0].images[:3]), torch.cat(watches[0].images[3:6]))
 
 
+@pytest.mark.slow
 def test_training_brings_attributions_and_predictions_nearer(target, grid, twin, tmp_path):
     module = build(target, grid, twin, alpha=0.2, optimizer=partial(torch.optim.Adam, lr=3e-3))
     images = Marked(12)[torch.arange(12)]

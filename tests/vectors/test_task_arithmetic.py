@@ -81,6 +81,7 @@ def test_arithmetic_is_that_of_every_single_number(one, two):
             assert got == pytest.approx(b + one * (t - b) + two * (e - p), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [(1, 0), (1, 1), (0.5, 2)])
 def test_counts_and_statistics_of_batches_are_the_targets_and_take_no_part(models, point):
     base, target, predicting, explaining = models

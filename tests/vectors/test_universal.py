@@ -93,6 +93,7 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
     assert divergence > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TEACHERS)
 def test_patches_learn_without_labels_and_predictions_are_held(target, grid, kind, tmp_path):
     module, losses = build(target, grid, TEACHERS[kind], patch_scale=None), []
@@ -108,6 +109,7 @@ def test_patches_learn_without_labels_and_predictions_are_held(target, grid, kin
     assert identity["alpha"] == 0.5 and identity["head"]["reading"] == "difference"
 
 
+@pytest.mark.slow
 def test_its_vector_is_added_to_a_model_of_another_head(target, grid, images, tmp_path):
     module = build(target, grid, TEACHERS["coalitions"], patch_scale=0.25)
     fit(module, tmp_path / "rows", epochs=2)
