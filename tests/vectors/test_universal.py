@@ -43,7 +43,8 @@ def build(target, grid, labels, **settings):
 
 
 def fit(module, folder, epochs=1):
-    data = Cached(Images(partial(Unlabelled, 12), partial(Unlabelled, 5, seed=1), batch_size=4), str(folder), 4)
+    images = Images(partial(Unlabelled, 12), partial(Unlabelled, 5, seed=1), batch_size=4, num_workers=0)
+    data = Cached(images, str(folder), 4)
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **SILENT)
     trainer.fit(module, data)
     return trainer
