@@ -36,9 +36,19 @@ def uniform(counter: Tensor, seed: int) -> Tensor:
 
 
 Purpose = Literal["patches", "hops", "crops", "coalitions", "dropout", "functionals"]
-POSITIVE = "patches", "hops", "crops", "coalitions"
-NEGATIVE = "dropout", "functionals"
-"""Purposes whose seeds are at least 0, or below 0; so a new purpose does not change the draws of the others."""
+SEEDS: dict[Purpose, tuple[int, int]] = {
+    "patches": (0, 4),
+    "hops": (1, 4),
+    "crops": (2, 4),
+    "coalitions": (3, 4),
+    "dropout": (-1, -2),
+    "functionals": (-2, -2),
+}
+"""First seed of each purpose, and the step from one seed to the next.
+
+A new purpose is a new line, which changes no other: (2³⁰, 1), the next one (2³⁰ + 2²⁸, 1), up to ten of them. `uniform`
+takes seeds modulo 2³²; no two of the first 2²⁸ seeds of all purposes are equal (`seed` below 2684, any epoch).
+"""
 
 
 def stream(purpose: Purpose, seed: int, epoch: int) -> int:
@@ -47,10 +57,8 @@ def stream(purpose: Purpose, seed: int, epoch: int) -> int:
     >>> stream("patches", seed=0, epoch=0), stream("hops", seed=0, epoch=0), stream("patches", seed=0, epoch=1)
     (0, 1, 4)
     """
-    number = seed * 100_003 + epoch
-    if purpose in NEGATIVE:
-        return -1 - len(NEGATIVE) * number - NEGATIVE.index(purpose)
-    return len(POSITIVE) * number + POSITIVE.index(purpose)
+    first, step = SEEDS[purpose]
+    return first + step * (seed * 100_003 + epoch)
 
 
 def _mix(bits: Tensor) -> Tensor:

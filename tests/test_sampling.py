@@ -5,6 +5,7 @@ import references
 import references_decomposition
 import torch
 
+from explainers import sampling
 from explainers.errors import InputError
 from explainers.sampling import (
     random_coalitions,
@@ -135,10 +136,23 @@ def test_weighed_coalitions_of_any_power_stand_for_those_of_the_shapley_kernel(p
     assert (weights == 1).all() == (power == 1)
 
 
-def test_no_two_purposes_and_epochs_share_a_seed():
-    purposes = ("patches", "hops", "crops", "coalitions", "dropout", "functionals")
-    seeds = [stream(purpose, seed, epoch) for purpose in purposes for seed in range(3) for epoch in range(50)]
-    assert len(set(seeds)) == len(seeds)
+def test_a_new_purpose_changes_no_draw_and_shares_no_seed(monkeypatch):
+    def drawn():
+        seeds = {purpose: [stream(purpose, seed, epoch) for seed in (0, 3) for epoch in (0, 9)] for purpose in before}
+        return seeds, [uniform(torch.arange(4), seed).tolist() for each in seeds.values() for seed in each]
+
+    before = list(sampling.SEEDS)
+    seeds, numbers = drawn()
+    assert [each[3] for each in seeds.values()] == [  # as they have always been
+        *(4 * 300_018 + place for place in range(4)),
+        *(-1 - 2 * 300_018 - place for place in range(2)),
+    ]
+    added = {f"new {number}": (2**30 + number * 2**28, 1) for number in range(10)}
+    monkeypatch.setattr(sampling, "SEEDS", sampling.SEEDS | added)
+    assert drawn() == (seeds, numbers)
+    ends = torch.cat([torch.arange(20_000), 2**28 - 1 - torch.arange(20_000), torch.randint(2**28, (20_000,))]).unique()
+    of_all = [(stream(purpose, 0, 0) + sampling.SEEDS[purpose][1] * ends) % 2**32 for purpose in sampling.SEEDS]
+    assert len(of_all) == 16 and len(torch.cat(of_all).unique()) == 16 * len(ends)
 
 
 def test_random_coalitions_have_every_size_equally_often():
