@@ -4,7 +4,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
@@ -14,6 +13,25 @@ from explainers.target import TargetModel
 
 Order = Literal["patches", "pixels"]
 """What is removed one after the other. `pixels`: heatmaps are scaled up to the image by bilinear interpolation."""
+
+
+def bilinear(heatmaps: Tensor, size: int) -> Tensor:
+    """Scale heatmaps (B, P, P) up to pixels (B, size, size) by bilinear interpolation.
+
+    Unlike with `F.interpolate`, whose weights are rounded, pixels between equal patches have exactly their score; so
+    they stay ties, which are removed in random order.
+
+    >>> bilinear(torch.tensor([[[0.0, 8.0], [0.0, 8.0]]]), size=4)[0, :2].tolist()
+    [[0.0, 2.0, 6.0, 8.0], [0.0, 2.0, 6.0, 8.0]]
+    """
+    for dim in (1, 2):
+        side = heatmaps.shape[dim]
+        position = ((torch.arange(size, dtype=torch.double) + 0.5) * side / size - 0.5).clamp(0, side - 1)
+        low = position.long()
+        weight = (position - low).to(heatmaps).view(-1, 1) if dim == 1 else (position - low).to(heatmaps)
+        low, high = (each.to(heatmaps.device) for each in (low, (low + 1).clamp(max=side - 1)))
+        heatmaps = heatmaps.index_select(dim, low).lerp(heatmaps.index_select(dim, high), weight)
+    return heatmaps
 
 
 class Sweep:
@@ -82,7 +100,7 @@ class Sweep:
         """
         scores = heatmaps.float()
         if self.order == "pixels":
-            scores = F.interpolate(scores[:, None], normalised.shape[-2:], mode="bilinear", align_corners=False)
+            scores = bilinear(scores, self.grid.image_size)
         order = importance_order(scores.flatten(1), index)
         return perturbation_sweep(
             lambda keep: self.logits(normalised, keep), order, classes, self.levels, labels, whole, self.sides

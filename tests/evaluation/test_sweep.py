@@ -3,8 +3,10 @@ import torch
 from torch.nn import functional as F
 
 from explainers.errors import InputError
-from explainers.evaluation.sweep import Sweep
+from explainers.evaluation.sweep import Sweep, bilinear
+from explainers.masking import PatchGrid
 from explainers.metrics.curves import QUANTITIES
+from explainers.metrics.perturbation import importance_order
 from explainers.removal import masked_probabilities
 
 
@@ -35,6 +37,29 @@ def test_pixels_leave_in_the_order_of_the_heatmap_scaled_up(target, grid, images
                 expected = target(pixels[None]).softmax(-1)[0, classes[row]]
                 got = found[row, QUANTITIES.index("probability"), side, level]
                 assert got.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(("side", "size"), [(8, 64), (6, 42), (12, 36), (14, 224), (4, 32)])
+def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeypatch, side, size):
+    """On the first three grids, bilinear interpolation by rounded weights gives 2 to 4 values to equal scores."""
+    orders = []
+
+    def recorded(predict, order, *_):
+        orders.append(order)
+
+    monkeypatch.setattr("explainers.evaluation.sweep.perturbation_sweep", recorded)
+    target, grid, index = make_target(), PatchGrid(size, size // side), torch.arange(4)
+    half = torch.full((side, side), 0.3)
+    half[:, side // 2 :] = 0.1
+    heatmaps = torch.stack([torch.full((side, side), 0.1), torch.full((side, side), -1 / 3), half, half.mT])
+    images = torch.zeros(4, 3, size, size)
+    Sweep(target, grid, order="pixels")(images, heatmaps, index, index, index, images)
+    random = importance_order(torch.zeros(4, size * size), index)
+    assert torch.equal(orders[0][:2], random[:2])
+    between = size // side // 2 * 2  # pixels between the middles of two patches
+    assert [len(bilinear(each[None], size).unique()) for each in (half, half.mT)] == [between + 2] * 2
+    large = F.interpolate(heatmaps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
+    torch.testing.assert_close(bilinear(heatmaps, size), large)
 
 
 @torch.no_grad()
