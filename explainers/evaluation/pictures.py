@@ -65,7 +65,8 @@ class Pictures(Callback):
             return
         chosen = torch.isin(batch["index"].cpu(), self._chosen(trainer)).nonzero().flatten()
         if len(chosen):
-            self._collect(pl_module, {key: value[chosen] for key, value in batch.items()}, outputs, chosen)
+            with trainer.precision_plugin.forward_context():  # callbacks have none: test_step's maps would differ
+                self._collect(pl_module, {key: value[chosen] for key, value in batch.items()}, outputs, chosen)
 
     def _chosen(self, trainer: Any) -> Tensor:
         """Indices of the images, evenly spaced, so that a test set that is sorted by class gives different classes."""

@@ -77,6 +77,21 @@ def test_an_explainer_that_is_added_finds_the_pictures_of_the_others(tmp_path, t
     assert list(read_pictures(path, ["Chance", "DecompX-PLUS"])[0].heatmaps) == ["Chance"]  # of other images
 
 
+def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, samples):
+    class Watched(posthoc.DecompX):
+        precisions = []
+
+        def forward(self, images, classes):
+            self.precisions.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(images, classes)
+
+    evaluation = Evaluation(target, grid, {"DecompX": Watched(target, grid)}, curves=[])
+    data = Images(test=lambda: samples, batch_size=11, num_workers=0)
+    settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
+    Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)
+    assert Watched.precisions == [True] * 3
+
+
 def test_null_takes_all_images(tmp_path, target, grid, samples):
     assert len(collected(tmp_path, target, grid, samples, names=["Chance"], images=None)) == 11
 
