@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import default_collate
 
 from explainers.files import atomic
 from explainers.overlays import draw_heatmaps
@@ -13,7 +15,8 @@ from explainers.overlays import draw_heatmaps
 class Heatmaps(Callback):
     """Draws heatmaps of the first images of the validation set, at every validation; the module is the explainer.
 
-    The figure is written to a PNG file and to the W&B logger, if there is one. A batch without pixels is skipped.
+    The figure is written to a PNG file and to the W&B logger, if there is one. Where batches come from a cache without
+    pixels, the images are read beside it.
 
     Args:
         folder: folder of the PNG file.
@@ -33,11 +36,13 @@ class Heatmaps(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if batch_idx > 0 or not trainer.is_global_zero or trainer.sanity_checking or "image" not in batch:
+        if batch_idx > 0 or not trainer.is_global_zero or trainer.sanity_checking:
             return
-        images, truth = batch["image"][: self.images], batch.get("truth")
-        with torch.no_grad():
-            heatmaps = pl_module(images)
+        if "image" not in batch and not hasattr(getattr(trainer, "datamodule", None), "dataset"):
+            return  # nobody knows the images
+        images, truth = self._shown(trainer, batch)
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
+            heatmaps = pl_module(images.to(pl_module.device))
         figure = draw_heatmaps(images, {type(pl_module).__name__: heatmaps}, truth)
         path = self.folder / f"{self.name}.png"
         with atomic(path) as unfinished:
@@ -45,3 +50,11 @@ class Heatmaps(Callback):
         for logger in trainer.loggers:
             if hasattr(logger, "log_image"):
                 logger.log_image(key=self.name, images=[str(path)])
+
+    def _shown(self, trainer: Any, batch: Any) -> tuple[Tensor, Tensor | None]:
+        """The first images, (B, C, H, W), and the pixels of their objects, (B, H, W), where they are known."""
+        if "image" in batch:
+            return batch["image"][: self.images], batch.get("truth")
+        dataset = trainer.datamodule.dataset("val")
+        samples = default_collate([dataset[index] for index in batch["index"][: self.images].tolist()])
+        return samples["image"], samples.get("truth")

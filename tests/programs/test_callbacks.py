@@ -3,11 +3,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning import LightningModule, Trainer
+from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
+from toys import ADAM, LIGHT
 
 from callbacks.heatmaps import Heatmaps
 from callbacks.throughput import Throughput
+from datamodules.cached import Cached
+from datamodules.digits import Digits
+from datamodules.images import Images
 from explainers.overlays import draw_heatmaps
+from explainers.tve import TVE
 
 QUIET = {
     "accelerator": "cpu",
@@ -92,7 +98,29 @@ def test_training_leaves_a_picture_of_the_validation_images(tmp_path):
     assert module.calls == 2  # once for each validation, and not for the sanity check
 
 
-def test_batches_without_pixels_are_passed_over(tmp_path):
+def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, monkeypatch):
+    drawn = []
+
+    def recorded(images, heatmaps, truth):
+        drawn.append((images, heatmaps["TVE"], truth))
+        return Figure()
+
+    monkeypatch.setattr("callbacks.heatmaps.draw_heatmaps", recorded)
+    digits = Digits("test", size=3, image_size=32)
+    data = Images(lambda: digits, lambda: digits, batch_size=2, num_workers=0)
+    tve = TVE(target, grid, LIGHT, ADAM)
+    callbacks = [Heatmaps(str(tmp_path / "pictures"), images=2)]
+    trainer = Trainer(max_epochs=1, precision="bf16-mixed", callbacks=callbacks, **QUIET)
+    trainer.fit(tve, Cached(data, str(tmp_path / "rows")))
+    ((images, heatmaps, truth),) = drawn
+    assert torch.equal(images, torch.stack([digits[i]["image"] for i in range(2)]))
+    assert torch.equal(truth, torch.stack([digits[i]["truth"] for i in range(2)]))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(heatmaps, tve.eval()(images))
+    assert (tmp_path / "pictures" / "heatmaps.png").exists()
+
+
+def test_batches_of_unknown_images_are_passed_over(tmp_path):
     loader = DataLoader([{"index": index} for index in range(4)], batch_size=2)
     Trainer(max_epochs=1, callbacks=[Heatmaps(str(tmp_path / "pictures"))], **QUIET).fit(Slow(), loader, loader)
     assert not (tmp_path / "pictures").exists()
