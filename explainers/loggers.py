@@ -109,4 +109,8 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
     by_agent = "WANDB_SWEEP_ID" in os.environ  # set by `wandb agent`, which chooses the id of the run
     run_id = identifier.read_text() if identifier.exists() and not by_agent else None
     mode: Any = "offline" if offline else None  # Lightning's `offline` would set WANDB_MODE for later runs, too
-    return WandbLogger(name=name, save_dir=folder, mode=mode, project=project, group=group, id=run_id, resume="allow")
+    settings = wandb.Settings(silent=bool(offline))  # its banners advise what one line says
+    if offline:
+        rank_zero_only(print)(f"W&B: offline; wandb sync {folder}/wandb/offline-run-* uploads the run")
+    names: Any = {"name": name, "project": project, "group": group, "id": run_id, "resume": "allow"}
+    return WandbLogger(save_dir=folder, mode=mode, settings=settings, **names)

@@ -88,8 +88,9 @@ def quiet_libraries() -> None:
     """Silence notices of libraries that tell a user nothing about the run; their warnings about the run stay."""
     for name in ("lightning.pytorch", "lightning.fabric", "timm"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for notice in (".*does not have many workers.*", ".*in eval mode at the start.*", ".*LeafSpec.*"):
-        warnings.filterwarnings("ignore", notice)
+    notices = "does not have many workers|in eval mode at the start|LeafSpec|smaller than the logging interval"
+    others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
+    warnings.filterwarnings("ignore", f".*({notices}|{others})")
 
 
 @rank_zero_only

@@ -2,6 +2,7 @@
 
 import io
 import platform
+import warnings
 from contextlib import redirect_stderr
 from types import SimpleNamespace
 
@@ -205,3 +206,23 @@ def test_a_test_has_a_bar_over_its_batches(target, grid, images):
     with redirect_stderr(Terminal()) as terminal:
         trainer.test(Tested(target, grid, LIGHT), DataLoader(batches, batch_size=None), verbose=False)
     assert "digits:   0%" in terminal.getvalue() and "0.00/5.00" in terminal.getvalue() and progress.bar is None
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "torch.distributed.nn.functional.all_gather is deprecated, use torch.distributed._functional_collectives",
+            False,
+        ),
+        ("The number of training batches (4) is smaller than the logging interval", False),
+        ("left out: a.jpg", True),
+        ("an own function is deprecated", True),
+    ],
+)
+def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        runs.quiet_libraries()
+        warnings.warn(message, FutureWarning, stacklevel=1)
+    assert [str(each.message) for each in warned] == [message] * shown
