@@ -122,6 +122,8 @@ def publish(cfg: DictConfig) -> None:
             instantiate(figure).savefig(unfinished, dpi=120)
     pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
     print(table, f"Tables and pictures are in {runs.relative(folder)}: {', '.join(pictures)}", sep="\n")
+    if "gallery.html" in pictures:
+        print(f"Open {runs.relative(folder)}/gallery.html in a browser")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")

@@ -131,6 +131,7 @@ def test_an_evaluation_says_what_it_will_cost_before_it_starts(tmp_path, capsys)
     told, *rest = capsys.readouterr().out.splitlines()
     assert told == "digits: 3 images, about 133 forward passes each (oracle 128, perturbations 5)"
     assert "table.md" not in told and any(line.startswith("| digits") for line in rest)
+    assert rest[-1] == f"Open {tmp_path}/gallery.html in a browser"
 
 
 def test_an_evaluation_without_tasks_says_how_to_name_them(tmp_path):
