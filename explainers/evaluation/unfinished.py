@@ -43,7 +43,7 @@ class Unfinished(Callback):
         if not isinstance(pl_module, Evaluation) or not self._path(trainer).exists():
             return
         state = torch.load(self._path(trainer), map_location="cpu", weights_only=True)
-        if state["key"] != self.key:
+        if state["key"] != self.key or state["metrics"].keys() != _metrics(pl_module).keys():  # of another version
             return
         for name, metric in _metrics(pl_module).items():
             for part, value in state["metrics"][name].items():

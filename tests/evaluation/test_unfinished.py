@@ -93,6 +93,16 @@ def test_what_other_settings_have_left_is_not_continued(run):
     assert Counted.calls == 4
 
 
+def test_what_a_version_with_other_metrics_has_left_is_not_continued(run, tmp_path):
+    run("other", after=2)
+    (path,) = (tmp_path / "other" / "unfinished").iterdir()
+    state = torch.load(path, weights_only=True)
+    del state["metrics"]["metrics.0.forward_passes"]
+    torch.save(state, path)
+    run("other")
+    assert Counted.calls == 4
+
+
 def test_nothing_is_saved_before_its_time(run, tmp_path):
     run("early", after=2, seconds=1000)
     assert not (tmp_path / "early" / "unfinished").exists()
