@@ -154,6 +154,7 @@ def test_explaining_twice_gives_the_same(explainer, images):
     assert torch.equal(explainer(images, CLASSES), first)
 
 
+@pytest.mark.slow
 def test_an_explainer_computes_where_the_images_are(explainer, images):
     images, classes = images[:2], CLASSES[:2]
     expected = explainer(images, classes)

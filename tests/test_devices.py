@@ -77,6 +77,7 @@ def test_the_device_computes_as_a_gpu_does():
         assert there.tolist() == [0, 2, 4] and there[[2, 0]].tolist() == [4, 0]
 
 
+@pytest.mark.slow
 def test_every_measurement_is_made_on_the_device(make_target, grid, tmp_path):
     target = make_target(num_classes=10)
     data = Images(test=lambda: Digits("test", size=4, image_size=32), batch_size=3, num_workers=0)
@@ -112,6 +113,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAINED)
 def test_a_training_computes_on_the_device_what_it_does_on_the_cpu(make_target, grid, tmp_path, kind):
     def train(device):
