@@ -68,7 +68,9 @@ def without_speed(results):
     return {name: {k: v for k, v in row.items() if k != "images_per_second"} for name, row in results.items()}
 
 
-@pytest.mark.parametrize(("after", "device"), [(1, None), (3, None), pytest.param(2, on_device(), marks=pytest.mark.slow)], ids=["1", "3", "2 on a device"])
+@pytest.mark.parametrize(
+    ("after", "device"), [(1, None), (3, None), pytest.param(2, on_device(), marks=pytest.mark.slow)]
+)
 def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, device, capsys):
     with refusing_to_mix() if device else nullcontext():
         whole = run("whole", device=device)
