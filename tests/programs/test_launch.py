@@ -114,7 +114,7 @@ def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_th
     monkeypatch.setattr(runs, "torchrun", processes.torchrun)
     folder = tmp_path / "it's here"
     composed("seed=5", *passed, *dropped, folder=folder)
-    assert runs.launch(OmegaConf.create({"devices": 2}))
+    assert runs.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
     ((_, *arguments),) = commands
     assert {*passed, "seed=5", "hydra.mode=RUN"} <= set(arguments) and not {*dropped} & set(arguments)
     assert arguments[-1] == "hydra.run.dir='" + str(folder).replace("'", r"\'") + "'"

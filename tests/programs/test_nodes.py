@@ -196,7 +196,7 @@ def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment,
     monkeypatch.setattr(processes.subprocess, "Popen", lambda *_, **__: pytest.fail("started another process"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert not runs.launch(OmegaConf.create({"devices": count}))
+    assert not runs.launch(OmegaConf.create({"devices": count, "precision": "32-true"}))
 
 
 @pytest.mark.slow

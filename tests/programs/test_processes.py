@@ -175,7 +175,7 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Failed())
     composed(*RUN, f"hydra.mode={mode}", "hydra.job.num=0", folder=tmp_path)
     with pytest.raises(ending) as raised:
-        runs.launch(OmegaConf.create({"devices": 2}))
+        runs.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
     assert mode == "MULTIRUN" or raised.value.code == 3
 
 
