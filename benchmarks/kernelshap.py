@@ -53,8 +53,8 @@ SIZES: dict[str, tuple[PatchGrid, dict[str, Any]]] = {
             "num_heads": 2,
         },
     ),
-    "small": (PatchGrid(224, 32), {"model_name": "vit_tiny_patch16_224"}),
-    "base": (PatchGrid(224, 32), {"model_name": "vit_base_patch16_224"}),
+    "small": (PatchGrid(224, 32, differs=True), {"model_name": "vit_tiny_patch16_224"}),
+    "base": (PatchGrid(224, 32, differs=True), {"model_name": "vit_base_patch16_224"}),
 }
 """`--target-size` → patches to explain, and arguments of timm.create_model; the first size is for tests."""
 

@@ -112,7 +112,7 @@ def recipe(instance: object, without: Collection[str] = ()) -> Identity:
         TypeError: if an argument is not an attribute.
 
     >>> from explainers.masking import PatchGrid
-    >>> recipe(PatchGrid(image_size=64, patch_size=8), without=["image_size"])
+    >>> recipe(PatchGrid(image_size=64, patch_size=8), without=["image_size", "differs"])
     {'class': 'PatchGrid', 'patch_size': 8}
     """
     described: Identity = {"class": type(instance).__name__}
@@ -132,5 +132,5 @@ def _described(value: Any) -> Any:
     if hasattr(value, "identity"):
         return value.identity()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _described(getattr(value, field.name)) for field in fields(value) if field.compare}
     return _plain(value)

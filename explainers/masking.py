@@ -1,7 +1,7 @@
 """Patches of an image, sets of visible patches, and images with the other patches removed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -21,10 +21,12 @@ class PatchGrid:
     Args:
         image_size: side of the image, in pixels.
         patch_size: side of a patch, in pixels.
+        differs: the patches are not those of the model, and this is meant; see `TargetModel.check_grid`.
     """
 
     image_size: int = 224
     patch_size: int = 16
+    differs: bool = field(default=False, compare=False)  # no part of what results and weights depend on
 
     def __post_init__(self) -> None:
         check_positive(image_size=self.image_size, patch_size=self.patch_size)

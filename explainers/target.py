@@ -15,6 +15,7 @@ from explainers.errors import InputError
 from explainers.heads import DistilledHead, load_head
 from explainers.identity import Identity, architecture_hash, weights_hash
 from explainers.inputs import zero_to_one
+from explainers.masking import PatchGrid
 from explainers.weight_files import check_identity
 
 
@@ -94,6 +95,26 @@ class TargetModel(nn.Module):
             raise InputError(
                 f"expected images of the head's {self.num_classes} classes{f' ({shown[0]})' * bool(self.classes)}, got"
                 f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
+            )
+
+    def check_grid(self, grid: PatchGrid) -> None:
+        """Raise an InputError unless a grid cuts images as this model does, or says that it `differs`.
+
+        The feature maps of CNNs and Swin have several sizes, so that no grid is their own: any size of patches fits.
+        """
+        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
+        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
+        if images is not None and images != (side, side):
+            raise InputError(
+                f"expected a grid of images of {images[0]} × {images[1]} pixels, which {self.name} sees, got {side} ×"
+                f" {side}: set grid.image_size={images[0]}, or target.model.img_size={side}"
+            )
+        sizes = {level.get("reduction") for level in getattr(self.backbone, "feature_info", [])} - {None}
+        if len(sizes) == 1 and sizes != {grid.patch_size} and not grid.differs:
+            (own,) = sizes
+            raise InputError(
+                f"expected a grid of patches of {own} pixels, which {self.name} sees, got {grid.patch_size}: set"
+                f" grid.patch_size={own}, or ++grid.differs=true (PatchGrid(..., differs=True)) to mean another"
             )
 
     @property

@@ -16,6 +16,7 @@ from explainers import FunctionalExplainer, posthoc
 from explainers.decomposition import Decomposition
 from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes, passes_taken
+from explainers.masking import PatchGrid
 from explainers.networks import (
     FastSHAPNetwork,
     LightNetwork,
@@ -162,6 +163,30 @@ def test_an_explainer_computes_where_the_images_are(explainer, images):
         found = explainer.to(DEVICE)(images.to(DEVICE), classes.to(DEVICE))
     assert found.device == DEVICE
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("found", "variant"),
+    [case for case in CASES if case[0] is not posthoc.Chance],
+    ids=[f"{found.__name__} {variant}".strip() for found, variant in CASES if found is not posthoc.Chance],
+)
+def test_a_grid_that_is_not_the_models_is_refused(found, variant, target, tmp_path):
+    build, more = (
+        BUILDERS.get(found, {"": found})[variant],
+        {"folder": tmp_path} if found is ExplainabilityVector else {},
+    )
+    for wrong, told in (
+        (
+            PatchGrid(32, 16),
+            "of patches of 8 pixels, which vit_tiny_patch16_224 sees, got 16: set grid.patch_size=8, or",
+        ),
+        (
+            PatchGrid(24, 8),
+            "of images of 32 × 32 pixels, which vit_tiny_patch16_224 sees, got 24 × 24: set grid.image_s",
+        ),
+    ):
+        with pytest.raises(InputError, match=f"^expected a grid {told}"):
+            build(target, wrong, **more)
 
 
 def test_images_and_classes_stay_as_they_are(explainer, images):

@@ -33,7 +33,7 @@ from explainers.tve import module as tve_module
 from explainers.tve.meta_attribution import MetaAttributions
 
 GRID = PatchGrid(image_size=32, patch_size=8)
-OTHER_GRID = PatchGrid(image_size=32, patch_size=16)
+OTHER_GRID = PatchGrid(image_size=32, patch_size=16, differs=True)
 
 
 def arguments(kind):

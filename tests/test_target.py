@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.evaluation import Evaluation, TwoPointStudy
 from explainers.heads import load_head, save_head
 from explainers.identity import weights_hash
+from explainers.masking import PatchGrid
 from explainers.shapley import Surrogate
 from explainers.sources import Features
 from explainers.target import TargetModel
@@ -309,3 +311,22 @@ def test_modules_that_train_a_model_train_a_copy(build, target, grid):
         for weight in module.parameters():
             weight.zero_()
     assert_untouched(target, before)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "test_resnet", "swin_tiny_patch4_window7_224"])
+def test_any_grid_fits_a_model_without_patches_of_its_own(make_model, name):
+    target = TargetModel(make_model(name, **(SWIN if "swin" in name else {})))
+    target.check_grid(PatchGrid(32, 8))
+    target.check_grid(PatchGrid(32, 16, differs=True))
+    if "vit" not in name:
+        target.check_grid(PatchGrid(32, 16))
+
+
+def test_evaluations_refuse_a_grid_that_is_not_the_models(target):
+    for build in (Evaluation, TwoPointStudy):
+        with pytest.raises(
+            InputError, match="^expected a grid of patches of 8 pixels, .* got 16: set grid.patch_size=8"
+        ):
+            build(
+                target, PatchGrid(32, 16), {"two": nn.Identity()}, **({"patches": 3} if build is TwoPointStudy else {})
+            )

@@ -82,6 +82,7 @@ class Decomposition(NetworkExplainer):
         if temperature is not None:
             check_positive(temperature=temperature)
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
+        target.check_grid(grid)
         self.target, self.grid, self.temperature = target.requires_grad_(False).eval(), grid, temperature
         self.network = network(target, grid)
         self.reads = Features(target, self.network.blocks, self.network.direct)

@@ -123,7 +123,7 @@ class TwoPointStudy(LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_target(target)
+        check_target(target, grid)
         check_positive(chunk_size=chunk_size)
         if not subsets or min(subsets) < 1:
             raise InputError(f"expected subsets, one number or more above 0, such as [16, 32], got {list(subsets)}")

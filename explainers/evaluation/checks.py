@@ -7,8 +7,9 @@ from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
 
-def check_target(target: TargetModel) -> None:
-    """Raise an InputError for a target with a single class, whose probability is 1 whatever is removed."""
+def check_target(target: TargetModel, grid: PatchGrid) -> None:
+    """Raise an InputError for a grid of another model, or a single class, whose probability is always 1."""
+    target.check_grid(grid)
     if target.num_classes < 2:
         raise InputError(
             f"expected a target with 2 classes or more, got {target.num_classes}: the probability of a single class is"

@@ -78,7 +78,7 @@ class Evaluation(LightningModule):
         chunk_size: int = 256,
     ) -> None:
         super().__init__()
-        check_target(target)
+        check_target(target, grid)
         if "iou" in agreement:
             check_range(1, grid.num_patches, k=k)
         if reference is not None and reference not in explainers:

@@ -37,6 +37,7 @@ class DirectPaths(nn.Module):
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
     ) -> None:
         super().__init__()
+        target.check_grid(grid)
         self.target, self.grid, self.output = target.eval(), grid, output
         first = middle_layer(target) if start is None else layer_index(target, start)
         self.blocks = range(first, len(blocks_of(target)))

@@ -117,6 +117,7 @@ class GreedyOrder(nn.Module):
         check_positive(candidates=candidates, chunk_size=chunk_size)
         self.step = min(candidates, -(-grid.num_patches // STEPS)) if step is None else step
         check_range(1, candidates, step=self.step)
+        target.check_grid(grid)
         self.target, self.grid, self.removal = target.eval(), grid, removal
         self.candidates, self.chunk_size = candidates, chunk_size
         counts = candidate_counts(grid.num_patches, candidates, self.step)

@@ -83,6 +83,7 @@ class LIME(nn.Module):
         check_positive(samples=samples, kernel_width=kernel_width, chunk_size=chunk_size)
         if alpha is not None:
             check_positive(alpha=alpha)
+        target.check_grid(grid)
         self.target, self.grid, self.removal = target.eval(), grid, removal
         self.samples = self.forward_passes = samples
         self.lasso, self.kernel_width = regression == "lasso", kernel_width

@@ -76,6 +76,7 @@ class PixelExplainer(nn.Module):
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:
         super().__init__()
         check_positive(chunk_size=chunk_size)
+        target.check_grid(grid)
         self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:

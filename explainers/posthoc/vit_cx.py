@@ -118,6 +118,7 @@ class ViTCX(nn.Module):
         super().__init__()
         check_positive(chunk_size=chunk_size)
         check_range(0, delta=delta, sigma=sigma)
+        target.check_grid(grid)
         self.target, self.grid, self.features, self.block = target.eval(), grid, features, block
         self.delta, self.sigma, self.released = delta, sigma, released
         self.chunk_size, self.seed = chunk_size, seed

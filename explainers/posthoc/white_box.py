@@ -85,6 +85,7 @@ class WhiteBox(nn.Module):
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
+        target.check_grid(grid)
         self.target, self.grid, self.output = target.eval(), grid, output
         if self.attention or self.biases:  # Swin records both for each window: refused before the model is run
             self.readout(1)

@@ -85,6 +85,7 @@ class ShapleyLabels:
         check_positive(budget=budget)
         if prior is not None and classes == "all":
             raise InputError("expected labels.classes=label or predicted with labels.prior, got all")
+        model.check_grid(grid)
         self.classes, self.paired, self.prior = classes, paired, prior
         self.map: Any = None if prior is None else build(prior, model, grid)
         self.provides = ("shapley",) if classes == "all" else ("explained", "shapley")

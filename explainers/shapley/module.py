@@ -112,6 +112,7 @@ class Shapley(NetworkExplainer):
         check_positive(coalitions=coalitions)
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
         model = target if surrogate is None else load_target(target, surrogate)
+        target.check_grid(grid)
         self.target, self.grid = model.requires_grad_(False).eval(), grid
         self.network, self.normalisation = network(self.target, grid), normalisation
         self.reads = network_inputs(self.target, self.network.blocks)

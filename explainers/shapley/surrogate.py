@@ -44,6 +44,7 @@ class Surrogate(TrainingModule):
     ) -> None:
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("teacher",))
         self.teacher = copy.deepcopy(target).requires_grad_(False)
+        target.check_grid(grid)
         self.target, self.grid = copy.deepcopy(target).requires_grad_(True), grid
         self.val_loss = MeanMetric()
         self.train()  # the trainer keeps the current mode of every module

@@ -90,6 +90,7 @@ class TVE(NetworkExplainer):
         if pooling < 1 or pooling % 2 == 0:
             raise InputError(f"expected an odd pooling, a window with a patch in its middle, got pooling={pooling}")
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
+        target.check_grid(grid)
         self.target, self.grid = target.requires_grad_(False).eval(), grid
         self.network = network(target, grid)
         self.meta = MetaAttributions(target, grid, hops, patches_per_image, chunk_size, seed)

@@ -88,6 +88,7 @@ class SelfExplaining(TrainingModule):
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
+        target.check_grid(grid)
         self.grid, self.alpha, self.predictions = grid, alpha, predictions
         self.projection, self.normalise, self.scale = projection, normalise, scale
         self.reading: Reading = "patch" if reading == "saved" else reading

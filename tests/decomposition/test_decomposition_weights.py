@@ -112,7 +112,7 @@ def test_weights_of_another_backbone_need_to_be_allowed(target, make_target, gri
     assert equal(state(explainer.network), state(trained.network))
     for other, settings, line in (
         (make_target(embed_dim=48), {"grid": grid}, "target.embed_dim: 24 → 48"),
-        (target, {"grid": PatchGrid(32, 16)}, "grid.patch_size: 8 → 16"),
+        (target, {"grid": PatchGrid(32, 16, differs=True)}, "grid.patch_size: 8 → 16"),
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             Decomposition(other, network=VECTORS, weights=path, allow_finetuned_backbone=True, **settings)

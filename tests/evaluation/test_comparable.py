@@ -21,7 +21,7 @@ from explainers.posthoc.chance import Chance
 
 COUNTS = {
     "target": lambda target, grid: other_weights(target),
-    "grid": lambda target, grid: PatchGrid(64, 16),
+    "grid": lambda target, grid: PatchGrid(32, 16, differs=True),
     "levels": lambda *_: 5,
     "removals": lambda *_: ["black"],
     "order": lambda *_: "pixels",

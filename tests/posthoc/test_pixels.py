@@ -219,4 +219,4 @@ def test_only_the_patch_that_the_target_sees_is_found(method, target, grid, imag
 
 def test_images_of_another_size_than_the_grids_are_refused(method, make_target, images):
     with pytest.raises(InputError, match="the grid cuts 24"):
-        method(make_target(), PatchGrid(24, 8))(images, CLASSES)
+        method(make_target(img_size=24), PatchGrid(24, 8))(images, CLASSES)

@@ -228,7 +228,7 @@ def test_a_hook_is_removed_when_the_model_fails(target, images):
 
 def test_images_of_another_size_than_the_grids_are_refused(make_target, images):
     with pytest.raises(InputError, match="the grid cuts 24"):
-        ViTCX(make_target(), PatchGrid(24, 8))(images, CLASSES)
+        ViTCX(make_target(img_size=24), PatchGrid(24, 8))(images, CLASSES)
 
 
 def test_the_patch_that_the_target_sees_is_found(target, grid, images):

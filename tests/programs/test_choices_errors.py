@@ -59,7 +59,14 @@ def test_a_misspelt_choice_of_what_to_tune_is_refused(tmp_path):
 
 
 def test_a_misspelt_choice_of_labels_is_refused(tmp_path):
-    command = ("experiment=self_explaining", "target=tiny", "grid.patch_size=16", *DIGITS, *QUIET)
+    command = (
+        "experiment=self_explaining",
+        "target=tiny",
+        "grid.patch_size=16",
+        "++grid.differs=true",
+        *DIGITS,
+        *QUIET,
+    )
     command += ("projection@explainer.projection=simplex",)
     cfg = composed(*command, folder=tmp_path)
     teacher = exported(instantiate(cfg.target), instantiate(cfg.grid), tmp_path / "teacher", classes=10)

@@ -23,7 +23,6 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.masking import PatchGrid
 from explainers.vectors.heads import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
@@ -132,9 +131,7 @@ def self_explaining_file(role, *overrides, folder):
     target = instantiate(cfg.target)
     target.head = FixedHead(simplex(10, target.embed_dim))
     (folder / f"alpha_{alpha}").mkdir(exist_ok=True)
-    return SelfExplaining(target, PatchGrid(cfg.grid.image_size, cfg.grid.patch_size), alpha=alpha).export(
-        folder / f"alpha_{alpha}"
-    )
+    return SelfExplaining(target, instantiate(cfg.grid), alpha=alpha).export(folder / f"alpha_{alpha}")
 
 
 @pytest.mark.slow

@@ -122,7 +122,15 @@ def test_the_explainer_of_another_backbone_is_refused_with_both_widths(trained, 
 
 def test_the_explainer_of_another_grid_is_refused_with_both_grids(trained, tmp_path):
     path = trained / "explainer.safetensors"
-    message = error(train, *TVE_RUN, *DIGITS, "grid.patch_size=16", f"explainer.weights={path}", folder=tmp_path)
+    message = error(
+        train,
+        *TVE_RUN,
+        *DIGITS,
+        "grid.patch_size=16",
+        "++grid.differs=true",
+        f"explainer.weights={path}",
+        folder=tmp_path,
+    )
     assert "grid.patch_size: 8 → 16" in message
 
 

@@ -226,7 +226,7 @@ def test_the_explainer_passes_on_how_patches_are_removed(target, images):
 
 def test_stored_labels_of_another_source_grid_backbone_or_head_have_another_key(target, make_target):
     keys = [ShapleyLabels(target, GRID, 4, classes=classes).key() for classes in ("label", "predicted", "all")]
-    keys += [CoalitionValues(target, GRID, 4).key(), ShapleyLabels(target, PatchGrid(24, 12), 4).key()]
+    keys += [CoalitionValues(target, GRID, 4).key(), ShapleyLabels(target, PatchGrid(24, 12, differs=True), 4).key()]
     keys += [ShapleyLabels(target, GRID, 4, score).key() for score in ("log_probability", "logit")]
     other = make_target(img_size=24)
     assert ShapleyLabels(other, GRID, 4).key() == keys[0]

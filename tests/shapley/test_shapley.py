@@ -307,7 +307,7 @@ def test_weights_of_another_model_are_refused(target, make_target, tmp_path, oth
 def test_weights_for_another_head_or_grid_are_refused(target, make_target, tmp_path):
     path = str(Shapley(target, GRID, Small).export(tmp_path))
     with pytest.raises(ValueError, match="grid.patch_size: 8 → 12"):
-        Shapley(target, PatchGrid(24, 12), Small, weights=path)
+        Shapley(target, PatchGrid(24, 12, differs=True), Small, weights=path)
     other = make_target(img_size=24)
     other.head = nn.Linear(24, 5)
     with pytest.raises(ValueError, match="target.head_sha256: "):
@@ -340,8 +340,8 @@ def test_a_frozen_vit_shapley_starts_as_the_trained_one(target, images):
 def test_vit_shapley_says_which_targets_it_cannot_take(make_target):
     with pytest.raises(ValueError, match=r"grid's 3 × 3 patches, and test_resnet is not a timm ViT: take the light"):
         Shapley(make_target("test_resnet"), GRID, VIT)
-    with pytest.raises(ValueError, match=r"grid's 3 × 3 patches, and vit_tiny_patch16_224 is a ViT with 4 × 4 patches"):
-        Shapley(make_target(), GRID, VIT)
+    with pytest.raises(ValueError, match=r"grid's 3 × 3 patches, and vit_tiny_patch16_224 is a ViT with 6 × 6 patches"):
+        Shapley(make_target(img_size=24, patch_size=4), PatchGrid(24, 8, differs=True), VIT)
 
 
 @pytest.mark.parametrize(("backbone", "reduction"), [("test_resnet", 8), ("resnet18", 8), ("test_convnext", 8)])

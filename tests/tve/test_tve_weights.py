@@ -58,7 +58,7 @@ def test_weights_of_another_width_or_grid_are_refused_with_both_numbers(target, 
     with pytest.raises(ValueError, match="target.embed_dim: 24 → 48"):
         TVE(make_target(embed_dim=48), grid, Small, weights=path, allow_finetuned_backbone=True)
     with pytest.raises(ValueError, match="grid.patch_size: 8 → 16"):
-        TVE(target, PatchGrid(32, 16), Small, weights=path, allow_finetuned_backbone=True)
+        TVE(target, PatchGrid(32, 16, differs=True), Small, weights=path, allow_finetuned_backbone=True)
 
 
 def refused(source, own):

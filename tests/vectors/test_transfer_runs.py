@@ -28,6 +28,7 @@ from explainers.vectors.task_arithmetic import cosine, vector
 from explainers.weight_files import read_weights
 
 LABELS = partial(ShapleyLabels, budget=20)
+COARSE = PatchGrid(32, 16, differs=True)
 MEASURED = {"accuracy", "e_rmse", "relative_error", "iou", "rank_correlation"}
 
 
@@ -214,7 +215,7 @@ def test_nothing_to_try_is_refused(build, empty):
 
 def test_attributions_on_another_grid_are_kept_apart(build, target, files, tmp_path):
     kept = {}
-    for grid in (PatchGrid(32, 8), PatchGrid(32, 16), PatchGrid(32, 8)):
+    for grid in (PatchGrid(32, 8), COARSE, PatchGrid(32, 8)):
         _, arguments = marked_splits()
         module = build(over=grid, k=2)
         trainer().validate(module, Cached(Images(**arguments), str(tmp_path / "rows"), 4), verbose=False)
@@ -223,7 +224,7 @@ def test_attributions_on_another_grid_are_kept_apart(build, target, files, tmp_p
         store = Store(tmp_path / "rows", key, 7)
         assert not store.missing() and store.read(0)["shapley"].shape == (grid.num_patches,)
         kept[grid] = store.path
-    assert kept[PatchGrid(32, 8)] != kept[PatchGrid(32, 16)]
+    assert kept[PatchGrid(32, 8)] != kept[COARSE]
     assert len(list((tmp_path / "rows").iterdir())) == 3  # one of them is of the pixels, which are of no grid
 
 

@@ -11,7 +11,7 @@ from commands import QUIET, ROOT, composed_once, evaluate, train
 
 from explainers.weight_files import read_weights
 
-TINY = ("target=tiny", "grid.patch_size=16", "data.size.train=24", "data.size.val=9")
+TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", "data.size.train=24", "data.size.val=9")
 FAST = ("trainer.max_epochs=2", "data.batch_size=8", "logger=csv", "callbacks=train", *QUIET)
 
 
@@ -29,7 +29,16 @@ def runs(tmp_path_factory):
     train("experiment=quickstart_explaining", *fast, *learns, folder=root / "explaining")
     train(
         "experiment=quickstart_vector",
-        *("target=tiny", "grid.patch_size=16", "data.size.val=9", "data.size.test=7", "logger=csv", *QUIET, cache),
+        *(
+            "target=tiny",
+            "grid.patch_size=16",
+            "++grid.differs=true",
+            "data.size.val=9",
+            "data.size.test=7",
+            "logger=csv",
+            *QUIET,
+            cache,
+        ),
         *("explainer.labels.budget=20", f"explainer.explaining={source}", f"explainer.onto={onto}"),
         "data.domain=small",
         folder=root / "vector",
@@ -81,7 +90,15 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
     }
     evaluate(
         "experiment=eval_vectors_digits",
-        *("target=tiny", "grid.patch_size=16", *QUIET, "evaluation.levels=3", "evaluation.k=2", "~figures.lambdas"),
+        *(
+            "target=tiny",
+            "grid.patch_size=16",
+            "++grid.differs=true",
+            *QUIET,
+            "evaluation.levels=3",
+            "evaluation.k=2",
+            "~figures.lambdas",
+        ),
         *(
             "~tasks.plain",
             "~tasks.inverted",
