@@ -74,6 +74,13 @@ def build_named(group: str, name: str, node: DictConfig | None, **given: Any) ->
             f"expected {name} among {group}=[...], got settings of it alone: add it there, or leave its settings out"
             f" (~{group}.{name})"
         )
+    for key in given:
+        part = node._get_node(key)
+        if part is not None and not part._is_interpolation():
+            raise InputError(
+                f"expected {group}.{name}.{key} as it is: eval.py gives the {key} of each task, got {node[key]};"
+                f" set {key} itself, or tasks.<name>.{key}"
+            )
     return instantiate(node, **given)
 
 

@@ -1,0 +1,190 @@
+"""Every key that a config accepts has an effect: nonsense in its place is an error, or changes what is built."""
+
+import contextlib
+import inspect
+import io
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+from commands import composed
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+import eval as evaluation
+import train as training
+from explainers import messages, runs
+
+ALL = "chance,decomposition,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley"
+FILES = ("figures.passes.passes={a:1}", "figures.passes.one=[b]")
+FILES += tuple(f"figures.{name}.files={{a:x}}" for name in ("lambdas", "losses"))
+FILES += tuple(f"figures.{name}.file=x" for name in ("cost", "theorem1", "throughput"))
+CONFIGS = {
+    "eval": ("eval", "tasks=[digits]"),
+    "eval explainers": ("eval", f"explainers=[{ALL}]", "tasks=[imagenet_val,folder,cifar100,mura]", "logger=wandb"),
+    "eval figures": (
+        "eval",
+        "tasks=[digits]",
+        "figures=[ablation,approximation,bars,cost,curves,lambdas,losses,passes,ranking,similarity,theorem1,throughput]",
+        "figures.similarity.folder=x",
+        *FILES,
+        "reference=paper",
+        "trainer=ddp",
+        "methods=[{TokenTM:{scale:softmax}}]",
+    ),
+    "eval two points": ("eval", "experiment=eval_two_point"),
+    "eval vectors": ("eval", "experiment=quickstart_vectors_eval"),
+    "train": ("train", "data=digits"),
+    "train cached": ("train", "experiment=decomposition_vit_tiny"),
+    "train white box": ("train", "experiment=decomposition_white_box", "logger=wandb"),
+    "train head": ("train", "experiment=linear_head"),
+    "train surrogate": ("train", "experiment=surrogate"),
+    "train shapley": ("train", "experiment=vit_shapley", "trainer=gpu"),
+    "train fastshap": ("train", "experiment=fastshap", "debug=profile"),
+    "train light": ("train", "experiment=fastshap", "explainer=shapley_light"),
+    "train explaining": ("train", "experiment=self_explaining", "data=cifar100"),
+    "train vector": ("train", "experiment=explainability_vector"),
+    "train imagenet": ("train", "experiment=tve_vitb", "debug=overfit"),
+}
+SHARED = {
+    "blocks": "of the target; networks that read features read it",
+    "direct": "of the target; the network of our own explainer reads it",
+    "data_dir": "data sets on disk read it",
+    "cache_dir": "cache=sources and the oracle read it",
+    "seed": "all that draws reads it",
+    "name": "the run's folder has it (hydra.run.dir); W&B and progress read it",
+    "objective": "checkpoints, progress and sweeps read it",
+}
+"""Keys that parts of a config read by interpolation; an experiment without these parts has no reader of them."""
+
+OF_TASKS = "a default of tasks; each of them sets its own"
+EXCEPTIONS = {
+    "train head": {"grid._target_": "no grid is built; its image_size is read"},
+    "eval vectors": {
+        "target.head": OF_TASKS,
+        "explainers.no_transfer.weights": OF_TASKS,
+        "explainers.no_transfer_scaled.weights": OF_TASKS,
+        "explainers.transferred.weights": OF_TASKS,
+    },
+}
+"""Config → key → why nothing reads it there."""
+
+
+def leaves(node, path=""):
+    """(Dotted path, whether it is an interpolation) of every leaf; a list is one."""
+    for name in node:
+        part = node._get_node(name)
+        own = f"{path}.{name}".lstrip(".")
+        if isinstance(part, DictConfig) and not part._is_none() and not part._is_interpolation() and len(part):
+            yield from leaves(part, own)
+        else:
+            yield own, part._is_interpolation()
+
+
+class Trace:
+    """Stands in for `instantiate`: it keeps what would be built, and checks that the arguments exist."""
+
+    def __init__(self):
+        self.built = []
+
+    def __call__(self, node, *args, **given):
+        if node is None:
+            return None
+        plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
+        plain = {name: value for name, value in plain.items() if name not in given}
+        signature(plain, len(args), given)
+        self.built.append(plain | {name: value for name, value in given.items() if isinstance(value, str)})
+        made = MagicMock(num_nodes=1, results={}, columns={}, forward_passes={}, callback_metrics={}, loggers=[])
+        made.is_global_zero, made.explainers = False, {}
+        made.fingerprint.return_value, made.identity.return_value, made.class_names.return_value = {}, {}, []
+        made.size.return_value = 7
+        made.savefig.side_effect = lambda path, **_: Path(path).touch()
+        for name in ("fit", "validate", "test"):
+            getattr(made, name).side_effect = lambda *_, name=name, **settings: self.built.append([name, str(settings)])
+        return made
+
+
+def signature(plain, positional=0, given=()):
+    """Raise a TypeError for an argument that what a node names does not take."""
+    if isinstance(plain, dict):
+        if "_target_" in plain:
+            names = {name for name in plain if not name.startswith("_")} | set(given)
+            inspect.signature(get_object(plain["_target_"])).bind_partial(*[None] * positional, **dict.fromkeys(names))
+        for value in plain.values():
+            signature(value)
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """Run a program without its work → what it would have built, as text; an error is one, too."""
+
+    def build(program, cfg, checks=True):
+        trace = Trace()
+        with monkeypatch.context() as patch:
+            for module in (training, evaluation, runs):
+                patch.setattr(module, "instantiate", trace)
+            patch.setattr(evaluation.posthoc, "build_all", lambda methods, *_: trace.built.append(str(methods)) or {})
+            patch.setattr(evaluation, "publish_results", lambda *args: trace.built.append(str([args[1], args[3]])))
+            for name, result in (("launch", False), ("start_record", None), ("check_number_of_images", None)):
+                patch.setattr(runs, name, lambda *_, result=result, **__: result)
+            patch.setattr(runs, "seed_all", lambda seed: trace.built.append(seed))
+            patch.setattr(runs, "accelerator_of", lambda accelerator: accelerator)
+            patch.setattr(training, "is_overridden", lambda *_: True)
+            patch.setattr(evaluation, "number_of_processes", lambda _: 1)
+            patch.setattr(evaluation, "tell_corrupt", lambda *_: None)
+            if not checks:
+                patch.setattr(messages, "check_types", lambda *_, **__: None)
+            out = io.StringIO()
+            try:
+                with contextlib.redirect_stdout(out):
+                    (training.train if program == "train" else evaluation.evaluate)(cfg)
+            except Exception as error:
+                if not checks:
+                    raise
+                return f"{type(error).__name__}: {error}"
+            finally:
+                (tmp_path / "results.json").unlink(missing_ok=True)
+        return f"{trace.built} {[line.partition(':')[0] for line in out.getvalue().splitlines()]}"  # without seconds
+
+    return build
+
+
+def changed(cfg, path, value):
+    """The config with another value; `cfg` stays."""
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        OmegaConf.update(cfg, path, value, merge=False)
+    return cfg
+
+
+def steers(path):
+    """Whether the program itself reads a key before it builds anything: it is changed alone."""
+    alone = path.count(".") == 0 or path.count(".") == 1 and path.startswith(("callbacks.", "logger."))
+    refused = path.startswith("explainers.") and path.endswith(".target")
+    return alone or refused or "_target_" in path or "_partial_" in path or path.startswith("results.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_key_of_a_config_has_an_effect(name, build, tmp_path):
+    program, *overrides = CONFIGS[name]
+    cfg = composed(*overrides, folder=tmp_path, config=program)
+    for missing in OmegaConf.missing_keys(cfg):
+        OmegaConf.update(cfg, missing, "given")
+    keys = dict(leaves(cfg))
+    silent = set(keys)
+    for interpolated in (False, True):  # all at once, each with a nonsense of its own that is looked for
+        marked = {key: f"nonsense<{key}>" for key, own in keys.items() if own == interpolated and not steers(key)}
+        other = cfg.copy()
+        for key, value in marked.items():
+            with open_dict(other):
+                OmegaConf.update(other, key, value, merge=False)
+        text = build(program, other, checks=False)
+        silent -= {key for key, value in marked.items() if value in text}
+    before = build(program, cfg)
+    for key in sorted(silent):
+        if build(program, changed(cfg, key, f"nonsense<{key}>")) != before:
+            silent.discard(key)
+    print(f"{name}: {len(keys)} keys, without effect: {', '.join(sorted(silent)) or 'none'}")
+    unexplained = {key for key in silent if key not in EXCEPTIONS.get(name, {}) and key not in SHARED}
+    assert unexplained == set()
