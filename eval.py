@@ -69,14 +69,13 @@ def evaluate(cfg: DictConfig) -> None:
 
 def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:
     """Instantiate what `group=[..., name, ...]` asks for; an experiment may have settings for more than that."""
-    if "_target_" not in (node or {}):
+    if node is None or "_target_" not in node:
         raise InputError(
             f"expected {name} among {group}=[...], got settings of it alone: add it there, or leave its settings out"
             f" (~{group}.{name})"
         )
     for key in given:
-        part = node._get_node(key)
-        if part is not None and not part._is_interpolation():
+        if key in node and not OmegaConf.is_interpolation(node, key):
             raise InputError(
                 f"expected {group}.{name}.{key} as it is: eval.py gives the {key} of each task, got {node[key]};"
                 f" set {key} itself, or tasks.<name>.{key}"
