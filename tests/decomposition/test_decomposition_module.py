@@ -80,7 +80,7 @@ def test_any_functional_is_explained_alone_and_with_others(target, grid, images)
             expected = slow.heatmap(functionals[i, j].tolist(), vectors[i], 4)
             torch.testing.assert_close(together[i, j], expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(explainer.explain(images, functionals[:, 1]), together[:, 1])
-    with pytest.raises(RuntimeError):  # not two functionals of each image, which would be a silent mistake
+    with pytest.raises(InputError, match=r"\[5, 24\] or \[5, V, 24\]"):  # not two functionals of each image
         explainer.explain(images, torch.randn(10, 24))
 
 
