@@ -4,7 +4,8 @@
     python tests/portable.py tests/metrics -m "not slow"
 
 `ATEN_CPU_CAPABILITY` chooses among PyTorch's own kernels: those without vectors, those of AVX2, and those of this
-machine. Sums are rounded differently by each, and by several threads. A configuration that fails does not stop the
+machine; MKL and oneDNN, which multiply matrices, have settings of their own. Sums are rounded differently by each, and
+by several threads. A configuration that fails does not stop the
 others; the exit code is 1 if one has failed. All arguments are those of pytest.
 """
 
@@ -19,22 +20,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "runs" / "portable"
-CAPABILITIES, THREADS = ("default", "avx2", "native"), ("1", "4")
+CAPABILITIES = {
+    "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "native": {},
+}
+"""Kernels, and the environment that chooses them."""
+
+THREADS = "1", "4"
+# With MKL_DYNAMIC, torch takes no more threads than cores; more threads than cores must not wait busily
+ALWAYS = {"MKL_DYNAMIC": "FALSE", "OMP_WAIT_POLICY": "passive"}
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped)\b")
 
 
 def configurations() -> Iterator[tuple[str, dict[str, str]]]:
     """The name and the environment of each."""
-    for capability, threads in product(CAPABILITIES, THREADS):
-        environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
-        if capability != "native":
-            environment["ATEN_CPU_CAPABILITY"] = capability
-        environment |= {
-            "OMP_NUM_THREADS": threads,
-            "MKL_DYNAMIC": "FALSE",
-        }  # else torch takes no more threads than cores
-        environment.setdefault("OMP_WAIT_POLICY", "passive")  # more threads than cores must not wait busily
-        yield f"{capability}-{threads}", environment
+    choosing = {name for chosen in CAPABILITIES.values() for name in chosen}
+    inherited = {name: value for name, value in os.environ.items() if name not in choosing}
+    for (capability, chosen), threads in product(CAPABILITIES.items(), THREADS):
+        yield f"{capability}-{threads}", inherited | chosen | ALWAYS | {"OMP_NUM_THREADS": threads}
 
 
 def counts(output: str) -> str:

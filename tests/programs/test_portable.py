@@ -32,7 +32,7 @@ def test_each_configuration_is_a_line_and_a_red_one_stops_none(tmp_path, monkeyp
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which load for longer than the tests run
-    monkeypatch.setattr(portable, "CAPABILITIES", ("native",))
+    monkeypatch.setattr(portable, "CAPABILITIES", {"native": {}})
     monkeypatch.setattr(portable, "THREADS", ("4", "1"))
     assert portable.main([str(suite), "-p", "no:cacheprovider"], tmp_path) == 1
     red, green, last = capsys.readouterr().out.splitlines()
