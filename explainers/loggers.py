@@ -113,4 +113,6 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
     if offline:
         rank_zero_only(print)(f"W&B: offline; wandb sync {folder}/wandb/offline-run-* uploads the run")
     names: Any = {"name": name, "project": project, "group": group, "id": run_id, "resume": "allow"}
-    return WandbLogger(save_dir=folder, mode=mode, settings=settings, **names)
+    logger = WandbLogger(save_dir=folder, mode=mode, settings=settings, **names)
+    logger._wandb_init.pop("anonymous", None)  # of which wandb warns, whatever it is
+    return logger

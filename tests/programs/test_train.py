@@ -162,7 +162,8 @@ def test_wandb_is_online_for_those_who_are_logged_in(
     asked = []
     monkeypatch.setattr("wandb.login", lambda **options: asked.append(options) or logged_in)
     cfg = composed(*TVE_RUN, "logger=wandb", f"logger.wandb.offline={offline}", folder=tmp_path)
-    assert instantiate(cfg.logger.wandb)._wandb_init["mode"] == mode
+    given = instantiate(cfg.logger.wandb)._wandb_init
+    assert given["mode"] == mode and "anonymous" not in given
     assert all(options == {"prompt": False, "verify": False} for options in asked)  # waits for no key and no network
 
 
