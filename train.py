@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
 from explainers import messages, runs
+from explainers.commands import next_command
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
 from explainers.processes import answer_signals, locked
@@ -52,9 +54,13 @@ def train(cfg: DictConfig) -> float | None:
         metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
     write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
     untrained = not cfg.fit and is_overridden("training_step", module)
-    if trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained):
+    exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
+    if exports:
         module.export(folder)
     runs.summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
+    if exports:
+        choices = HydraConfig.get().runtime.choices
+        print("next:", next_command(cfg, choices, runs.relative(folder), getattr(images, "classes", ())))
     return metrics.get(cfg.objective)
 
 

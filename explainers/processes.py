@@ -22,37 +22,21 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from explainers.errors import InputError
 from explainers.files import write_atomically
 
-OF_SWEEPS_AND_FOLDERS = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")
-"""Beginnings of the overrides of Hydra's own config that a process of one run does not need."""
+TORCHRUN = """
+import sys
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.run import main
+try:
+    main()
+except SignalException as ended:
+    sys.exit(128 + ended.sigval)
+"""
+"""torchrun, without a traceback where it has ended its processes because it was told to."""
 
 LIBRARY = ctypes.CDLL(None)  # loaded here, because a fork may not
 
 LOCKED = "EXPLAINERS_LOCKED_FOLDER"
 """Environment variable with the folder that this process or one of its parents has locked."""
-
-
-def arguments(config: Any, folder: Path) -> list[str]:
-    """Command-line arguments with which another process composes the config of this run, or of this job of a sweep.
-
-    They name the config files that the user's flags have named, and repeat all overrides except those that choose the
-    sweep and the folder.
-
-    Args:
-        config: Hydra's own config of this run.
-        folder: the run's folder.
-    """
-    flags = {"main": "--config-path", "command-line": "--config-dir"}
-    places = [
-        f"{flags[source.provider]}={'' if source.schema == 'file' else source.schema + '://'}{source.path}"
-        for source in config.runtime.config_sources
-        if source.provider in flags
-    ]
-    of_hydra = [text for text in config.overrides.hydra if not text.lstrip("+~").startswith(OF_SWEEPS_AND_FOLDERS)]
-    if config.mode.name == "MULTIRUN":
-        of_hydra.append(f"hydra.job.num={config.job.num}")  # a config may contain it
-    quoted = str(folder).replace("'", r"\'")
-    own = ["hydra.mode=RUN", f"hydra.run.dir='{quoted}'"]
-    return [f"--config-name={config.job.config_name}", *places, *config.overrides.task, *of_hydra, *own]
 
 
 def torchrun(processes: int, program: Sequence[str]) -> int:
@@ -64,7 +48,7 @@ def torchrun(processes: int, program: Sequence[str]) -> int:
         processes: number of processes.
         program: path of the program and its arguments.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [sys.executable, "-c", TORCHRUN, "--standalone", f"--nproc_per_node={processes}"]
     # Ctrl-C is for this process alone, which tells the others in order
     started = subprocess.Popen([*command, *program], preexec_fn=end_with_parent, process_group=0)
     received: list[int] = []
@@ -163,19 +147,21 @@ def answer_signals() -> None:
     """Prepare this process for Ctrl-C, and for the signals of what has started it.
 
     Ctrl-C and SIGTERM end a command with a line that says how to go on, and with the exit code that shells expect. The
-    processes of torchrun leave that to the one that started it.
+    processes of torchrun leave that to the one that started it: both signals end them without a word.
 
     Its end is told by Linux, if it is torchrun. On SIGUSR1, which SLURM sends before the end of a job
     (`#SBATCH --signal=USR1@120`), the job is put into the queue again.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
+        if (
+            signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):  # a Ctrl-C reaches them from a user's torchrun
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:
+        unset = signal.default_int_handler, signal.SIG_DFL  # and not a handler of submitit or nohup
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) in (
-                signal.default_int_handler,
-                signal.SIG_DFL,
-            ):  # not that of submitit or nohup
+            if signal.getsignal(number) in unset:
                 signal.signal(number, partial(end_run, os.getpid()))
     if "SLURM_JOB_ID" in os.environ and LOCKED not in os.environ:  # otherwise the process that started this one answers
         signal.signal(signal.SIGUSR1, partial(_requeue, os.getpid()))
@@ -187,7 +173,8 @@ def end_run(process: int, number: int, _: Any) -> None:
         return  # a loader process, which has inherited the handler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     saved = os.environ.get(LOCKED, "its folder")
-    say(f"{signal.Signals(number).name}: stopped; the same command goes on with what is saved in {saved}")
+    if not getattr(rank_zero_only, "rank", 0):  # one of the processes that srun starts
+        say(f"{signal.Signals(number).name}: stopped; the same command goes on with what is saved in {saved}")
     sys.exit(128 + number)
 
 

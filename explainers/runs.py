@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import tempfile
 import warnings
@@ -20,12 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from explainers.commands import arguments
 from explainers.errors import InputError, check_range
 from explainers.files import file_name, write_atomically
 from explainers.messages import DENIED, OF_THE_DISK
 from explainers.processes import (
+    LOCKED,
     accelerator_of,
-    arguments,
     ignore_lightnings_signals,
     number_of_processes,
     started_by_launcher,
@@ -49,6 +51,9 @@ def fastest_precision(accelerator: str) -> str:
     features = torch.cpu.get_capabilities() if cpu else {}
     return "bf16-mixed" if features.get("amx_bf16") or features.get("avx512_bf16") else "32-true"
 
+
+with_place = warnings.formatwarning
+"""Python's own text of a warning."""
 
 OmegaConf.register_new_resolver("file_name", file_name, replace=True)
 OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)
@@ -85,12 +90,34 @@ def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
 
 
 def quiet_libraries() -> None:
-    """Silence notices of libraries that tell a user nothing about the run; their warnings about the run stay."""
+    """Silence notices of libraries that tell a user nothing about the run; warnings about the run stay, as one line.
+
+    What every process of a command would say alike, of files that are no images, the first one says alone.
+    """
     for name in ("lightning.pytorch", "lightning.fabric", "timm"):
         logging.getLogger(name).setLevel(logging.WARNING)
     notices = "does not have many workers|in eval mode at the start|LeafSpec|smaller than the logging interval"
+    notices += "|is not supported by the model summary"
     others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
-    warnings.filterwarnings("ignore", f".*({notices}|{others})")
+    alike = "left out: .* that Pillow does not read|the classes of .* are unknown"
+    said = (
+        LOCKED in os.environ or getattr(rank_zero_only, "rank", 0) > 0
+    )  # by the process that started this one, or rank 0
+    warnings.filterwarnings("ignore", f".*({notices}|{others}{f'|{alike}' if said else ''})")
+    warnings.formatwarning = in_one_line
+
+
+def in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as a user reads it; the place in the code belongs to warnings for programmers.
+
+    >>> in_one_line("left out: a.jpg", UserWarning, "listing.py", 46)
+    'warning: left out: a.jpg\\n'
+    """
+    if not issubclass(category, UserWarning):
+        return with_place(message, category, filename, lineno, line)
+    return f"warning: {' '.join(str(message).split())}\n"
 
 
 @rank_zero_only

@@ -88,7 +88,7 @@ class Torchrun:
     """What Popen gives for torchrun: a fork of this process that does what torchrun does, and starts forks as well."""
 
     def __init__(self, command, **_):
-        self.process = FORK.Process(target=act_as_torchrun, args=command[3:])  # without `python -m ...`
+        self.process = FORK.Process(target=act_as_torchrun, args=command[3:])  # without `python -c ...`
         self.process.start()
         self.terminate = self.process.terminate
 

@@ -118,7 +118,7 @@ def test_the_bar_ends_with_an_error(target, grid, images):
 def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp_path, capsys):
     run = ("experiment=quickstart_tve", "target=tiny", *SMALL_DIGITS, "cache=none", "trainer.max_epochs=1", *QUIET)
     loss = train(*run, "explainer.network.width=24", folder=tmp_path / "run")
-    (line,) = capsys.readouterr().out.splitlines()
+    line, following = capsys.readouterr().out.splitlines()
     assert line.startswith(f"TVE learns what the model sees of every patch, without any task: val/loss {loss:.3g}; ")
     assert line.endswith(f" s, {tmp_path / 'run'}")
 
@@ -217,13 +217,35 @@ def test_a_test_has_a_bar_over_its_batches(target, grid, images):
             False,
         ),
         ("The number of training batches (4) is smaller than the logging interval", False),
+        ("Precision bf16-mixed is not supported by the model summary.", False),
         ("left out: a.jpg", True),
         ("an own function is deprecated", True),
     ],
 )
-def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown):
+def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", runs.with_place)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         runs.quiet_libraries()
         warnings.warn(message, FutureWarning, stacklevel=1)
     assert [str(each.message) for each in warned] == [message] * shown
+
+
+@pytest.mark.parametrize(
+    ("inherited", "rank", "said"), [("", 0, True), ("/run", 0, False), ("", 1, False)], ids=["parent", "child", "srun"]
+)
+def test_a_warning_is_one_line_and_what_all_processes_know_is_said_once(inherited, rank, said, monkeypatch):
+    monkeypatch.setattr(runs.rank_zero_only, "rank", rank, raising=False)
+    monkeypatch.setattr(warnings, "formatwarning", runs.with_place)
+    if inherited:
+        monkeypatch.setenv(runs.LOCKED, inherited)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        runs.quiet_libraries()
+        for message in ("left out: 2 files (a.txt, b.txt) that Pillow does not read", "left out: c.jpg is broken"):
+            warnings.warn(message, UserWarning, stacklevel=1)
+        warnings.warn("an own function is deprecated", FutureWarning, stacklevel=1)
+    *told, last = [warnings.formatwarning(w.message, w.category, w.filename, w.lineno) for w in warned]
+    listed = "warning: left out: 2 files (a.txt, b.txt) that Pillow does not read\n"
+    assert told == [*[listed] * said, "warning: left out: c.jpg is broken\n"]
+    assert "test_console.py:" in last  # for programmers

@@ -52,7 +52,7 @@ class Torchrun:
 
     def __init__(self, command, **_):
         start = command.index("--nproc_per_node=2") + 1
-        assert command[1:start] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        assert command[1:start] == ["-c", processes.TORCHRUN, "--standalone", "--nproc_per_node=2"]
         self.process = FORK.Process(target=child, args=command[start:])
         self.process.start()
 

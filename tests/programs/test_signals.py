@@ -3,10 +3,13 @@
 import os
 import re
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed.run
 from forks import FORK
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
 from explainers import processes
@@ -68,6 +71,40 @@ def interrupted(number):
     write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
     signal.signal(number, write_beton.end)
     write_beton.main(["images", "a.beton"])
+
+
+def act_as_torchrun(number):
+    torch.distributed.run.main = lambda: os.kill(os.getpid(), number)
+    for each in NUMBERS:
+        signal.signal(each, _terminate_process_handler)  # as torchrun does
+    exec(processes.TORCHRUN)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_torchrun_that_is_told_to_end_shows_no_traceback(number, capfd):
+    assert ending(act_as_torchrun, number) == 128 + number
+    assert not capfd.readouterr().err
+
+
+def rank(number, **told):
+    for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
+        signal.signal(each, handler)
+    os.environ.update(told)
+    processes.rank_zero_only.rank = 1
+    processes.answer_signals()
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_process_of_torchrun_ends_without_a_word(number, capfd):
+    assert ending(partial(rank, TORCHELASTIC_RUN_ID="x"), number) == -number
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_of_the_processes_that_srun_starts_the_first_one_speaks(number, capfd):
+    assert ending(rank, number) == 128 + number
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", NUMBERS)

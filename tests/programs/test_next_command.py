@@ -1,0 +1,108 @@
+"""The last line of a training names a command that composes, and that builds what was trained."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from commands import DIGITS, ROOT, TINY_RUN, composed, train
+from composing import remembering
+from hydra import initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from explainers.commands import next_command
+
+FOLDER = Path("runs/x=1")  # of a sweep's job
+
+
+def following(*overrides, folder, classes=10):
+    """The config of a training, the program that follows, and its config."""
+    cfg = composed(*overrides, folder=folder)
+    choices = HydraConfig.get().runtime.choices
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
+        command = next_command(cfg, choices, FOLDER, [str(name) for name in range(classes)])
+    python, program, *words = shlex.split(command)
+    assert python == "python"
+    return cfg, program, composed(*words, folder=folder, config=program.removesuffix(".py"))
+
+
+def same(wanted, got, *without):
+    wanted, got = (OmegaConf.to_container(node, resolve=True) for node in (wanted, got))
+    return all(got[name] == value for name, value in wanted.items() if name not in without)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (("experiment=quickstart_tve",), "tve"),
+        (("experiment=quickstart_folder", "target=vit_base", "data_dir=/my/images"), "tve"),
+        (("experiment=tve_vitb", "explainer.network.mae=mae.pth", "explainer.network.depth=3"), "tve_paper"),
+        (("experiment=decomposition_white_box", "direct=[3]"), "decomposition"),
+        (("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"), "vit_shapley"),
+        (("experiment=fastshap", "explainer.network.backbone=resnet34", "grid.patch_size=32"), "fastshap"),
+        (("data=digits", "target=digits", "explainer=shapley_light", "explainer.network.width=24"), "shapley_light"),
+    ],
+)
+def test_after_an_explainer_a_command_explains_with_the_same_network(overrides, name, tmp_path):
+    cfg, program, got = following(*overrides, folder=tmp_path)
+    found = got.explainers[name]
+    assert program == "eval.py" and found.weights == "runs/x=1/explainer.safetensors"
+    assert all(found.get(key) == cfg.explainer.get(key) for key in ("_target_", "hops", "surrogate", "temperature"))
+    assert same(cfg.explainer.network, found.network, "mae", "pretrained")
+    assert same(cfg.target, got.target) and same(cfg.grid, got.grid)
+    if HydraConfig.get().runtime.choices.get("experiment") == "explain":
+        assert list(got.tasks) == ["photos"] and not got.methods
+    else:
+        assert same(cfg.data, got.tasks.digits.data, "batch_size", "size")
+
+
+def test_after_a_head_a_command_measures_with_it_on_the_task(tmp_path):
+    given = ("target=vit_tiny", "target.model.pretrained=false", "data=folder", "data.root=/my/images", "data_dir=/d")
+    cfg, program, got = following("experiment=linear_head", *given, folder=tmp_path)
+    assert program == "eval.py" and got.target.head == got.tasks.folder.target.head == "runs/x=1/head.safetensors"
+    assert (got.tasks.folder.data.root, got.data_dir) == ("/my/images", "/d")
+    assert same(cfg.target, got.target, "head") and list(got.methods) == ["IntegratedGradients"]
+    _, _, got = following("experiment=quickstart_head", "data.task=odd", folder=tmp_path, classes=2)
+    assert got.tasks.digits.data.task == "odd"
+
+
+def test_after_a_target_a_command_explains_it(tmp_path):
+    cfg, program, got = following("experiment=full_finetuning", "target=vit_base", folder=tmp_path, classes=7)
+    model = {"pretrained": False, "num_classes": 7, "checkpoint_path": "runs/x=1/target.safetensors"}
+    assert program == "eval.py" and list(got.tasks) == ["imagenette"]
+    assert OmegaConf.to_container(got.target.model) == OmegaConf.to_container(cfg.target.model) | model
+
+
+def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
+    own = ("data.train.roots=[/a,/b]", "target.model.pretrained=false")
+    cfg, program, got = following("experiment=surrogate", *own, folder=tmp_path)
+    assert program == "train.py" and got.explainer._target_ == "explainers.shapley.Shapley"
+    assert got.explainer.surrogate == "runs/x=1/target.safetensors"
+    assert list(got.data.train.roots) == ["/a", "/b"] and same(cfg.target, got.target)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "explains", "task"),
+    [
+        (("experiment=self_explaining",), True, "imagenette"),
+        (("experiment=self_explaining", "explainer.alpha=1", "explainer.teacher=null"), False, "imagenette"),
+        (("experiment=vector_vit_tiny_source",), True, "photos"),
+        (("experiment=quickstart_vector", "data.domain=small"), True, "digits"),
+        (("experiment=explainability_vector",), True, "cats_vs_dogs"),
+    ],
+)
+def test_after_a_model_that_explains_itself_a_command_measures_it(overrides, explains, task, tmp_path):
+    cfg, program, got = following(*overrides, folder=tmp_path)
+    assert program == "eval.py" and list(got.tasks) == [task] and same(cfg.grid, got.grid)
+    assert got.target._target_ == "explainers.vectors.exported_target"
+    assert got.target.head == "runs/x=1/model.safetensors" and same(cfg.target.model, got.target.model)
+    if explains:
+        assert got.explainers.self_explainer.weights == got.target.head
+    else:
+        assert list(got.methods) == ["IntegratedGradients"]
+
+
+def test_without_such_a_command_there_is_what_loads_the_explainer(tmp_path, capsys):
+    """With configs of the user's own, or in a program that Hydra did not start, as here."""
+    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=tmp_path / "run")
+    assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{tmp_path / "run"}") in Python'
