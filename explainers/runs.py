@@ -96,8 +96,7 @@ def quiet_libraries() -> None:
     """
     for name in ("lightning.pytorch", "lightning.fabric", "timm"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    notices = "does not have many workers|in eval mode at the start|LeafSpec|smaller than the logging interval"
-    notices += "|is not supported by the model summary"
+    notices = "not have many workers|in eval mode at the start|LeafSpec|than the logging interval|by the model summary"
     others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
     alike = "left out: .* that Pillow does not read|the classes of .* are unknown"
     said = (
