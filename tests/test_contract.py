@@ -114,10 +114,18 @@ BUILDERS = {
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
 POSTHOC_CASES = [case for case in CASES if "posthoc" in case[0].__module__ and case[0] is not posthoc.Chance]
 FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] is not posthoc.LibraGrad]
+UNREAD_CASES = [(posthoc.Chance, ""), (General, "")]
+"""What they explain is no class that they are given: of chance none, of a general classifier what it predicts."""
+READING_CASES = [case for case in CASES if case not in UNREAD_CASES]
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 
 
-@pytest.fixture(params=CASES, ids=[f"{found.__name__} {variant}".strip() for found, variant in CASES])
+def name_of(case):
+    found, variant = case
+    return f"{found.__name__} {variant}".strip()
+
+
+@pytest.fixture(params=CASES, ids=name_of)
 def explainer(request, target, grid, tmp_path):
     found, variant = request.param
     build = BUILDERS.get(found, {"": found})[variant]
@@ -253,9 +261,8 @@ def test_classes_may_be_of_any_type_of_integers(explainer, images):
         assert torch.equal(explainer(images, CLASSES.to(dtype)), expected)
 
 
+@pytest.mark.parametrize("explainer", READING_CASES, indirect=True, ids=name_of)
 def test_classes_that_the_model_does_not_have_are_refused(explainer, images):
-    if isinstance(explainer, posthoc.Chance) or getattr(explainer, "classifier", None) and explainer.ignores_classes:
-        return  # does not read the classes
     for wrong, got in ((-1, "-1 to 4"), (5, "0 to 5")):
         with pytest.raises(InputError, match=f"^expected classes from 0 to 4 of the model .*, got {got}$"):
             explainer(images, CLASSES.index_fill(0, torch.tensor([4]), wrong))
@@ -263,6 +270,12 @@ def test_classes_that_the_model_does_not_have_are_refused(explainer, images):
         explainer(images, CLASSES[:4])
     with pytest.raises(InputError, match=r"^expected one class of each of 5 images, .* got float32 of shape \[5\]$"):
         explainer(images, CLASSES.float())
+
+
+@pytest.mark.parametrize("explainer", UNREAD_CASES, indirect=True, ids=name_of)
+def test_classes_of_another_model_change_nothing_where_classes_are_not_read(explainer, images):
+    assert explainer.ignores_classes
+    assert torch.equal(explainer(images, CLASSES + 1000), explainer(images, CLASSES))
 
 
 def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, target, images):
@@ -285,7 +298,7 @@ def test_an_explainer_keeps_the_classes_apart(explainer, images):
     assert same == getattr(explainer, "ignores_classes", False)
 
 
-@pytest.mark.parametrize("explainer", POSTHOC_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
+@pytest.mark.parametrize("explainer", POSTHOC_CASES, indirect=True, ids=name_of)
 def test_a_method_depends_on_the_weights_of_the_model(explainer, images):
     before = explainer(images, CLASSES)
     with torch.no_grad():
@@ -294,7 +307,7 @@ def test_a_method_depends_on_the_weights_of_the_model(explainer, images):
     assert not torch.allclose(explainer(images, CLASSES), before, rtol=0.01, atol=1e-4)
 
 
-@pytest.mark.parametrize("explainer", POSTHOC_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
+@pytest.mark.parametrize("explainer", POSTHOC_CASES, indirect=True, ids=name_of)
 def test_a_method_is_nearly_the_same_in_bfloat16(explainer, images):
     exact = explainer(images, CLASSES).flatten(1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -303,7 +316,7 @@ def test_a_method_is_nearly_the_same_in_bfloat16(explainer, images):
     assert min(correlations) > 0.9
 
 
-@pytest.mark.parametrize("explainer", FUNCTIONAL_CASES, indirect=True, ids=lambda case: f"{case[0].__name__} {case[1]}")
+@pytest.mark.parametrize("explainer", FUNCTIONAL_CASES, indirect=True, ids=name_of)
 def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, target, images):
     heatmaps = explainer.explain(images, target.head.weight[CLASSES].detach())
     torch.testing.assert_close(heatmaps, explainer(images, CLASSES), rtol=1e-4, atol=1e-5)

@@ -65,6 +65,7 @@ def change(run, key, value):
     (run / CONFIG).write_text(OmegaConf.to_yaml(config))
 
 
+@torch.no_grad()
 def same(explainer, other):
     return all(torch.equal(explainer(IMAGES, classes), other(IMAGES, classes)) for classes in (CLASSES, None))
 

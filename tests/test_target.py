@@ -237,7 +237,8 @@ def test_features_are_the_embedding_and_the_maps_of_one_pass(target, images):
     embeddings, maps = target.embed_with_maps(target.normalise(images), [1, 0])
     assert rows.keys() == {"embedding", "map_0", "map_1"}
     for got, expected in zip(rows.values(), (embeddings, *maps), strict=True):
-        assert torch.equal(got, expected) and not got.requires_grad
+        torch.testing.assert_close(got, expected)
+        assert not got.requires_grad
 
 
 def test_features_are_keyed_by_backbone_and_blocks_whatever_the_head(make_target):
@@ -277,7 +278,7 @@ def test_the_callers_model_stays_whole_and_can_be_taken_twice(model, images):
     assert_untouched(model, before)
     again = TargetModel(model).eval()
     assert again.num_classes == classes == 5
-    assert torch.equal(again(images), logits)
+    torch.testing.assert_close(again(images), logits)
     hook.remove()
 
 

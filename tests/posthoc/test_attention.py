@@ -180,8 +180,6 @@ def test_explaining_a_class_leaves_no_trace(make_target, grid, images, name):
 
 @pytest.mark.parametrize("name", SPECIFIC)
 def test_the_probability_is_explained_too(target, grid, images, name):
-    if name in ("GAE", "GradSAM"):  # they have no options
-        return
     found = build(name, target, grid, output="probability")(images[:2], CLASSES[:2])
     assert found.isfinite().all() and not torch.allclose(found, build(name, target, grid)(images[:2], CLASSES[:2]))
 

@@ -128,9 +128,9 @@ def test_every_row_is_what_a_model_of_those_weights_measures(build, target, file
     ]
     for row in module.sweep:
         expected = measured(models(row["lambda_1"], row["lambda_2"]), images, labels, grid)
-        assert {name: row[name] for name in MEASURED} == pytest.approx(expected, abs=1e-5)
+        assert {name: row[name] for name in MEASURED} == pytest.approx(expected, rel=1e-5, abs=1e-5)
     untouched = measured(exported_target(target, files["onto"]), images, labels, grid)
-    assert {name: module.sweep[0][name] for name in MEASURED} == pytest.approx(untouched, abs=1e-5)
+    assert {name: module.sweep[0][name] for name in MEASURED} == pytest.approx(untouched, rel=1e-5, abs=1e-5)
     assert len({row["e_rmse"] for row in module.sweep}) == 6
 
 

@@ -126,7 +126,7 @@ def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, f
     expected = cosine(vector(backbones["predicting"], base), vector(backbones["onto"], base))
     for limit, warned in ((expected + 0.01, True), (expected - 0.01, False)):
         module = build(hurtful_cosine=limit)
-        assert module.cosine == expected
+        assert module.cosine == pytest.approx(expected)
         caplog.clear()
         validate(module, limit_val_batches=1)
         told = [record for record in caplog.records if "the transfer may hurt" in record.message]
