@@ -153,7 +153,7 @@ def test_a_heatmap_has_a_score_for_every_patch(explainer, images):
 def test_an_image_has_the_same_heatmap_alone_as_in_a_batch(explainer, images):
     together = explainer(images, CLASSES)
     alone = torch.cat([explainer(images[i : i + 1], CLASSES[i : i + 1]) for i in range(5)])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-4)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(together[0], together[1], atol=1e-3)
 
 
