@@ -1,8 +1,10 @@
-"""Heads of targets: DeiT's two linear layers, and linear heads as files."""
+"""Heads of targets: of timm's models, DeiT's two linear layers, and linear heads as files."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from explainers.errors import InputError
@@ -30,6 +32,41 @@ class DistilledHead(nn.Module):
         """Classify embeddings (..., 2·width) → logits (..., K)."""
         class_token, distillation_token = embeddings.chunk(2, -1)
         return (self.head(class_token) + self.head_dist(distillation_token)) / 2
+
+
+def take_head(model: Any) -> nn.Module:
+    """Take the classification layer off a timm model: the layer is H, and the model becomes G.
+
+    Raises:
+        InputError: if it has none, or embeddings alone do not determine the logits, because several layers give them.
+    """
+    weights = set(model.parameters())
+    layer: Any = model.get_classifier() if hasattr(model, "get_classifier") else None
+    if any(part is None or isinstance(part, nn.Identity) for part in (layer if isinstance(layer, tuple) else [layer])):
+        raise InputError(
+            "expected a model with a classification layer, got one without (num_classes=0): create it with"
+            " num_classes, or give a head, as in TargetModel(model, head=...)"
+        )
+    if isinstance(model, VisionTransformerDistilled):
+        layer = DistilledHead(*layer)
+    model.reset_classifier(0)
+    one = isinstance(layer, nn.Module) and not isinstance(layer, nn.ModuleList)
+    if not one or weights.difference(model.parameters()) != set(layer.parameters()):
+        raise InputError(
+            f"expected a model with one layer from embeddings to logits, got {type(model).__name__}, which has several:"
+            " take another, such as a ViT, DeiT, Swin or ResNet, or give a head to train, as in"
+            f" TargetModel(model, head=torch.nn.Linear({model.head_hidden_size}, classes))"
+        )
+    return _as_linear(layer) if isinstance(layer, nn.Conv2d) else layer
+
+
+def _as_linear(convolution: nn.Conv2d) -> nn.Linear:
+    """The layer that does to embeddings what a 1 × 1 convolution does to pooled maps, in DPN, DLA and BiT."""
+    linear = nn.Linear(convolution.in_channels, convolution.out_channels, convolution.bias is not None)
+    linear.load_state_dict(
+        {name: weight.reshape(linear.get_parameter(name).shape) for name, weight in convolution.state_dict().items()}
+    )
+    return linear
 
 
 def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:

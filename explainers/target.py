@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-from explainers.heads import DistilledHead, load_head
+from explainers.heads import DistilledHead, load_head, take_head
 from explainers.identity import Identity, architecture_hash, weights_hash
 from explainers.inputs import zero_to_one
 from explainers.masking import PatchGrid
@@ -30,8 +30,8 @@ class TargetModel(nn.Module):
         head: a head for another task on the same backbone, or the path of one; `None` keeps the model's own head.
 
     Raises:
-        InputError: if there is no head, if `head` is for embeddings of another width, or its file says that it belongs
-            to another backbone.
+        InputError: if there is no head or several layers classify, if `head` is for embeddings of another width, or its
+            file says that it belongs to another backbone.
     """
 
     mean: Tensor
@@ -40,14 +40,12 @@ class TargetModel(nn.Module):
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
         model, head = copy.deepcopy((model, head))
-        own_head = model.get_classifier()
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
         path = head if isinstance(head, str | Path) else "the head"
         fitted: Identity = {}
         if head is None:
-            self._check_own_head(own_head)
-            head = DistilledHead(*own_head) if self.distilled else own_head
+            head = take_head(model)
         elif not isinstance(head, nn.Module):
             head, fitted = load_head(head)
         model.reset_classifier(0)
@@ -60,15 +58,6 @@ class TargetModel(nn.Module):
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
         self._check_head(path, fitted.get("target", {}))
-
-    @staticmethod
-    def _check_own_head(head: Any) -> None:
-        """Raise an InputError if the model has no classification layer, or only half of a distilled DeiT's."""
-        if any(part is None or isinstance(part, nn.Identity) for part in (head if isinstance(head, tuple) else [head])):
-            raise InputError(
-                "expected a model with a classification layer, got one without (num_classes=0): create it with"
-                " num_classes, or give a head, as in TargetModel(model, head=...)"
-            )
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
         """Compare the head with the backbone; `fitted` is the identity of the backbone in the file of the head."""

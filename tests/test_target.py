@@ -297,6 +297,40 @@ def test_a_model_without_a_head_is_refused(make_model, name):
         TargetModel(make_model(name, num_classes=0))
 
 
+def test_an_encoder_without_a_classifier_is_refused():
+    model = nn.Identity()
+    model.head_hidden_size = 8
+    with pytest.raises(InputError, match="^expected a model with a classification layer"):
+        TargetModel(model)
+
+
+DPN = {"small": True, "num_init_features": 8, "k_r": 8, "groups": 2, "k_sec": (1, 1, 1, 1), "inc_sec": (4, 4, 4, 4)}
+SEVERAL = {
+    "two heads": "levit_128s",
+    "a list of heads": "crossvit_9_240",
+    "a head on patches besides": "volo_d1_224",
+    "a norm before the layer": "efficientvit_m0",
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL.values(), ids=SEVERAL)
+def test_a_model_whose_logits_do_not_follow_from_one_layer_is_refused(name):
+    """VOLO and EfficientViT ran before, with logits that were not the model's own."""
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=5)
+    with pytest.raises(InputError, match=r"^expected a model with one layer from embeddings to logits, got .*Linear\("):
+        TargetModel(model)
+
+
+def test_a_convolution_of_pooled_maps_is_a_linear_head():
+    model = timm.create_model("dpn48b", num_classes=5, **DPN).eval()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    target = TargetModel(model).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(target(images), model(normalised_by_hand(model, images)))
+    assert (target.head.in_features, target.num_classes) == (target.embed_dim, 5)
+
+
 TRAINING = {
     "Classifier": lambda target, grid: Classifier(target, 3, partial(torch.optim.SGD, lr=0.1), tune="all"),
     "Surrogate": lambda target, grid: Surrogate(target, grid, partial(torch.optim.SGD, lr=0.1)),
