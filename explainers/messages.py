@@ -94,7 +94,7 @@ def of_the_command(error: Exception, configs: Path) -> str:
         names = sorted(path.stem for path in (configs / group).glob("*.yaml"))
         return f"no {group or 'config'} named {name}: {_meant(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
-        return _unknown_key(text, cause)
+        return _unknown_key(cause, configs)
     unknown = re.search(r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list", text)
     if unknown:
         groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
@@ -104,12 +104,15 @@ def of_the_command(error: Exception, configs: Path) -> str:
     return text
 
 
-def _unknown_key(text: str, cause: Any) -> str:
-    """The line for a key that is not in the config, with the nearest ones that are."""
+def _unknown_key(cause: Any, configs: Path) -> str:
+    """The line for a key that is not in the config: whose it is, or the nearest ones that are."""
     parent, key = str(cause.parent_node._get_full_key(None) or ""), str(cause.key)
     full = f"{parent}.{key}".lstrip(".")
     if parent in ("explainers", "tasks"):
         return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(cause.parent_node) or 'none'}"
+    owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in _keys(OmegaConf.load(path))]
+    if owners:
+        return f"no setting {full}: it is one of {owners[0]}"
     siblings = [f"{parent}.{name}".lstrip(".") for name in map(str, cause.parent_node)]
     everywhere = [name for name in _keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
     return f"no setting {full}: {_meant(full, siblings, everywhere)}"

@@ -26,6 +26,7 @@ COMMANDS = {
     ("train", "trainer.max_epochs=3=4"): "cannot read 'trainer.max_epochs=3=4': ",
     ("eval", "classes=label"): "no setting classes: did you mean pictures.classes, evaluation.classes?",
     ("eval", "explainers.tve.weights=file"): "no setting explainers.tve: add tve to explainers=[...], which has chance",
+    ("eval", "trainer.max_epochs=3"): "no setting trainer.max_epochs: it is one of train.py",
     ("eval", "explainers=[chanc]"): "no explainers named chanc: did you mean chance?",
     ("eval", "metrics=cheffer"): "no metrics named cheffer: did you mean chefer?",
     ("eval", "experiment=tve_vitb"): "one of train.py: python train.py experiment=tve_vitb",
