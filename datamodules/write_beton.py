@@ -211,6 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="maximum number of images, spread evenly over the classes")
     parser.add_argument("--skip-corrupt", action="store_true", help="leave out images that cannot be decoded")
     options = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     try:
         count = write_beton(**vars(options))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
@@ -219,6 +221,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ending, end)
     main()

@@ -214,7 +214,16 @@ def test_the_writer_turns_images_upright(tmp_path):
         assert np.array_equal(stored[i][0][..., 0], UPRIGHT)
 
 
-def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, capsys):
+@pytest.fixture
+def handlers():
+    """Signals are answered after a test as before it."""
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+def test_the_command_prints_what_it_wrote_or_one_line_of_what_is_wrong(tmp_path, folder, handlers, capsys):
     main([str(folder), str(tmp_path / "a.beton"), "--limit", "6", "--image-size", "32", "--workers", "1"])
     assert re.fullmatch(rf"{tmp_path}/a.beton: 6 images, \d+\.\d MB\n", capsys.readouterr().out)
     with pytest.raises(SystemExit, match="InputError: expected a folder with one .*, got .*gone"):

@@ -69,7 +69,6 @@ def test_the_processes_of_a_command_are_ended_first_and_ctrl_c_does_not_reach_th
 
 def interrupted(number):
     write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
-    signal.signal(number, write_beton.end)
     write_beton.main(["images", "a.beton"])
 
 
