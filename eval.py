@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
 from datamodules.listing import several
-from explainers import messages, posthoc, runs
+from explainers import keys, messages, posthoc, runs
 from explainers.errors import InputError
 from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
@@ -23,9 +23,12 @@ from explainers.files import atomic, file_name
 from explainers.processes import answer_signals, locked, number_of_processes
 from explainers.resuming import SharedRun
 
+CONFIGS = Path(__file__).parent / "configs"
+
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
+    keys.check_keys(cfg, CONFIGS / "eval.yaml")
     messages.check_types(cfg, seed=int, fresh=bool, overlays=bool)
     if cfg.overlays and not cfg.pictures:
         raise InputError("expected pictures, which overlays=true draws, got pictures=null: leave one of the two out")
@@ -33,6 +36,9 @@ def evaluate(cfg: DictConfig) -> None:
     folder = runs.run_dir()
     if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
+    for task, settings in cfg.tasks.items():
+        if not (cfg.explainers or cfg.methods or settings.get("explainers")):
+            raise InputError(f"nothing to measure on {task}: name explainers, such as explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
@@ -141,4 +147,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    messages.start(main, Path(__file__).parent / "configs")
+    messages.start(main, CONFIGS)

@@ -13,16 +13,19 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
-from explainers import messages, runs
+from explainers import keys, messages, runs
 from explainers.commands import next_command
 from explainers.files import write_atomically
 from explainers.loggers import forget_later_rows
 from explainers.processes import answer_signals, locked
 from explainers.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
 
+CONFIGS = Path(__file__).parent / "configs"
+
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
+    keys.check_keys(cfg, CONFIGS / "train.yaml")
     messages.check_types(cfg, seed=int, fit=bool, test=bool)
     folder, start = runs.run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
@@ -92,4 +95,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    messages.start(main, Path(__file__).parent / "configs")
+    messages.start(main, CONFIGS)

@@ -92,13 +92,13 @@ def of_the_command(error: Exception, configs: Path) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         names = sorted(path.stem for path in (configs / group).glob("*.yaml"))
-        return f"no {group or 'config'} named {name}: {_meant(name, names)}"
+        return f"no {group or 'config'} named {name}: {meant(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return _unknown_key(cause, configs)
     unknown = re.search(r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list", text)
     if unknown:
         groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
-        return f"no group {unknown[1]} in the config of this program: {_meant(unknown[1], groups)}"
+        return f"no group {unknown[1]} in the config of this program: {meant(unknown[1], groups)}"
     if isinstance(error, ParseException):
         return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: write key=value, or quote it"
     return text
@@ -115,7 +115,7 @@ def _unknown_key(cause: Any, configs: Path) -> str:
         return f"no setting {full}: it is one of {owners[0]}"
     siblings = [f"{parent}.{name}".lstrip(".") for name in map(str, cause.parent_node)]
     everywhere = [name for name in _keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
-    return f"no setting {full}: {_meant(full, siblings, everywhere)}"
+    return f"no setting {full}: {meant(full, siblings, everywhere)}"
 
 
 def _keys(node: Any, path: str = "") -> Iterator[str]:
@@ -126,14 +126,14 @@ def _keys(node: Any, path: str = "") -> Iterator[str]:
         yield from _keys(node._get_node(name), f"{path}.{name}")
 
 
-def _meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
+def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
     """Ask for the nearest names, or list them all.
 
-    >>> _meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
+    >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
     'did you mean trainer.max_epochs?'
-    >>> _meant("classes", ["seed", "fit"], ["evaluation.classes"])
+    >>> meant("classes", ["seed", "fit"], ["evaluation.classes"])
     'did you mean evaluation.classes?'
-    >>> _meant("x", ["seed", "fit"])
+    >>> meant("x", ["seed", "fit"])
     'there are seed, fit'
     """
     near, far = (difflib.get_close_matches(name, known, 3, likeness) for likeness in (0.7, 0.5))
