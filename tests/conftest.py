@@ -1,21 +1,18 @@
+"""What all tests share.
+
+The controller of pytest-xdist reads this file before it starts the processes that test, and needs no torch: what
+takes seconds to import is imported where it is used.
+"""
+
 import copy
 import gc
 import os
 from functools import cache
 
 import pytest
-import timm
-import torch
-from references_propagation import in_double
 from untested import untested
 
-from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-
-# On a busy machine, several threads wait for one another far longer than they compute. OMP_NUM_THREADS alone is not
-# enough: torch takes at most as many threads as there are cores.
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # OpenMP would wait for threads a fork lacks
+gc.disable()  # until the first test: imports and the collection of tests leave hardly any garbage
 
 VITS = {
     "scaled": ("vit_tiny_patch16_224", {"init_values": 0.5, "depth": 3}),  # the middle of 3 layers is 2
@@ -34,6 +31,8 @@ def pytest_unconfigure(config):
 
 def wake(model, seed=0):
     """Give weights of the size that training gives: a fresh timm model answers nearly the same to every image."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -50,6 +49,8 @@ def wake(model, seed=0):
 
 @cache
 def built(name, seed, num_classes, arguments):
+    import timm
+
     return wake(timm.create_model(name, num_classes=num_classes, **dict(arguments)), seed).eval()
 
 
@@ -58,6 +59,18 @@ def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, **arguments):
     if "vit" in name or "deit" in name:
         arguments = TINY_VIT | arguments
     return copy.deepcopy(built(name, seed, num_classes, tuple(arguments.items())))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def threads():
+    """On a busy machine, several threads wait for one another far longer than they compute.
+
+    OMP_NUM_THREADS alone is not enough: torch takes at most as many threads as there are cores.
+    """
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # OpenMP would wait for threads a fork lacks
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -71,6 +84,7 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="session")
 def unfrozen():
     """At the end, what is left is freed: nanobind reports what is not."""
+    gc.enable()
     yield
     gc.unfreeze()
 
@@ -84,6 +98,8 @@ def frozen(unfrozen):
 
 @pytest.fixture(autouse=True)
 def seeded():
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -94,6 +110,8 @@ def make_model():
 
 @pytest.fixture
 def make_target():
+    from explainers.target import TargetModel
+
     return lambda *args, **kwargs: TargetModel(timm_model(*args, **kwargs)).eval()
 
 
@@ -105,16 +123,22 @@ def target(make_target):
 
 @pytest.fixture
 def grid():
+    from explainers.masking import PatchGrid
+
     return PatchGrid(image_size=32, patch_size=8)
 
 
 @pytest.fixture
 def images():
+    import torch
+
     return torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(params=VITS)
 def double(request, make_target):
     """Small ViTs of all kinds in double precision."""
+    from references_propagation import in_double
+
     name, arguments = VITS[request.param]
     return in_double(make_target(name, **arguments))

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import test_ffcv
 from test_ffcv import COUNT, SHORT_SIDE, S, draw
 from test_write_beton import killed_at
 
@@ -14,8 +15,7 @@ from datamodules.folders import image_folder
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 
-pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+pytestmark = test_ffcv.pytestmark
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 import sys
 import threading
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from datamodules.images import Images
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 
-pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+pytestmark = [
+    # not importorskip: its import compiles for five seconds, also where none of these tests runs
+    pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed: make ffcv"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Numba's finalisers
+]
 
 S, SHORT_SIDE, COUNT = 62, 71, 46  # 62 / 71 * 71 < 62 in floating point: FFCV would crop 61 pixels
 

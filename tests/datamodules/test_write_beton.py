@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_ffcv
 import torch
 from forks import FORK
 from PIL import Image
@@ -24,8 +25,7 @@ from datamodules.images import Images
 from datamodules.write_beton import main, write_beton
 from explainers.errors import InputError
 
-pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
+pytestmark = test_ffcv.pytestmark
 
 
 @pytest.fixture(scope="module")
