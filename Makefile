@@ -66,11 +66,14 @@ demo-vectors: setup ## train and measure explainability vectors on the digits: a
 	@$(call by_domain,quickstart_vector,data.domain,hydra/hydra_logging=disabled)
 	@$(BIN)/python eval.py experiment=quickstart_vectors_eval trainer=ddp trainer.devices=2
 
+# Modules are compiled once, not by every process that tests start
+test check test-portable coverage: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup lint ## lint, type-check and test, on two cores
-	$(BIN)/python -m pytest -n 2 --durations=10
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
 check: setup lint ## for the daily work: lint, types, and the tests that are not slow
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-portable: setup ## the tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics restricts them
 	@$(BIN)/python tests/portable.py -n 2 $(TESTS)
