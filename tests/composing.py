@@ -2,6 +2,7 @@
 
 Overrides of values (`trainer.max_epochs=1`) change neither which files a config is made of nor what their merge gives:
 Hydra applies them to the merged config. So both are computed once for all configs with the same chosen groups.
+OmegaConf parses an interpolation (`${trainer.devices}`) whenever it is read; here, once.
 """
 
 import pickle
@@ -12,11 +13,12 @@ from unittest.mock import patch
 
 from hydra._internal import config_loader_impl
 from hydra._internal.defaults_list import Overrides, create_defaults_list
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, _utils, base
 
 ConfigLoader = config_loader_impl.ConfigLoaderImpl
 compose_files = ConfigLoader._compose_config_from_defaults_list
 lists, merged = {}, {}
+base.parse = _utils.parse = cache(base.parse)  # what resolves a tree does not change it
 
 
 @contextmanager
