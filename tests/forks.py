@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed import run as torchrun
 
-from explainers import runs
+from explainers import processes, runs
 
 FORK = multiprocessing.get_context("fork")
 
@@ -85,10 +85,16 @@ class Forks:
 
 
 class Torchrun:
-    """What Popen gives for torchrun: a fork of this process that does what torchrun does, and starts forks as well."""
+    """What Popen gives for torchrun: a fork of this process that does what torchrun does.
 
-    def __init__(self, command, **_):
-        self.process = FORK.Process(target=act_as_torchrun, args=command[3:])  # without `python -c ...`
+    Args:
+        command: what torchrun is started with.
+        new: it starts new processes, as torchrun does, and not forks as well.
+    """
+
+    def __init__(self, command, new=False, **_):
+        assert command[:3] == [sys.executable, "-c", processes.TORCHRUN]
+        self.process = FORK.Process(target=act_as_torchrun, args=command[3:], kwargs={"new": new})
         self.process.start()
         self.terminate = self.process.terminate
 
@@ -97,11 +103,12 @@ class Torchrun:
         return self.process.exitcode
 
 
-def act_as_torchrun(*arguments):
-    """`torchrun *arguments`, in a fork."""
+def act_as_torchrun(*arguments, new=False):
+    """`torchrun *arguments`, in a fork; the processes that it starts are forks, too, or new ones."""
     GlobalHydra.instance().clear()  # of the process that this one is a fork of
     torchrun.run_script_path = act_as_rank
-    torchrun.main(["--run-path", "--start-method=fork", *arguments])
+    sys.argv = ["-c", *([] if new else ["--run-path", "--start-method=fork"]), *arguments]
+    exec(processes.TORCHRUN, {})
 
 
 def act_as_rank(program, *arguments):

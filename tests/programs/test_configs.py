@@ -8,6 +8,7 @@ from itertools import zip_longest
 import pytest
 import torch
 from commands import (
+    NO_PICTURES,
     QUIET,
     ROOT,
     SMALL_DIGITS,
@@ -225,7 +226,7 @@ def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
 def test_debug_overfit_lowers_the_loss_of_its_two_batches(tmp_path):
     tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
     folder = tmp_path / "run"
-    train(*tiny, "debug=overfit", "trainer.max_epochs=12", "trainer.log_every_n_steps=1", folder=folder)
+    train(*tiny, NO_PICTURES, "debug=overfit", "trainer.max_epochs=12", "trainer.log_every_n_steps=1", folder=folder)
     losses = column(folder / "csv/version_0/metrics.csv", "train/loss")
     assert len(losses) == 24
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
@@ -244,7 +245,7 @@ def evaluated(tmp_path_factory):
     root = tmp_path_factory.mktemp("evaluation")
     seed_everything(0)
     tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", *SMALL_DIGITS, *QUIET, "logger=csv")
-    train(*tiny, "explainer.network.width=24", "trainer.max_steps=1", folder=root / "tve")
+    train(*tiny, NO_PICTURES, "explainer.network.width=24", "trainer.max_steps=1", folder=root / "tve")
     tasks = ("odd", "five_or_more", "loop")
     for task in tasks:
         save_file(

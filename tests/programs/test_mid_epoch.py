@@ -1,6 +1,5 @@
 """A run that is interrupted inside an epoch ends exactly as one that is not, also on another number of processes."""
 
-import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from callbacks.last_checkpoint import LastCheckpoint
 from datamodules.write_beton import write_beton
 from explainers import processes
+from explainers.resuming import progress_of
 
 EPOCHS, STEPS = 3, 5  # steps of an epoch
 RUN = (
@@ -65,27 +65,40 @@ def beton(tmp_path):
     compiler.set_enabled(True)
 
 
-def check_ten_kills(command, tmp_path):
-    draw, saved = random.Random(0), 0
-    train(*command, folder=tmp_path / "whole")
-    for step in sorted(draw.sample(range(1, EPOCHS * STEPS), 10)):
-        saved = draw.randint(saved + 1, step) if saved < step else saved
+KILLS = ((2, 3), (5, 5), (6, 9), (10, 11), (14, 14))
+"""(Step of the last checkpoint, step before which the run is killed): inside an epoch and at its end, with and without
+lost steps; each run goes on from the checkpoint of the one before it."""
+
+
+def check_kills(command, whole, tmp_path):
+    for saved, step in KILLS:
         killed(*command, saved=saved, step=step, folder=tmp_path / "run")
+        assert progress_of(tmp_path / "run/checkpoints/last.ckpt")[0] == saved
     train(*command, "ckpt_path=last", folder=tmp_path / "run")
-    (expected, history), (weights, resumed) = results(tmp_path / "whole"), results(tmp_path / "run")
+    (expected, history), (weights, resumed) = results(whole), results(tmp_path / "run")
     assert resumed == history and weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(*TORCH, folder=folder)
+    return folder
+
+
 @pytest.mark.slow
-def test_ten_kills_at_random_steps_change_no_bit(tmp_path):
-    check_ten_kills(TORCH, tmp_path)
+def test_kills_all_over_the_epochs_change_no_bit(whole, tmp_path):
+    check_kills(TORCH, whole, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Numba's finalisers
-def test_ten_kills_at_random_steps_change_no_bit_with_ffcv(beton, tmp_path):
-    check_ten_kills((*RUN, *beton, "data.batch_size=8", "data.num_workers=1"), tmp_path)
+def test_kills_all_over_the_epochs_change_no_bit_with_ffcv(beton, tmp_path):
+    command = (*RUN, *beton, "data.batch_size=8", "data.num_workers=1")
+    train(*command, folder=tmp_path / "whole")
+    check_kills(command, tmp_path / "whole", tmp_path)
 
 
 @pytest.mark.slow
@@ -106,10 +119,9 @@ def test_gradients_of_an_unfinished_step_are_not_lost(tmp_path):
         ("trainer.accumulate_grad_batches=4", "data.batch_size=2"),
     ],
 )
-def test_as_many_images_in_a_step_give_the_same_results(division, tmp_path, monkeypatch):
+def test_as_many_images_in_a_step_give_the_same_results(division, whole, tmp_path, monkeypatch):
     """Half of the run in one process with one batch in a step, the other half otherwise, without being asked twice."""
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    train(*TORCH, folder=whole)
+    folder = tmp_path / "run"
     killed(*TORCH, saved=11, step=12, folder=folder)
     resumed = partial(train, *TORCH, *division, "ckpt_path=last", folder=folder)
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=partial(Forks, resumed)))

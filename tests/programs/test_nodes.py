@@ -32,16 +32,20 @@ RUN = (
     "explainer.min_crop=null",
 )
 RUN += ("+callbacks.losses._target_=test_processes.Losses",)
-SLOW = ("+callbacks.slow._target_=test_nodes.Slow", "trainer.max_epochs=8")
+LONG = ("trainer.max_epochs=6",)
+SLOW = ("+callbacks.slow._target_=test_nodes.Slow", *LONG)
 NODES = ("trainer.num_nodes=2", "trainer.devices=2", "trainer.strategy=ddp")
 SMALL = ("data.batch_size=2",)
 
 
 class Slow(Callback):
-    """Makes every step last for a while, so that a run can be ended in the middle."""
+    """Makes every step last for a while, so that a run can be ended in the middle; one that goes on is not slow."""
+
+    def on_train_start(self, trainer, *_):
+        self.seconds = 0.2 if trainer.global_step == 0 else 0.0
 
     def on_train_batch_start(self, *_):
-        time.sleep(0.2)
+        time.sleep(self.seconds)
 
 
 def on_node(number, port, *command):
@@ -83,6 +87,14 @@ def check_equal_weights(folder, other):
     torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The folder of a long run in one process."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    train(*RUN, *LONG, folder=folder)
+    return folder
+
+
 @pytest.mark.slow
 def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_in_a_step(nodes, tmp_path):
     """Each of the four processes computes its share of the stored rows."""
@@ -116,7 +128,7 @@ def test_two_machines_measure_as_one_process(nodes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_were(nodes, tmp_path):
+def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_were(nodes, uninterrupted, tmp_path):
     """The processes of the killed launcher are told by Linux. All save what they have, at the same step."""
     first, second = nodes("train.py", *RUN, *SMALL, *SLOW, places=[tmp_path] * 2)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
@@ -127,10 +139,9 @@ def test_a_killed_launcher_ends_all_others_and_one_process_goes_on_where_they_we
     wait_for(lambda: not first.left() and not second.left(), 60, "processes are left")
     print(f"ended {time.monotonic() - killed:.1f} s after the kill")
     assert second.process.exitcode not in (0, None)
-    assert saved <= progress_of(checkpoint)[0] < 2 * 8 and not (tmp_path / "run/explainer.safetensors").exists()
+    assert saved <= progress_of(checkpoint)[0] < 2 * 6 and not (tmp_path / "run/explainer.safetensors").exists()
     train(*RUN, *SLOW, folder=tmp_path / "run")  # as many images in a step
-    train(*RUN, "trainer.max_epochs=8", folder=tmp_path / "whole")
-    check_equal_weights(tmp_path / "run", tmp_path / "whole")
+    check_equal_weights(tmp_path / "run", uninterrupted)
 
 
 @pytest.mark.slow
@@ -166,7 +177,7 @@ def task(rank, count, port, place, *overrides):
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(tmp_path):
+def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(uninterrupted, tmp_path):
     """Two tasks on two machines; `srun` sends SIGUSR1 to both."""
     machines = ("trainer.num_nodes=2", "trainer.strategy=ddp", "data.batch_size=4", *SLOW)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
@@ -180,12 +191,11 @@ def test_a_job_that_slurm_warns_saves_is_put_into_the_queue_again_and_goes_on(tm
     assert [ending.code for ending in endings] == [128 + signal.SIGUSR1] * 2, endings
     assert "SIGUSR1: saved step" in endings[0].output and "SIGUSR1" not in endings[1].output
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
-    assert saved < progress_of(checkpoint)[0] < 2 * 8
+    assert saved < progress_of(checkpoint)[0] < 2 * 6
     for started in [task(rank, 2, port, tmp_path, *machines) for rank in range(2)]:
         ending = started.ending()
         assert ending.code == 0, ending.output
-    train(*RUN, "trainer.max_epochs=8", folder=tmp_path / "whole")
-    check_equal_weights(tmp_path / "run", tmp_path / "whole")
+    check_equal_weights(tmp_path / "run", uninterrupted)
 
 
 ONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}

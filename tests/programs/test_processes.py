@@ -1,7 +1,7 @@
 """Several processes, on the CPU: the same numbers as one, one folder for a run, one sweep for a sweep, and no hang.
 
-A process takes far longer to import than to train these few images. So one torchrun of these tests and the processes
-that it starts are new ones, one sweep serves several tests, and every other process is a fork of this one.
+A process takes far longer to import than to train these few images. So the processes that one torchrun of these tests
+starts are new ones, one sweep serves several tests, and every other process is a fork of this one.
 """
 
 import json
@@ -70,7 +70,7 @@ def swept(tmp_path_factory):
     sweep = ("-m", *common, "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
 
     def popen(command, **_):
-        return Torchrun(command) if "explainer.seed=1" in command else subprocess.Popen(command)
+        return Torchrun(command, new="explainer.seed=1" not in command)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen))
