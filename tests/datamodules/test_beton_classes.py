@@ -30,7 +30,6 @@ def beton(folder):
     return path
 
 
-@pytest.mark.slow
 def test_a_run_killed_between_description_and_images_is_noticed(tmp_path, folder):
     """Then the file is the earlier one, which the new description does not fit, though it is as long."""
     out = tmp_path / "a.beton"
@@ -43,7 +42,6 @@ def test_a_run_killed_between_description_and_images_is_noticed(tmp_path, folder
         FFCV(val=str(out)).setup("validate")
 
 
-@pytest.mark.slow
 def test_the_description_tells_what_was_written_and_of_what(tmp_path, folder, beton):
     description = json.loads(Path(f"{beton}.json").read_text())
     assert (description["classes"], description["samples"]) == (["a", "b", "c"], COUNT)

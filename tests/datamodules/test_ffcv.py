@@ -18,6 +18,7 @@ from explainers.errors import InputError
 pytestmark = [
     # not importorskip: its import compiles for five seconds, also where none of these tests runs
     pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed: make ffcv"),
+    pytest.mark.slow,  # because of that import
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Numba's finalisers
 ]
 
@@ -81,7 +82,6 @@ def torch_twin(folder, **options):
     return Images(data, data, batch_size=8, num_workers=0, **options)
 
 
-@pytest.mark.slow
 def test_a_batch_is_a_dict_of_contiguous_uint8_images(epoch):
     assert {name: (tuple(value.shape), value.dtype) for name, value in epoch[0].items()} == {
         "image": ((8, 3, S, S), torch.uint8),
@@ -122,7 +122,6 @@ def test_training_batches_are_those_of_the_torch_loader(datamodule, folder):
     assert len(ours) == len(twin) == COUNT // 8
 
 
-@pytest.mark.slow
 def test_batches_that_are_kept_do_not_change(datamodule):
     """Compared with what they held when they came."""
     kept, summary = [], []
@@ -148,7 +147,6 @@ def test_two_processes_see_the_batches_of_one(datamodule):
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.slow
 @pytest.mark.parametrize("at_epoch_end", [True, False], ids=["saved at the epoch's end", "saved after validation"])
 def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, datamodule, at_epoch_end):
     """FFCV alone counts how often it was iterated, which Lightning does once more than there are epochs."""
@@ -159,14 +157,12 @@ def test_a_resumed_run_sees_what_the_whole_run_saw(tmp_path, datamodule, at_epoc
     assert first + second == whole
 
 
-@pytest.mark.slow
 def test_several_threads_and_no_os_cache_give_the_same_images(datamodule, epoch):
     """More threads than there are cores too, which Numba refuses."""
     got = list(datamodule(num_workers=1000, os_cache=False).val_dataloader())
     assert all(torch.equal(a[name], b[name]) for a, b in zip(got, epoch, strict=True) for name in a)
 
 
-@pytest.mark.slow
 def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
     before, torch_threads = set(threading.enumerate()), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -180,7 +176,6 @@ def test_an_unfinished_epoch_leaves_no_thread_and_torch_its_own(datamodule):
     assert not ffcv_thread.is_alive()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monkeypatch):
     monkeypatch.setattr("ffcv.loader.epoch_iterator.EpochIterator.run_pipeline", failing)
@@ -188,7 +183,6 @@ def test_an_error_in_ffcvs_thread_is_raised_and_not_waited_for(datamodule, monke
         next(iter(datamodule().train_dataloader()))
 
 
-@pytest.mark.slow
 def test_a_beton_without_index_is_read_too(tmp_path, datamodule):
     """As other people's scripts write them, with fields that are of no interest here."""
     from ffcv.fields import FloatField, IntField, RGBImageField

@@ -144,7 +144,6 @@ def killed_at(replacement, folder, out):
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path, folder):
     """The next run removes what stayed."""
     out = tmp_path / "a.beton"
@@ -172,7 +171,6 @@ def test_a_failed_run_leaves_the_earlier_files_alone(tmp_path, folder, monkeypat
     assert check_beton(tmp_path / "a.beton") == 5
 
 
-@pytest.mark.slow
 def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     (tmp_path / "images" / "c").mkdir(parents=True)
     for i in range(5):

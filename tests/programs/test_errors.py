@@ -39,6 +39,7 @@ def ffcv():
     pytest.importorskip("ffcv", reason="FFCV is not installed: make ffcv")
 
 
+@pytest.mark.slow
 def test_without_imagenet_the_file_and_the_command_that_writes_it_are_named(tmp_path, no_download, ffcv):
     """Before weights are fetched, and before four processes are started."""
     message = error(train, "experiment=tve_vitb", f"data_dir={tmp_path}", folder=tmp_path / "run")
@@ -77,6 +78,7 @@ def test_without_ffcv_the_way_to_get_it_and_to_do_without_is_told(tmp_path, monk
     assert "make ffcv" in message and "data=imagenet_folder" in message
 
 
+@pytest.mark.slow
 def test_a_corrupt_beton_is_named(tmp_path, no_download, ffcv):
     (tmp_path / "images.beton").write_bytes(bytes(1000))
     paths = [f"data.{split}={tmp_path / 'images.beton'}" for split in ("train", "val")]
@@ -189,6 +191,7 @@ def printed(*overrides, folder):
     return Path(f"{folder}.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_itself_prints_that_line_and_no_traceback(tmp_path, ffcv):
     """Of the four processes that the experiment would take, none was started."""
     output = printed("experiment=tve_vitb", f"data_dir={tmp_path}", folder=tmp_path / "run")
