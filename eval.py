@@ -36,9 +36,6 @@ def evaluate(cfg: DictConfig) -> None:
     folder = runs.run_dir()
     if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
-    for task, settings in cfg.tasks.items():
-        if not (cfg.explainers or cfg.methods or settings.get("explainers")):
-            raise InputError(f"nothing to measure on {task}: name explainers, such as explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
@@ -67,6 +64,8 @@ def evaluate(cfg: DictConfig) -> None:
         callbacks = [SharedRun(folder), *shown, going_on]
         trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.get("logger")))
         trainer.test(evaluation, data[task], verbose=False)
+        if trainer.is_global_zero and not names and not evaluation.results:  # a study of targets needs no names
+            raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
         tell_corrupt(task, data[task].dataset("test"), trainer)
         file.add(task, evaluation)
         going_on.remove()

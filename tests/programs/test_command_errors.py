@@ -66,7 +66,7 @@ RUNS = {
     ("train", "data.size.val=1 trainer.devices=2"): "expected one val image or more for each of 2 processes, got 1",
     ("eval", "+max_epochs=1"): "no setting max_epochs: nothing reads it; ",
     ("eval", "+tasks.digits.dat.batch_size=1"): "no setting tasks.digits.dat: nothing reads it; did you mean data?",
-    ("eval", "explainers=[] methods=[]"): "nothing to measure on digits: name explainers, such as ",
+    ("eval", "explainers=[] methods=[]"): "nothing to measure: name explainers, such as ",
     ("eval", "evaluation.levels=many"): "expected evaluation.levels of type int, got 'many'",
     ("eval", "methods=GradCAM"): "expected methods as a list of names, such as methods=[GAE], or ",
     ("eval", "methods=[{GAE:{},RISE:{}}]"): "expected methods as a list of names",
