@@ -42,7 +42,7 @@ class Slow(Callback):
     """Makes every step last for a while, so that a run can be ended in the middle; one that goes on is not slow."""
 
     def on_train_start(self, trainer, *_):
-        self.seconds = 0.2 if trainer.global_step == 0 else 0.0
+        self.seconds = 0.3 if trainer.global_step == 0 else 0.0
 
     def on_train_batch_start(self, *_):
         time.sleep(self.seconds)
