@@ -4,10 +4,9 @@ The controller of pytest-xdist reads this file before it starts the processes th
 takes seconds to import is imported where it is used.
 """
 
-import copy
 import gc
 import os
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from untested import untested
@@ -48,17 +47,21 @@ def wake(model, seed=0):
 
 
 @cache
-def built(name, seed, num_classes, arguments):
+def built(name, seed, num_classes, arguments, as_target):
     import timm
+    from copies import Copies
 
-    return wake(timm.create_model(name, num_classes=num_classes, **dict(arguments)), seed).eval()
+    from explainers.target import TargetModel
+
+    model = wake(timm.create_model(name, num_classes=num_classes, **dict(arguments)), seed).eval()
+    return Copies(TargetModel(model).eval()) if as_target else Copies(model)
 
 
-def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, **arguments):
-    """A small timm model with lively random weights, in eval mode; a tiny ViT unless told otherwise."""
+def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, as_target=False, **arguments):
+    """A small timm model, or a target, with lively random weights, in eval mode; a tiny ViT unless told otherwise."""
     if "vit" in name or "deit" in name:
         arguments = TINY_VIT | arguments
-    return copy.deepcopy(built(name, seed, num_classes, tuple(arguments.items())))
+    return built(name, seed, num_classes, tuple(arguments.items()), as_target)()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -110,9 +113,7 @@ def make_model():
 
 @pytest.fixture
 def make_target():
-    from explainers.target import TargetModel
-
-    return lambda *args, **kwargs: TargetModel(timm_model(*args, **kwargs)).eval()
+    return partial(timm_model, as_target=True)
 
 
 @pytest.fixture
