@@ -17,6 +17,7 @@ def text(*overrides, context=remembering):
             return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [

@@ -76,6 +76,7 @@ def by_hand(target, image, patches):
     return model.forward_head(tokens, pre_logits=True)[0]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_hidden_tokens_leave_and_the_others_keep_their_positions(target, normalised):
     count = target.backbone.patch_embed.num_patches

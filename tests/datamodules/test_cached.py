@@ -82,6 +82,7 @@ def test_networks_that_read_other_blocks_share_the_meta_attributions(target, gri
         assert sorted(computed) == sorted((provided, index) for provided in expected for index in ONCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

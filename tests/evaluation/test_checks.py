@@ -81,6 +81,7 @@ def test_a_target_with_a_single_class_is_refused(build, make_target, grid):
             build(make_target(name, num_classes=1), grid, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["keys", "items", "train", "forward", "a.b", "LIME(alpha=0.5)", "", "parts", "ViT/B"])
 def test_an_explainer_may_have_any_name(build, target, grid, digits, name):
     module = build(target, grid, {"chance": Chance(None, grid), name: (other := Chance(None, grid, seed=1))})

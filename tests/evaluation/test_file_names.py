@@ -42,6 +42,7 @@ def files(folder):
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_names_of_tasks_and_explainers_write_nowhere_else(tmp_path):
     tasks, explainers = ("../../x", "[a]", r"$\frac"), ("/tmp/x", "../x")
     results, out = received(tmp_path / "in", tasks, explainers), tmp_path / "some" / "where" / "out"

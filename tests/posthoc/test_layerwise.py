@@ -31,6 +31,7 @@ SUMMED = {
 LABELS = torch.tensor([3, 0, 4, 1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SUMMED)
 def test_plus_is_the_sum_over_networks_that_start_at_each_layer(double, grid, images, method):
     """SkipPLUS, Equation 3, with every network run again from its own input."""

@@ -33,6 +33,7 @@ def method(request):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(method, make_target, grid, images, name):
     model, arguments = MODELS[name]

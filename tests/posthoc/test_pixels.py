@@ -56,6 +56,7 @@ def close(found, expected, relative=1e-5):
     torch.testing.assert_close(found, expected, rtol=0, atol=relative * expected.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(method, make_target, grid, images, name):
     model, arguments = MODELS[name]
@@ -112,6 +113,7 @@ def test_saliency_and_smooth_grad_are_the_references(target, grid, images):
         close(smooth[i], slow.smooth_grad(score, image, list(deviation * noises), 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiply", [True, False])
 def test_path_methods_are_the_references(target, grid, images, multiply):
     shap = GradientSHAP(target, grid, 6, stdevs=0.3, multiply_by_inputs=multiply, seed=5)(images, CLASSES)

@@ -41,6 +41,7 @@ def images(images):
     return images[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, -1])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: getattr(method, "__name__", "ResLRP of 0.25"))
 def test_changed_gradients_propagate_relevance(double, grid, images, method, layer):

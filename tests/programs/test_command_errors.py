@@ -76,12 +76,14 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), RUNS, ids=str)
 def test_a_command_with_a_value_that_cannot_be_says_what_was_expected_in_one_line(name, overrides, tmp_path):
     run, command = (train, TRAINING) if name == "train" else (evaluate, DIGITS_EVALUATION)
     assert RUNS[name, overrides] in error(run, *command, *overrides.split(), folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_value_of_an_experiment_has_the_type_of_its_argument(experiment, tmp_path):
     messages.check_types(composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment)))

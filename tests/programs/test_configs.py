@@ -151,6 +151,7 @@ def test_the_papers_network_has_its_own_size_with_nothing_downloaded(tmp_path, m
     assert sum(weight.numel() for weight in weights) > 2e8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*ROWS, *zip(OPTIONS["debug"])], ids=" ".join)
 def test_every_option_of_every_group_composes(row, tmp_path):
     """One option of each group at a time: they change nothing in one another, but `debug` does."""
@@ -178,6 +179,7 @@ def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_
         assert explainer(images, torch.tensor([0, 1])).shape == (2, 8, 8)
 
 
+@pytest.mark.slow
 def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp_path):
     names = [path.stem for path in (ROOT / "configs/tasks").glob("*.yaml")]
     cfg = composed(f"tasks=[{','.join(names)}]", folder=tmp_path, config="eval")

@@ -27,6 +27,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_stops_no_other_and_the_page_says_so(pretended, tmp_path, capsys):
     assert gpu.main([], tmp_path) == 1
     page = (tmp_path / "README.md").read_text()

@@ -110,6 +110,7 @@ def shown(folder):
     return {data["explainers"][number]["name"]: of_pictures.count(number) for number in of_pictures}
 
 
+@pytest.mark.slow
 def test_pictures_of_earlier_settings_are_not_shown_beside_new_numbers(images, tmp_path, capsys):
     command = ["target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *OWN_HEAD, f"data_dir={images}"]
     command += [

@@ -31,6 +31,7 @@ def same(wanted, got, *without):
     return all(got[name] == value for name, value in wanted.items() if name not in without)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
@@ -102,6 +103,7 @@ def test_after_a_model_that_explains_itself_a_command_measures_it(overrides, exp
         assert list(got.methods) == ["IntegratedGradients"]
 
 
+@pytest.mark.slow
 def test_without_such_a_command_there_is_what_loads_the_explainer(tmp_path, capsys):
     """With configs of the user's own, or in a program that Hydra did not start, as here."""
     train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=tmp_path / "run")

@@ -55,6 +55,7 @@ def test_the_loss_is_the_divergence_from_what_the_target_says_of_the_whole_image
     assert surrogate.loss(batch_of(images), 3).item() == pytest.approx(sum(divergences) / 5, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_training_brings_masked_images_closer_to_whole_ones_and_leaves_the_teacher_as_it_was(make_target, grid, images):
     target = make_target(drop_path_rate=0.3)
     surrogate, before = Surrogate(target, grid, ADAM), state(target)

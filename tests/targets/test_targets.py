@@ -125,6 +125,7 @@ def write_cifar100(folder):
 CLASSES = {"folder": 3, "mura": 2, "cifar100": 100, "digits": 10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 @pytest.mark.parametrize("data", CLASSES)
 def test_a_head_has_the_classes_of_the_data_set_without_being_told(
