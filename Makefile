@@ -76,7 +76,7 @@ check: setup lint ## for the daily work: lint, types, and the tests that are not
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-portable: setup ## the tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics restricts them
-	@$(BIN)/python tests/portable.py -n 2 $(TESTS)
+	@$(BIN)/python tests/portable.py -n 2 --dist worksteal $(TESTS)
 
 gpu: setup ## on a GPU: its tests, memory, profile, speed and exact resumption, on one page in runs/gpu
 	@$(BIN)/python benchmarks/gpu.py
