@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from composing import remembering
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -52,13 +53,24 @@ def composed_once(config, *overrides):
         return compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True)
 
 
+@contextlib.contextmanager
+def one_thread():
+    """As in a fork, so that both compute the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def train(*overrides, folder):
-    with training.messages.errors_in_one_line():
+    with one_thread(), training.messages.errors_in_one_line():
         return training.train(composed(*overrides, folder=folder))
 
 
 def evaluate(*overrides, folder):
-    with evaluation.messages.errors_in_one_line():
+    with one_thread(), evaluation.messages.errors_in_one_line():
         evaluation.evaluate(composed(*overrides, folder=folder, config="eval"))
 
 
