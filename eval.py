@@ -28,14 +28,8 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
-    keys.check_keys(cfg, CONFIGS / "eval.yaml")
-    messages.check_types(cfg, seed=int, fresh=bool, overlays=bool)
-    if cfg.overlays and not cfg.pictures:
-        raise InputError("expected pictures, which overlays=true draws, got pictures=null: leave one of the two out")
-    instantiate(cfg.get("reference"))  # a name that it does not have shows before hours of measuring
+    check(cfg)
     folder = runs.run_dir()
-    if not cfg.tasks and str(folder / "results.json") in cfg.results.files and not (folder / "results.json").exists():
-        raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
@@ -70,6 +64,18 @@ def evaluate(cfg: DictConfig) -> None:
         file.add(task, evaluation)
         going_on.remove()
     publish(cfg)
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise an InputError for settings that nothing reads, are of another type, or leave nothing to do."""
+    keys.check_keys(cfg, CONFIGS / "eval.yaml")
+    messages.check_types(cfg, seed=int, fresh=bool, overlays=bool)
+    if cfg.overlays and not cfg.pictures:
+        raise InputError("expected pictures, which overlays=true draws, got pictures=null: leave one of the two out")
+    instantiate(cfg.get("reference"))  # a name that it does not have shows before hours of measuring
+    own = runs.run_dir() / "results.json"
+    if not cfg.tasks and str(own) in cfg.results.files and not own.exists():
+        raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
 
 
 def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:

@@ -26,9 +26,8 @@ class LastCheckpoint(Checkpoint):
 
     A run that is told to end by a signal finishes its step, in all processes, and writes the checkpoint. Then the
     handler that the signal had before the training is called; without one, the process ends, at once after a second
-    Ctrl-C. During a validation, no
-    exact checkpoint can be written: a handler is called at once, because the time may be too short for the rest, and
-    without one, the process ends after the validation.
+    Ctrl-C. During a validation, no exact checkpoint can be written: a handler is called at once, because the time may
+    be too short for the rest, and without one, the process ends after the validation.
 
     Args:
         folder: folder of the checkpoint.

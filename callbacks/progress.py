@@ -49,9 +49,8 @@ class Progress(Callback):
         backbone = getattr(getattr(pl_module, "target", None), "backbone", None)
         if not passes or backbone is None:
             return
-        first = getattr(
-            backbone, "blocks", [next(iter(leaf for leaf in backbone.modules() if not [*leaf.children()]))]
-        )[0]
+        leaves = (part for part in backbone.modules() if not [*part.children()])
+        first = backbone.blocks[0] if hasattr(backbone, "blocks") else next(leaves)
         size = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
         hook = first.register_forward_pre_hook(lambda _, given: self._passed(len(given[0]) / (passes * size)))
         self.hooks.callback(hook.remove)
