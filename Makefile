@@ -49,10 +49,10 @@ browser: ## install Chromium and its driver, in which tests look at the gallery;
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
 QUIET := hydra/hydra_logging=disabled callbacks.progress=null
 
-demo: setup ## train and measure TVE and our own explainer on the embedded digits: a table, curves and a gallery in runs/quickstart_eval
+demo: setup ## train and measure TVE and AnyHead on the embedded digits: a table, curves and a gallery in runs/quickstart_eval
 	@$(BIN)/python train.py experiment=quickstart_target
 	@{ $(BIN)/python train.py -m experiment=quickstart_head data.task=odd,five_or_more,loop $(QUIET) \
-	    && $(BIN)/python train.py experiment=quickstart_decomposition; } & \
+	    && $(BIN)/python train.py experiment=quickstart_anyhead; } & \
 	  $(BIN)/python train.py experiment=quickstart_tve && wait $$!
 	@$(BIN)/python eval.py experiment=quickstart_eval
 

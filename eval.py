@@ -13,15 +13,16 @@ from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
 from datamodules.listing import several
-from explainers import keys, messages, posthoc, runs
+from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation.publish import publish as publish_results
 from explainers.evaluation.results import ResultsFile
 from explainers.evaluation.settings import row_keys
-from explainers.evaluation.unfinished import Unfinished
-from explainers.files import atomic, file_name
-from explainers.processes import answer_signals, locked, number_of_processes
-from explainers.resuming import SharedRun
+from explainers.report.publish import publish as publish_results
+from explainers.running import keys, messages, runs
+from explainers.running.processes import answer_signals, locked, number_of_processes
+from explainers.running.resuming import SharedRun
+from explainers.running.unfinished import Unfinished
+from explainers.saved.files import atomic, file_name
 
 CONFIGS = Path(__file__).parent / "configs"
 

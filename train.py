@@ -13,12 +13,12 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
-from explainers import keys, messages, runs
-from explainers.commands import next_command
-from explainers.files import write_atomically
-from explainers.loggers import forget_later_rows
-from explainers.processes import answer_signals, locked
-from explainers.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
+from explainers.running import keys, messages, runs
+from explainers.running.commands import next_command
+from explainers.running.loggers import forget_later_rows
+from explainers.running.processes import answer_signals, locked
+from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
+from explainers.saved.files import write_atomically
 
 CONFIGS = Path(__file__).parent / "configs"
 

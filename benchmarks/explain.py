@@ -29,13 +29,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules of this folder that are not installed
 
-from explainers.runs import versions
+from explainers.running.runs import versions
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 METHODS = {
     "plain": [],
     "light": ["explainer=tve_light"],
-    "decomposition": ["explainer=decomposition"],
+    "anyhead": ["explainer=anyhead"],
     "shared": ["explainer=tve_paper", "explainer.network.shared_trunk=true"],
     "paper": ["explainer=tve_paper"],
     "oracle": ["explainer=oracle", "explainer.cache_dir=null"],

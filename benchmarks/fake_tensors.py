@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from explainers.blocks import readout
+from explainers.transformer.blocks import readout
 
 BLOCK = 512
 """Bytes that CUDA's allocator rounds up to."""
@@ -167,7 +167,7 @@ def fake(build: Callable[[], Any]) -> Iterator[tuple[Any, Memory]]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, Memory() as memory:
         make_fake(module, mode, memory)
         gc.collect()
-        with patch("explainers.direct.readout", _known_readout):  # how many tokens are read
+        with patch("explainers.transformer.direct_paths.readout", _known_readout):  # how many tokens are read
             yield module, memory
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.blocks import blocks_of, num_prefix_tokens
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import sum_on_grid
 from explainers.target import TargetModel
+from explainers.transformer.blocks import blocks_of, num_prefix_tokens
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 from benchmarks.memory import header
-from explainers.records import versions
+from explainers.saved.records import versions
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "runs" / "gpu"
@@ -48,7 +48,7 @@ PARTS = {
     "resume": Part("A killed training ends as one that was not, bit for bit", f"{TESTS} -k killed", 10),
     "memory": Part(
         "Memory of a step, computed and measured",
-        "benchmarks/memory.py --measure --only tve_vitb --only decomposition_vitb",
+        "benchmarks/memory.py --measure --only tve_vitb --only anyhead_vitb",
         10,
     ),
     "profile": Part(

@@ -37,15 +37,15 @@ LARGER = (
     *(f"tve target={target}" for target in ("vit_large", "swin_base", "resnet50", "deit_base")),
     *(f"{name} target=vit_base" for name in ("vit_shapley", "fastshap", "surrogate", "linear_head", "self_explaining")),
     "vit_shapley target=vit_base cache=none explainer.network.freeze=false explainer.coalitions=32",  # as published
-    *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "decomposition_white_box")),
-    "decomposition_vitb target=vit_large",
+    *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "anyhead_white_box")),
+    "anyhead_vitb target=vit_large",
     "full_finetuning target=vit_large",
 )
 """Experiments with other targets than their configs'."""
 CHECKS = {
     "tve, light network": "experiment=quickstart_tve target=tiny cache=none explainer.network.width=96",
     "tve, paper's network": "target=tiny data=digits explainer=tve_paper_small data.batch_size=16",
-    "decomposition": "experiment=quickstart_decomposition target=tiny cache=none",
+    "anyhead": "experiment=quickstart_anyhead target=tiny cache=none",
     "classifier": "experiment=quickstart_base target=digits_vit",
 }
 """Small steps → their overrides."""

@@ -41,12 +41,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.explain import Call, device_name, gflops, wait
 from benchmarks.kernelshap import SIZES, build
-from explainers.adapters import to_pixels
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
 from explainers.metrics.perturbation import PerturbationCurves
-from explainers.runs import versions
+from explainers.running.runs import versions
+from explainers.share.adapters import to_pixels
 from explainers.target import TargetModel
 
 PRESET: tuple[Curve, ...] = ("deletion", "insertion", "deletion_accuracy", "aopc", "log_odds", "relevance_gain")

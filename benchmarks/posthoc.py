@@ -41,14 +41,14 @@ from benchmarks.comparison import Comparison, compare
 from benchmarks.explain import device_name
 from benchmarks.kernelshap import SIZES, build
 from explainers import posthoc
-from explainers.blocks import value_paths
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.decomposition import contribution_norms
-from explainers.runs import versions
+from explainers.running.runs import versions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
-from explainers.tracing import trace
+from explainers.transformer.blocks import value_paths
+from explainers.transformer.tracing import trace
 
 GROUPS = ("decompx", "plus", "masks", "batch", "sweep", "globenc")
 

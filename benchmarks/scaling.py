@@ -33,7 +33,7 @@ from benchmarks.fake_tensors import fake, sizes_of
 from benchmarks.memory import header, overrides_of
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
-from explainers.sources import complete
+from explainers.training.sources import complete
 
 GPUS = {"RTX A5000": 111e12, "A100": 312e12, "H100 SXM": 989e12}
 """Operations/s of dense bf16 tensors, as NVIDIA states them."""
@@ -43,7 +43,7 @@ BATCH = 8
 METHODS = (
     *("tve_vitb", "tve_vitb explainer.network.shared_trunk=true"),
     *(f"tve target={target}" for target in ("vit_large", "swin_base", "resnet50")),
-    *("decomposition_vitb", "tve_vit_tiny target=vit_base", "vit_shapley target=vit_base", "fastshap target=vit_base"),
+    *("anyhead_vitb", "tve_vit_tiny target=vit_base", "vit_shapley target=vit_base", "fastshap target=vit_base"),
     *("self_explaining target=vit_base explainer.labels.prior=null", "surrogate target=vit_base"),
     *("linear_head target=vit_base", "full_finetuning target=vit_base"),
 )
@@ -52,7 +52,7 @@ ON_IMAGENET = METHODS[:6]
 ZERO = "explainer.teacher.removals=[zero]"  # rows of the same size as of several removals, and counted more quickly
 CACHED = (
     *("tve_vit_tiny target=vit_base", "tve_vit_tiny target=vit_base blocks=[11]"),
-    f"decomposition_vit_tiny target=vit_base {ZERO}",
+    f"anyhead_vit_tiny target=vit_base {ZERO}",
     *("vit_shapley target=vit_base", METHODS[9], "linear_head target=vit_base"),
 )
 

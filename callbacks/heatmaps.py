@@ -8,8 +8,8 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from explainers.files import atomic
-from explainers.overlays import draw_heatmaps
+from explainers.report.overlays import draw_heatmaps
+from explainers.saved.files import atomic
 
 
 class Heatmaps(Callback):

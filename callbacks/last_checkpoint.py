@@ -12,7 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from explainers.errors import InputError
-from explainers.processes import end_run, say
+from explainers.running.processes import end_run, say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What Ctrl-C, torchrun, SLURM and submitit send to a process that has to end."""

@@ -11,7 +11,7 @@ import torch
 
 from datamodules.fingerprints import digest
 from explainers.errors import InputError
-from explainers.files import atomic
+from explainers.saved.files import atomic
 
 RGB_IMAGE, INT = 2, 1  # ffcv.types.TYPE_ID_HANDLER
 

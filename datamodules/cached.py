@@ -13,8 +13,8 @@ from datamodules.images import Images
 from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
 from datamodules.store import Rows, Store
 from explainers.errors import InputError, check_positive
-from explainers.files import shared_by_all
 from explainers.progress import progress
+from explainers.saved.files import shared_by_all
 
 LONG = 50_000
 """Forward passes that are announced before they start: minutes, on a CPU."""

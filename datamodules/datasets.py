@@ -17,7 +17,7 @@ from datamodules.decoding import CorruptImage, read_image, resize_short_side
 from datamodules.fingerprints import digest
 from datamodules.listing import existing_folder, list_images
 from explainers.errors import InputError, check_distinct, check_positive
-from explainers.files import file_hashes
+from explainers.saved.files import file_hashes
 
 Sample = dict[str, Tensor | int]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels

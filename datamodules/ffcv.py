@@ -22,7 +22,7 @@ from datamodules.fingerprints import digest
 from datamodules.images import SPLITS, check_same_classes
 from datamodules.loaders import Resumable, Shard, check_loading, division_of, shuffle
 from explainers.errors import InputError
-from explainers.files import file_hashes
+from explainers.saved.files import file_hashes
 
 if TYPE_CHECKING:
     from ffcv.loader import Loader

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.files import printable
+from explainers.saved.files import printable
 
 RECOGNISED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 """Kinds of files that Pillow recognises and does not decode, or only with other programs."""

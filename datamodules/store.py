@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.files import write_atomically
+from explainers.saved.files import write_atomically
 
 Rows = dict[str, Tensor]
 

@@ -28,7 +28,7 @@ from datamodules.datasets import ImageFiles
 from datamodules.decoding import CorruptImage, read_image, resize_short_side
 from datamodules.folders import image_folder
 from explainers.errors import check_positive
-from explainers.files import atomic
+from explainers.saved.files import atomic
 
 
 class StoredImages:

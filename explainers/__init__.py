@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-SHORTCUTS = {"load": "explainers.pretrained", "overlay": "explainers.overlays"}
+SHORTCUTS = {"load": "explainers.share", "overlay": "explainers.report.overlays"}
 """What users find here → where it is; imported when it is used, because every room imports this file first."""
 
 

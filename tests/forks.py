@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed import run as torchrun
 
-from explainers import processes, runs
+from explainers.running import processes, runs
 
 FORK = multiprocessing.get_context("fork")
 

@@ -12,9 +12,9 @@ import pytest
 import datamodules
 import explainers
 from datamodules.datasets import unlabelled_images
-from explainers import blocks, posthoc
-from explainers.decomposition.functionals import random_functionals
-from explainers.decomposition.propagation import Propagation
+from explainers import posthoc
+from explainers.anyhead.functionals import random_functionals
+from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.results import read_results
@@ -22,6 +22,7 @@ from explainers.evaluation.settings import explainers_of
 from explainers.posthoc import masks, token_tm, white_box
 from explainers.posthoc.names import labelled
 from explainers.sampling import stream
+from explainers.transformer import blocks
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.vectors import ExplainabilityVector
 
@@ -98,9 +99,9 @@ LISTS = [taker for taker in CHECKED if get_origin(hint_of(*taker[:2])) not in (L
 def test_lists_of_choices_are_found():
     found = {(taker.__name__, name) for taker, name, _ in LISTS}
     of_evaluations = {("Evaluation", name) for name in ("curves", "removals", "probes", "localization", "agreement")}
-    assert of_evaluations | {("Localization", "names"), ("Coalitions", "removals")} <= found
+    assert of_evaluations | {("Localization", "names"), ("CoalitionTeacher", "removals")} <= found
     repeated = {(taker, name) for taker, name, _ in LISTS if REPEATED in get_args(hint_of(taker, name))}
-    assert repeated == {(Propagation, "functionals"), (random_functionals, "kinds")}
+    assert repeated == {(PropagationTeacher, "functionals"), (random_functionals, "kinds")}
 
 
 @pytest.mark.parametrize(("taker", "name", "choices"), LISTS, ids=lambda value: getattr(value, "__name__", str(value)))

@@ -13,22 +13,21 @@ from toys import PAPER, three_models
 
 import explainers
 from explainers import FunctionalExplainer, posthoc
-from explainers.decomposition import Decomposition
+from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.masking import PatchGrid
-from explainers.networks import (
+from explainers.shapley import (
     FastSHAPNetwork,
-    LightNetwork,
+    KernelSHAP,
     LightShapleyNetwork,
-    PaperNetwork,
-    VectorNetwork,
+    Shapley,
+    ShapleyLabels,
     ViTShapleyNetwork,
 )
-from explainers.shapley import KernelSHAP, Shapley, ShapleyLabels
-from explainers.tve import TVE, General, Oracle
+from explainers.tve import TVE, General, LightNetwork, Oracle, PaperNetwork
 from explainers.vectors import ExplainabilityVector, SelfExplaining
-from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.projections import FixedHead, simplex
 
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 
@@ -98,9 +97,9 @@ BUILDERS = {
             TVE, network=partial(PaperNetwork, **PAPER, token_mixing=True), score="logit", h_weight=0.0, pooling=5
         ),
     },
-    Decomposition: {
-        "": partial(Decomposition, network=partial(VectorNetwork, blocks=[0, 1], width=12, depth=1)),
-        "direct": partial(Decomposition, network=partial(VectorNetwork, blocks=[0, 1], width=12, depth=1, direct=[1])),
+    AnyHead: {
+        "": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1)),
+        "direct": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1, direct=[1])),
     },
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
     Shapley: {

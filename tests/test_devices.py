@@ -15,20 +15,19 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers import posthoc
-from explainers.decomposition import Coalitions, Decomposition, Propagation
-from explainers.decomposition.functionals import Functional
-from explainers.evaluation.module import Evaluation
-from explainers.evaluation.pictures import Pictures
+from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
+from explainers.anyhead.functionals import Functional
+from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.probes import Probe
 from explainers.metrics.agreement import Agreement
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import Localized
-from explainers.networks import LightShapleyNetwork
-from explainers.shapley import Shapley, Surrogate
-from explainers.targets import Classifier
+from explainers.report.pictures import Pictures
+from explainers.shapley import LightShapleyNetwork, Shapley, Surrogate
+from explainers.training import Classifier
 from explainers.tve import TVE
 from explainers.vectors import SelfExplaining
-from explainers.vectors.heads import prototypes_of
+from explainers.vectors.projections import prototypes_of
 
 SHAPLEY = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
 
@@ -102,9 +101,9 @@ def test_every_measurement_is_made_on_the_device(make_target, grid, tmp_path):
 TRAINED = {
     "TVE": partial(TVE, network=LIGHT, hops=(1, 2), min_crop=0.5),
     "TVE, cached": partial(TVE, network=LIGHT),
-    "coalitions": partial(Decomposition, network=VECTORS, teacher=Coalitions),
+    "coalitions": partial(AnyHead, network=VECTORS, teacher=CoalitionTeacher),
     "propagation": partial(
-        Decomposition, network=VECTORS, teacher=partial(Propagation, functionals=get_args(Functional))
+        AnyHead, network=VECTORS, teacher=partial(PropagationTeacher, functionals=get_args(Functional))
     ),
     "Shapley": partial(Shapley, network=SHAPLEY, coalitions=4),
     "surrogate": Surrogate,

@@ -16,15 +16,14 @@ from explainers.errors import InputError, check_range
 from explainers.evaluation import Evaluation, TwoPointStudy
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
 from explainers.metrics.error_bound import ErrorBound
-from explainers.networks import LightNetwork, LightShapleyNetwork, PaperNetwork, ViTShapleyNetwork
 from explainers.posthoc.pixel_gradients import PixelExplainer
-from explainers.rules import Rules
-from explainers.shapley import KernelSHAP, Shapley, ShapleyLabels
-from explainers.shapley.coalitions import CoalitionValues
-from explainers.tve import TVE, Oracle
+from explainers.shapley import KernelSHAP, LightShapleyNetwork, Shapley, ShapleyLabels, ViTShapleyNetwork
+from explainers.shapley.coalition_values import CoalitionValues
+from explainers.transformer.rules import Rules
+from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.vectors import ExplainabilityVector, SelfExplaining
-from explainers.vectors.heads import FixedHead, prototypes_of, text_of
+from explainers.vectors.projections import FixedHead, prototypes_of, text_of
 
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 from explainers.masking import PatchGrid
-from explainers.networks.light import LightNetwork
 from explainers.target import TargetModel
-from explainers.tve.module import TVE
+from explainers.tve.light_network import LightNetwork
 from explainers.tve.oracle import Oracle
+from explainers.tve.tve import TVE
 
 GRID = PatchGrid(image_size=24, patch_size=4)
 ROW, COLUMN = 1, 4

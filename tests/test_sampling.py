@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 import references
-import references_decomposition
+import references_anyhead
 import torch
 
 from explainers import sampling
@@ -112,7 +112,7 @@ def test_coalitions_of_any_power_have_the_sizes_that_it_asks_for(power, paired):
     keep = shapley_coalitions(torch.arange(4000), 9, 6, seed=3, paired=paired, power=power)
     for drawn in (keep[:, :1], keep[:, 4:5], keep[:, ::2]):
         counts = drawn.sum(-1).flatten().bincount(minlength=10)
-        assert distance(counts, references_decomposition.coalition_sizes(9, power)) < 5
+        assert distance(counts, references_anyhead.coalition_sizes(9, power)) < 5
     if power == 0:
         assert distance(keep[:, 0].sum(-1).bincount(minlength=10), [0, *[1 / 8] * 8, 0]) < 5
     if power == 1:
@@ -122,7 +122,7 @@ def test_coalitions_of_any_power_have_the_sizes_that_it_asks_for(power, paired):
 @pytest.mark.parametrize("power", [0, 0.5, 1])
 def test_weighed_coalitions_of_any_power_stand_for_those_of_the_shapley_kernel(power):
     """The expectation of any function of the size is the same: exactly, and as a mean over draws."""
-    drawn, kernel = references_decomposition.coalition_sizes(9, power), references.shapley_sizes(9)
+    drawn, kernel = references_anyhead.coalition_sizes(9, power), references.shapley_sizes(9)
     one_of_each = torch.ones(9, 9).tril(-1)[1:].bool()  # of the sizes 1 to 8
     weights = shapley_weights(one_of_each, power)
     torch.testing.assert_close(weights * torch.tensor(drawn[1:9]), torch.tensor(kernel[1:9]))

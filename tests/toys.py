@@ -9,14 +9,15 @@ from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from explainers.networks.light import LightNetwork, at_patches
-from explainers.networks.vectors import VectorNetwork
-from explainers.vectors.heads import FixedHead, simplex
+from explainers.anyhead.network import AnyHeadNetwork
+from explainers.training.trunk import at_patches
+from explainers.tve.light_network import LightNetwork
+from explainers.vectors.projections import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
-VECTORS = partial(VectorNetwork, blocks=[0, 1], width=32, depth=1, heads=2, head_width=4)
+VECTORS = partial(AnyHeadNetwork, blocks=[0, 1], width=32, depth=1, heads=2, head_width=4)
 PAPER = {
     "width": 16,
     "depth": 1,

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError, check_distinct
 from explainers.evaluation.settings import explainers_of, hash_files, settings_of
-from explainers.files import printable, write_atomically
-from explainers.records import devices, first_difference, versions
+from explainers.saved.files import printable, write_atomically
+from explainers.saved.records import devices, first_difference, versions
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Task → explainer → numbers that `Evaluation` measured."""

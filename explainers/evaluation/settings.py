@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explainers.errors import check_distinct
-from explainers.files import file_hashes
-from explainers.identity import WITHOUT_EFFECT
 from explainers.posthoc.names import labelled
-from explainers.records import leaves
+from explainers.saved.files import file_hashes
+from explainers.saved.identity import WITHOUT_EFFECT
+from explainers.saved.records import leaves
 
 NOT_MEASURED = {
     "name": "names the folder",

@@ -8,8 +8,8 @@ from torch import Tensor
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
-from explainers.removal import check_removal, masked_outputs
 from explainers.target import TargetModel
+from explainers.target.removal import check_removal, masked_outputs
 
 Order = Literal["patches", "pixels"]
 """What is removed one after the other. `pixels`: heatmaps are scaled up to the image by bilinear interpolation."""

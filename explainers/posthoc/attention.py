@@ -6,14 +6,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from explainers.blocks import blocks_of, embed_tokens, num_prefix_tokens
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, layer_index, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.tracing import Trace, trace
+from explainers.transformer.blocks import blocks_of, embed_tokens, num_prefix_tokens
+from explainers.transformer.tracing import Trace, trace
 
 
 def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.blocks import value_paths
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import Transitions
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
-from explainers.tracing import Trace
+from explainers.transformer.blocks import value_paths
+from explainers.transformer.tracing import Trace
 
 
 def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:

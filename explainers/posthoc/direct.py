@@ -5,20 +5,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from explainers.blocks import blocks_of
-from explainers.direct import check_direct, direct_paths
 from explainers.errors import checks_choices
-from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import layer_index, middle_layer
 from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
 from explainers.target import TargetModel
+from explainers.target.inputs import check_functionals, checked_classes
+from explainers.transformer.blocks import blocks_of
+from explainers.transformer.direct_paths import check_direct, direct_paths
 
 
 class DirectPaths(nn.Module):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
-    Our own explainer adds it to what its network predicts; here it stands alone.
+    AnyHead adds it to what its network predicts; here it stands alone.
 
     Args:
         target: the model to explain, a timm transformer with a class token or average pooling.
@@ -27,7 +27,7 @@ class DirectPaths(nn.Module):
         start: index of the first block; negative from the last; `None` for the middle one, as SkipPLUS.
 
     Raises:
-        InputError: for models whose direct paths are not known, see `explainers.direct`.
+        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
     """
 
     linear = True

@@ -5,13 +5,13 @@ from functools import partial
 
 from torch import Tensor
 
-from explainers.blocks import blocks_of
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
-from explainers.tracing import Trace
+from explainers.transformer.blocks import blocks_of
+from explainers.transformer.tracing import Trace
 
 
 def input_x_gradient(tokens: Tensor, gradient: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import check_positive, check_range, checks_choices
-from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.masks import patch_masked_scores
-from explainers.removal import check_removal
 from explainers.target import TargetModel
+from explainers.target.inputs import checked_classes
+from explainers.target.removal import check_removal
 
 STEPS = 20
 """Steps of a search whose step size is not given."""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from explainers.blocks import blocks_of
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.tracing import Trace
+from explainers.transformer.blocks import blocks_of
+from explainers.transformer.tracing import Trace
 
 
 def layer_index(target: TargetModel, layer: int) -> int:

@@ -7,13 +7,13 @@ from sklearn.linear_model import Lasso
 from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices
-from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.masks import patch_masked_scores
 from explainers.posthoc.soft_masks import patch_means
-from explainers.removal import check_removal
 from explainers.sampling import uniform
 from explainers.target import TargetModel
+from explainers.target.inputs import checked_classes
+from explainers.target.removal import check_removal
 
 
 def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lasso: bool = False) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, check_range, checks_choices
-from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, Removal, neighbourhoods
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, unit_range, upsample, upsampling_matrix
-from explainers.removal import check_removal, masked_probabilities
 from explainers.sampling import uniform
 from explainers.target import TargetModel
+from explainers.target.inputs import checked_classes
+from explainers.target.removal import check_removal, masked_probabilities
 
 
 def patch_masked_scores(

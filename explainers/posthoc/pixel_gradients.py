@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import check_positive
-from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
 from explainers.target import TargetModel
+from explainers.target.inputs import check_functionals, checked_classes
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 

@@ -1,4 +1,4 @@
-"""Propagation of relevance: Input × Gradient under rules that change the gradient (see `explainers.rules`)."""
+"""Propagation of relevance: Input × Gradient under rules that change the gradient (see `rules`)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,8 +11,8 @@ from explainers.masking import PatchGrid
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.white_box import Output, WhiteBox
-from explainers.rules import Rules
 from explainers.target import TargetModel
+from explainers.transformer.rules import Rules
 
 FROZEN = Rules(attention="frozen", norm="frozen", activation="ratio")
 """The model is linear in its tokens: attention, the scale of normalisations and GELU(x) / x are constants."""

@@ -5,13 +5,13 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.blocks import value_paths
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.tracing import Trace
+from explainers.transformer.blocks import value_paths
+from explainers.transformer.tracing import Trace
 
 
 def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean") -> Tensor:

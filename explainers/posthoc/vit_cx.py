@@ -6,9 +6,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
-from explainers.blocks import Features, attention_channels, attention_features, attention_module
 from explainers.errors import check_positive, check_range, checks_choices
-from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import (
     gaussian_noise,
@@ -19,6 +17,8 @@ from explainers.posthoc.soft_masks import (
     upsampling_matrix,
 )
 from explainers.target import TargetModel
+from explainers.target.inputs import checked_classes
+from explainers.transformer.blocks import Features, attention_channels, attention_features, attention_module
 
 
 def cosine_distances(masks: Tensor, size: int) -> Tensor:

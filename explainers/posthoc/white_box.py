@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.blocks import blocks_of, num_prefix_tokens, readout
 from explainers.errors import checks_choices
-from explainers.inputs import check_functionals, checked_classes
 from explainers.masking import PatchGrid
-from explainers.rules import Rules
 from explainers.target import TargetModel
-from explainers.tracing import Trace, trace
+from explainers.target.inputs import check_functionals, checked_classes
+from explainers.transformer.blocks import blocks_of, num_prefix_tokens, readout
+from explainers.transformer.rules import Rules
+from explainers.transformer.tracing import Trace, trace
 
 Output = Literal["logit", "probability", "log_odds"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]

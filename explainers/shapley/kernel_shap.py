@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.identity import Identity
-from explainers.inputs import check_labels, checked_classes
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc import build
-from explainers.shapley.coalitions import CoalitionValues, Score
+from explainers.saved.identity import Identity
+from explainers.shapley.coalition_values import CoalitionValues, Score
 from explainers.shapley.prior import fit_with_prior
 from explainers.target import TargetModel
+from explainers.target.inputs import check_labels, checked_classes
 
 
 def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weights: Tensor | None = None) -> Tensor:

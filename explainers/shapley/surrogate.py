@@ -12,9 +12,9 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid, mask_pixels
 from explainers.sampling import random_coalitions, stream
 from explainers.target import TargetModel
-from explainers.target_files import save_target
-from explainers.training.module import TrainingModule
+from explainers.target.storage import save_target
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.training_module import TrainingModule
 
 
 class Surrogate(TrainingModule):

@@ -1,6 +1,7 @@
 """Code that all LightningModules of this project share: optimisation, random crops, frozen parts, checkpoints."""
 
-from explainers.training.module import NetworkExplainer, TrainingModule
+from explainers.training.classifier import Classifier
 from explainers.training.optimisation import warmup_cosine, warmup_linear
+from explainers.training.training_module import NetworkExplainer, TrainingModule
 
-__all__ = ["NetworkExplainer", "TrainingModule", "warmup_cosine", "warmup_linear"]
+__all__ = ["Classifier", "NetworkExplainer", "TrainingModule", "warmup_cosine", "warmup_linear"]

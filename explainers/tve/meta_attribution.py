@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_positive, check_range, checks_choices
-from explainers.identity import Identity, recipe
 from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourhoods
 from explainers.sampling import random_patches, stream, uniform
+from explainers.saved.identity import Identity, recipe
 from explainers.target import TargetModel
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import check_positive
-from explainers.identity import recipe
-from explainers.inputs import checked_classes
 from explainers.masking import PatchGrid, neighbourhoods
+from explainers.saved.identity import recipe
+from explainers.saved.weights import read_weights, save_weights
 from explainers.target import TargetModel
+from explainers.target.inputs import checked_classes
 from explainers.tve.meta_attribution import meta_attribution, transfer
-from explainers.weight_files import read_weights, save_weights
 
 
 class Oracle(nn.Module):

@@ -1,8 +1,8 @@
 """Explainability vectors: add the ability to explain itself to a model by arithmetic on weights."""
 
+from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.exported import exported_target
-from explainers.vectors.heads import prototypes_of, simplex_of, text_of
-from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.projections import prototypes_of, simplex_of, text_of
 from explainers.vectors.self_explaining import SelfExplaining
 
 __all__ = ["ExplainabilityVector", "SelfExplaining", "exported_target", "prototypes_of", "simplex_of", "text_of"]

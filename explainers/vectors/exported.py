@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.saved.weights import check_identity, read_weights
 from explainers.target import TargetModel
 from explainers.training.state_dicts import check_alike, part
-from explainers.vectors.heads import FixedHead
-from explainers.weight_files import check_identity, read_weights
+from explainers.vectors.projections import FixedHead
 
 
 def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetModel:

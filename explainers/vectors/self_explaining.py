@@ -12,21 +12,21 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torchmetrics import MeanMetric
 
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.identity import Identity, weights_hash
-from explainers.inputs import check_labels, checked_classes
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
-from explainers.sources import Features, Pixels, Source, complete
+from explainers.saved.identity import Identity, weights_hash
+from explainers.saved.weights import save_weights
 from explainers.target import TargetModel
-from explainers.training.module import TrainingModule
+from explainers.target.inputs import check_labels, checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.sources import Features, Pixels, Source, complete
+from explainers.training.training_module import TrainingModule
 from explainers.vectors.exported import exported_target
-from explainers.vectors.heads import FixedHead, ProjectionBuilder, Reading, own_head
 from explainers.vectors.patches import explained, patch_means
-from explainers.weight_files import save_weights
+from explainers.vectors.projections import FixedHead, ProjectionBuilder, Reading, own_head
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
-"""Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.decomposition`."""
+"""Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.anyhead`."""
 
 
 class SelfExplaining(TrainingModule):
@@ -36,7 +36,7 @@ class SelfExplaining(TrainingModule):
     squared error of the attributions of the patches to one class, or to all. With α = 1 it is the prediction-only twin,
     which is trained without attributions.
 
-    A teacher of `explainers.decomposition` explains no class but the embedding itself: patches learn vectors c_z whose
+    A teacher of `explainers.anyhead` explains no class but the embedding itself: patches learn vectors c_z whose
     products v · c_z attribute every functional v. With its predictions held by those of the base model, the model then
     needs neither labels nor classes, and what it learned serves every head.
 
@@ -50,7 +50,7 @@ class SelfExplaining(TrainingModule):
         scale: see `FixedHead`; not for the model's own head.
         reading: see `FixedHead`; `saved` is that of `weights`, and `patch` without weights.
         patch_scale: see `FixedHead`; `None` takes that of the first batch at which the vectors c_z are as large as the
-            labels' source expects, which must be a teacher of `explainers.decomposition`.
+            labels' source expects, which must be a teacher of `explainers.anyhead`.
         alpha: α, in (0, 1].
         predictions: L_predict: the cross entropy with the `labels`, or the divergence from the predictions of the
             `teacher`, KL(teacher ‖ model).

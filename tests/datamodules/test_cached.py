@@ -15,10 +15,10 @@ from datamodules.digits import Digits
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.networks.light import LightNetwork
-from explainers.sources import Features
+from explainers.training.sources import Features
+from explainers.tve.light_network import LightNetwork
 from explainers.tve.meta_attribution import MetaAttributions
-from explainers.tve.module import TVE
+from explainers.tve.tve import TVE
 
 STILL = partial(torch.optim.SGD, lr=0.0)
 

@@ -85,7 +85,7 @@ def read(folder, paths, *sources, labels=(0, 1, 2, 0, 1, 2), **settings):
 
 
 def test_an_edited_pixel_is_seen_though_size_and_time_are_what_they_were(tmp_path, paths, monkeypatch):
-    monkeypatch.setattr("explainers.files.SETTLED", 0)
+    monkeypatch.setattr("explainers.saved.files.SETTLED", 0)
     assert read(tmp_path / "rows", paths, Means())[3]["mean"] == 35
     time.sleep(0.05)
     status, content = paths[3].stat(), bytearray(paths[3].read_bytes())

@@ -22,7 +22,7 @@ from datamodules.images import Images
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr("explainers.files.SETTLED", 0)  # also hashes of files that are a moment old are remembered
+    monkeypatch.setattr("explainers.saved.files.SETTLED", 0)  # remember young files too
 
 
 BOXES = [[(1.0, 2.0, 9.0, 8.0)], [], [(0.0, 0.0, 4.0, 4.0), (5.0, 5.0, 20.0, 9.0)], [(3.0, 3.0, 12.0, 12.0)]]

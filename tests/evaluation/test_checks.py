@@ -12,10 +12,10 @@ from toys import SILENT
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.approximation import TwoPointStudy
-from explainers.evaluation.module import Evaluation
-from explainers.evaluation.report import markdown, rows
+from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
-from explainers.vectors.heads import FixedHead, simplex
+from explainers.report.tables import markdown, rows
+from explainers.vectors.projections import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 MODULES = {"evaluation": lambda *args: Evaluation(*args, levels=3), "study": lambda *args: TwoPointStudy(*args, 1, 4)}

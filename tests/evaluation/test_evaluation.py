@@ -15,14 +15,14 @@ from toys import SILENT
 
 from datamodules.digits import Digits
 from explainers.errors import InputError
-from explainers.evaluation.module import Evaluation
+from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.passes import counted_passes
-from explainers.identity import weights_hash
 from explainers.posthoc import RISE, ViTCX
 from explainers.posthoc.chance import Chance
+from explainers.saved.identity import weights_hash
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.tve.oracle import Oracle
-from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.projections import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 LEVELS = 6  # of 16 patches: not a divisor

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from explainers.evaluation.settings import BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
-from explainers.identity import WITHOUT_EFFECT
+from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
     "experiment=quickstart_eval",

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from explainers.adapters import to_pixels
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, masked_forward
 from explainers.metrics.coalitions import sensitivity_n
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
+from explainers.share.adapters import to_pixels
 
 quantus = pytest.importorskip("quantus", reason="Quantus is not installed: make peers")
 

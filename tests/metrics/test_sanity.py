@@ -8,7 +8,6 @@ from torch import nn
 from toys import equal, state
 
 from explainers.errors import InputError
-from explainers.identity import weights_hash
 from explainers.metrics.sanity import (
     MaxSensitivity,
     Randomisation,
@@ -18,6 +17,7 @@ from explainers.metrics.sanity import (
     with_noise,
 )
 from explainers.posthoc import InputXGradient
+from explainers.saved.identity import weights_hash
 
 INDEX = torch.tensor([3, 0, 2**35, 7, 9])
 

@@ -5,10 +5,10 @@ import references_attention as slow
 import torch
 from references_attention import MODELS, SWIN, agree
 
-from explainers.blocks import blocks_of
 from explainers.errors import InputError
 from explainers.posthoc import attention as methods
 from explainers.posthoc.layerwise import PLUS, Rollout
+from explainers.transformer.blocks import blocks_of
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
 CLASSLESS = {"RawAttention", "AttentionRollout"}

@@ -6,11 +6,11 @@ import torch
 from references_attention import EVA, MODELS, SWIN, agree
 
 from explainers import posthoc
-from explainers.blocks import value_paths
 from explainers.errors import InputError
 from explainers.posthoc import decomposition as methods
 from explainers.posthoc.decomposition import alti_contributions, contribution_norms
-from explainers.tracing import trace
+from explainers.transformer.blocks import value_paths
+from explainers.transformer.tracing import trace
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
 ALL = ["GlobEnc", "ALTI", "GlobEnc-Rollout", "ALTI-Rollout", "GlobEnc-PLUS"]

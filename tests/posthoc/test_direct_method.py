@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from explainers.direct import direct_paths
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc import DirectPaths
+from explainers.transformer.direct_paths import direct_paths
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 

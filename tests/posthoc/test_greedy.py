@@ -8,7 +8,7 @@ from test_pixels import CLASSES, only_one_patch
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc.greedy import GreedyOrder, candidate_counts, greedy_order
-from explainers.removal import embed_visible
+from explainers.target.removal import embed_visible
 
 RANKS = torch.arange(16, 0, -1) / 16
 

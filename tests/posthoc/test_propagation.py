@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from toys import assert_same
 
-from explainers import rules
 from explainers.posthoc.attention import PartialLRP
 from explainers.posthoc.gradients import FullGrad
 from explainers.posthoc.layerwise import PLUS, SkipPLUS
@@ -23,6 +22,7 @@ from explainers.posthoc.propagation import (
     libra,
     positive_seeds,
 )
+from explainers.transformer import rules
 
 frozen_full_grad = libra(FullGrad)
 METHODS = {

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from datamodules import write_beton
 
 WARM = "callbacks.heatmaps callbacks.throughput contourpy datamodules.cached datamodules.digits datamodules.folders"
-WARM += " explainers.evaluation.figures explainers.networks explainers.targets explainers.tve scipy.spatial"
+WARM += " explainers.report.figures explainers.tve explainers.training scipy.spatial"
 WARM += " matplotlib.figure matplotlib.backends.backend_agg sklearn.datasets ffcv"
 """Modules that a command imports late; they are imported before the first fork. FFCV may be missing."""
 
@@ -75,7 +75,7 @@ MEASURED = (
         "pictures.images=1",
         "figures=[bars]",
         "~explainers.tve_untrained",
-        "~explainers.decomposition",
+        "~explainers.anyhead",
         "explainers.tve.network.width=24",
     ),
     *("explainers.tve.weights={place}/inputs/explainer.safetensors", "explainers.oracle.cache_dir={place}/oracle"),

@@ -30,7 +30,7 @@ def found(tmp_path_factory):
 @pytest.mark.slow
 def test_every_method_is_measured_beside_plain_inference(found):
     assert found["networks"].keys() == found["throughput"].keys() == {"tiny"}
-    assert list(found["networks"]["tiny"]) == ["plain", "light", "decomposition", "shared", "paper", "oracle"]
+    assert list(found["networks"]["tiny"]) == ["plain", "light", "anyhead", "shared", "paper", "oracle"]
     for method, numbers in found["networks"]["tiny"].items():
         low, high = numbers["spread"]
         assert 0 < low <= numbers["images_per_second"] <= high

@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from test_configs import EXPERIMENTS, program
 from test_errors import DIGITS_EVALUATION, error
 
-from explainers import messages
 from explainers.errors import InputError
+from explainers.running import messages
 
 TRAINING = ("target=tiny", "data=digits", "explainer=tve_light", "logger=csv", "callbacks=train")
 COMMANDS = {
@@ -17,7 +17,7 @@ COMMANDS = {
     ("train", "callback=train"): "no setting callback: did you mean callbacks?",
     ("train", "evaluation.levels=3"): "no setting evaluation: ",
     ("train", "data=digitz"): "no data named digitz: did you mean digits?",
-    ("train", "experiment=nothing"): "no experiment named nothing: there are benchmark, ",
+    ("train", "experiment=nothing"): "no experiment named nothing: there are anyhead_finetune, ",
     ("train", "experiment=tve_vitg"): "no experiment named tve_vitg: did you mean tve_vitb",
     ("train", "explainers=[chance]"): "no group explainers in the config of this program: did you mean explainer?",
     ("train", "experiment=explain"): "one of eval.py: python eval.py experiment=explain",

@@ -24,7 +24,7 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.vectors.heads import FixedHead, simplex
+from explainers.vectors.projections import FixedHead, simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
@@ -261,8 +261,8 @@ def evaluated(tmp_path_factory):
         "evaluation.levels=3",
         "explainers.tve.network.width=24",
         "explainers.tve_untrained.network.width=24",
-        "explainers.decomposition.network.width=24",
-        "explainers.decomposition.weights=null",
+        "explainers.anyhead.network.width=24",
+        "explainers.anyhead.weights=null",
         f"explainers.tve.weights={root / 'tve/explainer.safetensors'}",
         *(f"tasks.{task}.target.head={root / task}.safetensors" for task in tasks),
         *(f"tasks.{task}.data.size.test=5" for task in tasks),
@@ -284,7 +284,7 @@ def test_an_evaluation_leaves_numbers_a_table_curves_and_heatmaps(evaluated):
 def test_the_numbers_of_an_evaluation_say_what_they_hold_for(evaluated):
     written = json.loads((evaluated / "results.json").read_text())
     for task in ("odd", "five_or_more", "loop"):
-        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "decomposition"}
+        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "anyhead"}
         assert all(found["images"] == 5 for found in written["results"][task].values())
         identity = written["identity"][task]
         assert (identity["removals"], identity["classes"], identity["levels"]) == (["zero", "black"], "predicted", 3)

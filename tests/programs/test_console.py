@@ -20,12 +20,12 @@ from callbacks.progress import Progress
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers import runs
-from explainers.evaluation.module import Evaluation
-from explainers.files import file_hashes
+from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
-from explainers.processes import accelerator_of
 from explainers.progress import Lines
+from explainers.running import runs
+from explainers.running.processes import accelerator_of
+from explainers.saved.files import file_hashes
 from explainers.tve import TVE
 
 
@@ -87,7 +87,7 @@ def test_a_batch_that_takes_minutes_counts_its_forward_passes(clock, capsys, mak
 
 
 def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("explainers.files._hash", lambda path: setattr(clock, "now", clock.now + 31) or "hash")
+    monkeypatch.setattr("explainers.saved.files._hash", lambda path: setattr(clock, "now", clock.now + 31) or "hash")
     for name in "ab":
         (tmp_path / name).write_text(name)
     file_hashes([tmp_path / "a", tmp_path / "b"])

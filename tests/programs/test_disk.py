@@ -10,7 +10,7 @@ from forks import forked
 from hydra.errors import InstantiationException
 from safetensors import SafetensorError
 
-from explainers import messages, runs
+from explainers.running import messages, runs
 
 RUN = (*TVE_RUN, *DIGITS)
 

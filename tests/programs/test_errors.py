@@ -13,8 +13,8 @@ from forks import forked
 from hydra.errors import MissingConfigException
 from safetensors.torch import save_file
 
-from explainers import messages
 from explainers.errors import InputError
+from explainers.running import messages
 
 EVALUATION = ("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", *QUIET)
 DIGITS_EVALUATION = ("tasks=[digits]", "target=tiny", "evaluation.levels=3", *QUIET)

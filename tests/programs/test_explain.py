@@ -10,7 +10,7 @@ import pytest
 from commands import QUIET, evaluate
 from PIL import Image
 
-from explainers.files import file_name
+from explainers.saved.files import file_name
 
 EXPLAIN = ("experiment=explain", "target=tiny", "tasks.photos.data.num_workers=0", *QUIET)
 KINDS = ("animated", "caf\ufffd", "cmyk", "grey", "huge", "jpeg2000", "modern", "palette", "rotated", "targa", "tiny")

@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import eval as evaluation
 import train as training
-from explainers import messages, runs
+from explainers.running import messages, runs
 
-ALL = "chance,decomposition,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley"
+ALL = "chance,anyhead,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley"
 FILES = ("figures.passes.passes={a:1}", "figures.passes.one=[b]")
 FILES += tuple(f"figures.{name}.files={{a:x}}" for name in ("lambdas", "losses"))
 FILES += tuple(f"figures.{name}.file=x" for name in ("cost", "theorem1", "throughput"))
@@ -36,8 +36,8 @@ CONFIGS = {
     "eval two points": ("eval", "experiment=eval_two_point", "explainers=[chance]"),
     "eval vectors": ("eval", "experiment=quickstart_vectors_eval"),
     "train": ("train", "data=digits"),
-    "train cached": ("train", "experiment=decomposition_vit_tiny"),
-    "train white box": ("train", "experiment=decomposition_white_box", "logger=wandb"),
+    "train cached": ("train", "experiment=anyhead_vit_tiny"),
+    "train white box": ("train", "experiment=anyhead_white_box", "logger=wandb"),
     "train head": ("train", "experiment=linear_head"),
     "train surrogate": ("train", "experiment=surrogate"),
     "train shapley": ("train", "experiment=vit_shapley", "trainer=gpu"),
@@ -49,7 +49,7 @@ CONFIGS = {
 }
 SHARED = {
     "blocks": "of the target; networks that read features read it",
-    "direct": "of the target; the network of our own explainer reads it",
+    "direct": "of the target; the network of AnyHead reads it",
     "data_dir": "data sets on disk read it",
     "cache_dir": "cache=sources and the oracle read it",
     "seed": "all that draws reads it",

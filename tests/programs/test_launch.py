@@ -10,7 +10,7 @@ from forks import FORK, forked
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from explainers import processes, runs
+from explainers.running import processes, runs
 
 TWO = ("trainer.devices=2", "data.size.train=16", *QUIET)
 

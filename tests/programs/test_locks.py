@@ -9,9 +9,9 @@ from commands import DIGITS, TVE_RUN
 from forks import FORK, forked
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from explainers import processes
 from explainers.errors import InputError
-from explainers.processes import locked
+from explainers.running import processes
+from explainers.running.processes import locked
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 

@@ -5,8 +5,8 @@ import csv
 import pytest
 from commands import csv_rows
 
-from explainers.evaluation.run_figures import loss_curves
-from explainers.loggers import HISTORY, History, forget_later_rows
+from explainers.report.run_figures import loss_curves
+from explainers.running.loggers import HISTORY, History, forget_later_rows
 
 
 class Killed(BaseException):

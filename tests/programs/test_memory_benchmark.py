@@ -28,7 +28,7 @@ def test_every_experiment_that_trains_has_a_row(monkeypatch, capsys):
     monkeypatch.setattr(memory, "row", lambda name: f"| {name} |")
     memory.main([])
     names = {cells(line)[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"tve_vitb", "decomposition_vitb", "vit_shapley", "linear_head"} <= set(TRAININGS) <= names
+    assert {"tve_vitb", "anyhead_vitb", "vit_shapley", "linear_head"} <= set(TRAININGS) <= names
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_operations_of_the_frozen_part_are_those_of_a_forward_pass():
 @pytest.mark.slow
 def test_sizes_at_the_scale_of_imagenet():
     assert scaling.trained_images("tve_vitb") == 200_000 * 256
-    assert scaling.trained_images("decomposition_vitb") == 4 * 1_281_167
+    assert scaling.trained_images("anyhead_vitb") == 4 * 1_281_167
     width = build(composed("experiment=quickstart_head")).target.embed_dim
     assert scaling.row_bytes("quickstart_head") == 2 * width
 

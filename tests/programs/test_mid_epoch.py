@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from callbacks.last_checkpoint import LastCheckpoint
 from datamodules.write_beton import write_beton
-from explainers import processes
-from explainers.resuming import progress_of
+from explainers.running import processes
+from explainers.running.resuming import progress_of
 
 EPOCHS, STEPS = 3, 5  # steps of an epoch
 RUN = (

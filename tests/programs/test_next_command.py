@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from explainers.commands import next_command
+from explainers.running.commands import next_command
 
 FOLDER = Path("runs/x=1")  # of a sweep's job
 
@@ -38,7 +38,7 @@ def same(wanted, got, *without):
         (("experiment=quickstart_tve",), "tve"),
         (("experiment=quickstart_folder", "target=vit_base", "data_dir=/my/images"), "tve"),
         (("experiment=tve_vitb", "explainer.network.mae=mae.pth", "explainer.network.depth=3"), "tve_paper"),
-        (("experiment=decomposition_white_box", "direct=[3]"), "decomposition"),
+        (("experiment=anyhead_white_box", "direct=[3]"), "anyhead"),
         (("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"), "vit_shapley"),
         (("experiment=fastshap", "explainer.network.backbone=resnet34", "grid.patch_size=32"), "fastshap"),
         (("data=digits", "target=digits", "explainer=shapley_light", "explainer.network.width=24"), "shapley_light"),

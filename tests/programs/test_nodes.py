@@ -19,9 +19,9 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from test_processes import losses
 
-from explainers import processes, runs
 from explainers.errors import InputError
-from explainers.resuming import progress_of
+from explainers.running import processes, runs
+from explainers.running.resuming import progress_of
 
 RUN = (
     *TVE_RUN,

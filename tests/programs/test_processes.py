@@ -20,10 +20,10 @@ from lightning import Callback
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from explainers import processes, runs
-from explainers.evaluation.pictures import read_pictures
-from explainers.files import file_name
-from explainers.resuming import progress_of
+from explainers.report.pictures import read_pictures
+from explainers.running import processes, runs
+from explainers.running.resuming import progress_of
+from explainers.saved.files import file_name
 
 RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
@@ -135,7 +135,7 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     tasks = ("odd", "five_or_more")
     command = [
         *("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", "~explainers.tve", "~tasks.loop", *QUIET),
-        *("~explainers.decomposition", "~figures", "pictures.images=3", "evaluation.probes=[saco,sensitivity_n]"),
+        *("~explainers.anyhead", "~figures", "pictures.images=3", "evaluation.probes=[saco,sensitivity_n]"),
         "evaluation.localization=[pointing_game,average_precision,segmentation]",
         "explainers.tve_untrained.network.width=24",
         *(f"tasks.{task}.target.head={tmp_path / 'head.safetensors'}" for task in tasks),

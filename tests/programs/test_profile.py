@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from callbacks.profile import PARTS, Profile, Stopwatch
-from explainers import processes
 from explainers.errors import InputError
+from explainers.running import processes
 
 SLEEP = 0.05
 SHOWN = dict.fromkeys(("enable_checkpointing", "enable_model_summary", "enable_progress_bar", "logger"), False)

@@ -12,7 +12,7 @@ from forks import FORK
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
-from explainers import processes
+from explainers.running import processes
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 

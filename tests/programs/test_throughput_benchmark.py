@@ -76,7 +76,7 @@ def test_the_first_round_is_not_counted_and_options_take_turns(modules, monkeypa
 
 def test_operations_of_a_step_are_extrapolated_from_few_images(modules, monkeypatch):
     monkeypatch.setattr(throughput, "seconds", lambda *_: 0.5)
-    module, batch = modules["decomposition"], throughput.random_batch(8, 64, CPU)
+    module, batch = modules["anyhead"], throughput.random_batch(8, 64, CPU)
     Option("").loss(module, batch)  # calibrates the network
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         Option("").loss(module, batch).backward()

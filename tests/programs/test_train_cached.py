@@ -12,7 +12,7 @@ from test_train import same
 
 from datamodules.store import Store
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.sources import Features
+from explainers.training.sources import Features
 from explainers.tve.meta_attribution import MetaAttributions
 
 CACHED = ("data=digits", "cache=sources", "explainer.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)

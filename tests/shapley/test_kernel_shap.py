@@ -10,7 +10,7 @@ from toys import game
 
 from explainers.masking import PatchGrid
 from explainers.sampling import shapley_coalitions
-from explainers.shapley.coalitions import CoalitionValues
+from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
 
 GRID = PatchGrid(image_size=24, patch_size=8)

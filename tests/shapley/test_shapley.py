@@ -11,11 +11,11 @@ from toys import game
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.networks.shapley import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.sampling import shapley_coalitions
-from explainers.shapley.coalitions import CoalitionValues
-from explainers.shapley.module import Shapley, efficient, shapley_loss
-from explainers.sources import complete
+from explainers.shapley.coalition_values import CoalitionValues
+from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
+from explainers.shapley.shapley import Shapley, efficient, shapley_loss
+from explainers.training.sources import complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 ADAM = partial(torch.optim.Adam, lr=3e-3)

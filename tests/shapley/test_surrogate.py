@@ -11,9 +11,9 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from explainers.errors import InputError
-from explainers.networks.shapley import LightShapleyNetwork
 from explainers.sampling import random_coalitions, stream
-from explainers.shapley.module import Shapley
+from explainers.shapley.networks import LightShapleyNetwork
+from explainers.shapley.shapley import Shapley
 from explainers.shapley.surrogate import Surrogate
 from explainers.target import TargetModel
 

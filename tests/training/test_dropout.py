@@ -8,8 +8,8 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 from toys import SILENT, equal, state
 
-from explainers.targets.classifier import Classifier
 from explainers.training import TrainingModule
+from explainers.training.classifier import Classifier
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 trainer_of = partial(Trainer, accelerator="cpu", log_every_n_steps=1, **SILENT)

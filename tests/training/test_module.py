@@ -9,7 +9,7 @@ from torch import nn
 from toys import ADAM, batch_of, equal, fit, state
 
 from explainers.errors import InputError
-from explainers.identity import weights_hash
+from explainers.saved.identity import weights_hash
 from explainers.training import TrainingModule
 
 

@@ -8,10 +8,10 @@ from hydra.utils import instantiate
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.networks.light import LightNetwork
 from explainers.tve.general import General
-from explainers.tve.module import TVE
+from explainers.tve.light_network import LightNetwork
 from explainers.tve.oracle import Oracle
+from explainers.tve.tve import TVE
 
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 TASK = torch.tensor([0, 1, 1, 0, 1])  # what a classifier of two classes predicts

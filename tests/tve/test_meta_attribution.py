@@ -7,7 +7,7 @@ from torch import nn
 from toys import batch_of
 
 from explainers.masking import PatchGrid, neighbourhoods
-from explainers.sources import Features
+from explainers.training.sources import Features
 from explainers.tve.meta_attribution import MetaAttributions, meta_attribution, transfer
 from explainers.tve.oracle import Oracle
 

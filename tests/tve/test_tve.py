@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from toys import ADAM, LIGHT, Given, Perfect, Small, batch_of, equal, fit, state
 
-from explainers.sources import complete
-from explainers.tve.module import TVE
+from explainers.training.sources import complete
 from explainers.tve.oracle import Oracle
+from explainers.tve.tve import TVE
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 

@@ -9,9 +9,9 @@ from torch import nn
 from toys import ADAM, LIGHT, Small, equal, fit, state
 
 from explainers.errors import InputError
-from explainers.identity import weights_hash
 from explainers.masking import PatchGrid
-from explainers.tve.module import TVE
+from explainers.saved.identity import weights_hash
+from explainers.tve.tve import TVE
 
 
 def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, images, tmp_path):

@@ -14,14 +14,14 @@ from toys import SILENT, Marked, marked_splits, three_models
 from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.identity import weights_hash
+from explainers.saved.identity import weights_hash
+from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
+from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.exported import exported_target
-from explainers.vectors.module import ExplainabilityVector
-from explainers.vectors.sweep import best_point, table
+from explainers.vectors.lambda_sweep import best_point, table
 from explainers.vectors.task_arithmetic import transfer, vector
-from explainers.weight_files import read_weights
 
 LABELS = partial(ShapleyLabels, budget=20)
 SWEEP = [i / 10 for i in range(21)]

@@ -13,15 +13,15 @@ from toys import SILENT, Marked, equal, exported, state
 from datamodules.cached import Cached
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.identity import weights_hash
+from explainers.saved.identity import weights_hash
+from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.sources import Pixels
-from explainers.target_files import save_target
+from explainers.target.storage import save_target
+from explainers.training.sources import Pixels
 from explainers.vectors.exported import exported_target
-from explainers.vectors.heads import FixedHead, simplex, simplex_of
 from explainers.vectors.patches import explained
+from explainers.vectors.projections import FixedHead, simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
-from explainers.weight_files import read_weights
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 LABELS = partial(ShapleyLabels, budget=20)

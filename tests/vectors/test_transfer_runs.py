@@ -16,16 +16,16 @@ from datamodules.cached import Cached
 from datamodules.images import Images
 from datamodules.store import Store
 from explainers.errors import InputError
-from explainers.identity import weights_hash
 from explainers.masking import PatchGrid
+from explainers.saved.identity import weights_hash
+from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
+from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.exported import exported_target
-from explainers.vectors.module import ExplainabilityVector
 from explainers.vectors.patches import explained
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import cosine, vector
-from explainers.weight_files import read_weights
 
 LABELS = partial(ShapleyLabels, budget=20)
 COARSE = PatchGrid(32, 16, differs=True)

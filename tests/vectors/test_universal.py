@@ -12,19 +12,19 @@ from toys import SILENT, Marked, exported
 
 from datamodules.cached import Cached
 from datamodules.images import Images
-from explainers.decomposition import Coalitions, Propagation
+from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import TargetModel
+from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.exported import exported_target
-from explainers.vectors.heads import simplex_of
-from explainers.vectors.module import ExplainabilityVector
+from explainers.vectors.projections import simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 TEACHERS = {
-    "propagation": partial(Propagation, functionals=["predicted", "other"]),
-    "coalitions": partial(Coalitions, pairs=3),
+    "propagation": partial(PropagationTeacher, functionals=["predicted", "other"]),
+    "coalitions": partial(CoalitionTeacher, pairs=3),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import QUIET, ROOT, composed_once, evaluate, train
 
-from explainers.weight_files import read_weights
+from explainers.saved.weights import read_weights
 
 TINY = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", "data.size.train=24", "data.size.val=9")
 FAST = ("trainer.max_epochs=2", "data.batch_size=8", "logger=csv", "callbacks=train", *QUIET)

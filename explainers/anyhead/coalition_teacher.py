@@ -1,0 +1,151 @@
+"""Embeddings of masked images, and the least-squares fit of their differences by sums over patches."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from explainers.anyhead.functionals import class_rows
+from explainers.errors import InputError, check_positive, checks_choices
+from explainers.masking import PatchGrid, Removal
+from explainers.sampling import region_coalitions, shapley_coalitions, shapley_weights, stream
+from explainers.saved.identity import Identity, recipe
+from explainers.shapley.shapley import efficient
+from explainers.target import TargetModel
+from explainers.target.removal import check_removal, masked_outputs
+
+Fit = Literal["regions", "uniform", "shapley"]
+POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
+
+
+@checks_choices
+def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tuple[Tensor, Tensor]:
+    """Compare Σ_{z ∈ S} c_z − Σ_{z ∉ S} c_z with G(x_S) − G(x_S̄), where S̄ is the complement of S.
+
+    What G(x_S) and G(x_S̄) have in common says nothing about a sum over patches, and cancels. With the weights of
+    `shapley`, the vectors of the least squared error over all coalitions are the Shapley values of the embedding
+    (Charnes et al., 1988). Shapley values are linear in the game: v · c_z are those of v · G.
+
+    Args:
+        vectors: c_z, (B, N, D).
+        rows: the rows of `CoalitionTeacher`, and `embedding`, G(x).
+        fit: `shapley`: c_z are first shifted to sum to G(x) − G(x_∅), and errors have weights.
+
+    Returns:
+        Errors, and differences of embeddings, (B, M, D) each, times the square root of the weight of each coalition.
+    """
+    keep, difference = rows["keep"], rows["difference"]
+    signs = 2 * keep.to(vectors.dtype) - 1
+    if fit != "shapley":
+        return difference - signs @ vectors, difference
+    errors = difference - signs @ efficient(vectors, rows["blank"], rows["embedding"].to(vectors.dtype))
+    root = shapley_weights(keep, POWER).to(vectors.dtype).sqrt()[..., None]
+    return root * errors, root * difference
+
+
+def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
+    """Compute the unexplained part of the squared differences of logits: 1 for vectors of 0, if they are not shifted.
+
+    It is the mean of two parts, of the logits of all classes and of the logit of one class of each image. Squares are
+    summed over images and coalitions before they are compared: an image that no mask changes does not count.
+
+    Args:
+        errors: (B, M, D), see `coalition_errors`.
+        difference: (B, M, D).
+        rows: the functionals of the classes, relative to their mean, (K, D).
+        classes: (B,).
+    """
+    sums = []
+    for each in (errors, difference):
+        squares = (each @ rows.mT).square()  # (B, M, K)
+        sums.append(torch.stack([squares.sum(), squares[torch.arange(len(squares)), :, classes].sum()]))
+    return (sums[0] / sums[1].clamp(min=1e-8)).mean()
+
+
+class CoalitionTeacher:
+    """A teacher: a source (see `sources`) of embeddings G(x_S) of images with only a coalition S of patches.
+
+    It needs no backward pass, and a backbone of any kind. One embedding teaches the attributions of all functionals.
+
+    Rows: `keep` (B, M, N), coalitions, drawn anew every epoch; `difference` (B, M, D), their embeddings minus those of
+    their complements; `blank` (B, D), the embedding of no patch.
+
+    Args:
+        target: the model whose backbone is G. The loss reads its head.
+        grid: the patches.
+        pairs: M, the number of coalitions of each image; each costs two forward passes.
+        fit: how coalitions are drawn and weighed. `regions`: coherent regions of all sizes, see `region_coalitions`.
+            `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors of
+            the least error are the Shapley values.
+        removals: what replaces hidden patches, see `Removal`. The coalitions of an image take turns; `blank` is a mean.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws.
+    """
+
+    provides = ("keep", "difference", "blank")
+    entries = ("image",)
+
+    @checks_choices
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        pairs: int = 4,
+        fit: Fit = "regions",
+        removals: Sequence[Removal] = ("zero",),
+        chunk_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        check_positive(pairs=pairs, chunk_size=chunk_size)
+        if not 0 < len(removals) <= pairs:
+            raise InputError(
+                f"expected at least one removal, and a pair of coalitions for each, got {len(removals)} removals and"
+                f" pairs={pairs}"
+            )
+        for removal in removals:
+            check_removal(target, removal)
+        self.target, self.grid, self.pairs, self.fit, self.removals = target, grid, pairs, fit, tuple(removals)
+        self.chunk_size, self.seed = chunk_size, seed
+        self.forward_passes = 2 * pairs
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        keep = self._draw(batch["index"], epoch)
+        with torch.no_grad():
+            normalised = self.target.normalise(batch["image"])
+            difference = torch.empty(*keep.shape[:2], self.target.embed_dim, device=keep.device)
+            blanks = []
+            for turn, removal in enumerate(self.removals):
+                turns = slice(turn, None, len(self.removals))
+                both = torch.stack([keep[:, turns], ~keep[:, turns]], 2).flatten(1, 2)
+                seen = self._embed(normalised, both, removal).unflatten(1, (-1, 2))
+                difference[:, turns] = seen[:, :, 0] - seen[:, :, 1]
+                blanks.append(self._embed(normalised[:1], torch.zeros_like(keep[:1, :1]), removal)[0])
+        return {"keep": keep, "difference": difference, "blank": torch.stack(blanks).mean(0).expand(len(keep), -1)}
+
+    def _draw(self, index: Tensor, epoch: int) -> Tensor:
+        """The first coalition of each pair, (B, M, N)."""
+        seed, num_patches = stream("coalitions", self.seed, epoch), self.grid.num_patches
+        if self.fit == "regions":
+            return region_coalitions(index, num_patches, self.pairs, seed)
+        power = POWER if self.fit == "shapley" else 0
+        return shapley_coalitions(index, num_patches, self.pairs, seed, paired=False, power=power)
+
+    def _embed(self, normalised: Tensor, keep: Tensor, removal: Removal) -> Tensor:
+        outputs = masked_outputs(self.target, nn.Identity(), normalised, keep, self.grid, removal, self.chunk_size)
+        return outputs.float()
+
+    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; the class is the predicted one."""
+        head = class_rows(self.target.head, self.target.embed_dim, vectors)
+        classes = self.target.classify(rows["embedding"]).argmax(-1)
+        with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
+            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head - head.mean(0), classes)
+
+    def unit(self, rows: dict[str, Tensor]) -> Tensor:
+        """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""
+        return rows["difference"].square().mean().sqrt() / self.grid.num_patches**0.5
+
+    def key(self) -> Identity:
+        own = {"source": "embeddings of coalitions", "target": self.target.backbone_identity()}
+        return own | recipe(self, without=own)

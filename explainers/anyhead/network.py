@@ -1,0 +1,110 @@
+"""The network that predicts one vector c_z of every patch, whose product with v attributes v · G(x)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from explainers.errors import check_positive
+from explainers.masking import PatchGrid
+from explainers.target import TargetModel
+from explainers.training.trunk import on_grid, small_linear
+from explainers.transformer.direct_paths import check_direct
+
+
+class AnyHeadNetwork(nn.Module):
+    """Reads feature maps of the target at every patch, and compares each with its mean over the image.
+
+    The relevance of a patch depends on the attention that it gets, which is a product of two features. So in every
+    feature map a few heads score each patch by the product of its key with a query, which is read from the mean of the
+    map; the scores are normalised over the patches like those of attention. They scale and shift the tokens that are
+    read from the maps, and MLPs mix the channels. Nothing else mixes patches.
+
+    Direct paths (see `direct_paths`) are added to what the network predicts, each with a weight for every patch. They
+    point from the start to the classes that the target sees in a patch, also to those that training never showed.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        blocks: indices of the blocks whose outputs are read: transformer blocks, or the stages of Swin and ResNet.
+        width: width of the tokens, in channels.
+        depth: number of residual layers.
+        heads: number of scores of each feature map.
+        head_width: width of queries and keys, in channels.
+        direct: indices of the blocks whose direct paths are added, in ascending order; none for models other than
+            transformers.
+
+    Raises:
+        InputError: for blocks that the model does not have, or direct paths that are not known.
+    """
+
+    scale: Tensor
+    spread: Tensor
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        blocks: Sequence[int],
+        width: int = 256,
+        depth: int = 2,
+        heads: int = 3,
+        head_width: int = 16,
+        direct: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
+        if direct:
+            check_direct(target, direct)
+            self.path_weight = nn.Linear(width, len(direct))
+            nn.init.zeros_(self.path_weight.weight)
+            nn.init.ones_(self.path_weight.bias)
+        self.blocks, self.width, self.depth = tuple(blocks), width, depth
+        self.heads, self.head_width, self.side, self.direct = heads, head_width, grid.side, tuple(direct)
+        channels = target.map_channels(blocks)
+        self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
+        self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)
+        self.keys = nn.ModuleList(nn.Linear(c, heads * head_width, bias=False) for c in channels)
+        self.read = nn.Linear(sum(channels), width)
+        self.read_embedding = nn.Sequential(nn.LayerNorm(target.embed_dim), nn.Linear(target.embed_dim, width))
+        self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
+        self.gate, self.shift = (nn.Linear(heads * len(self.blocks), width) for _ in range(2))
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), Mlp(width, 2 * width)) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.write = small_linear(width, target.embed_dim)
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("spread", torch.ones(()))
+
+    def forward(self, embeddings: Tensor, maps: list[Tensor], direct: Tensor | None = None) -> Tensor:
+        """Predict c_z of every patch, (B, N, D).
+
+        Args:
+            embeddings: embeddings of the whole images, (B, D).
+            maps: feature maps of the `blocks`, (B, N', C) each.
+            direct: direct paths of the blocks `direct`, (B, L, N', D).
+        """
+        maps = [norm(on_grid(each, self.side)) for norm, each in zip(self.norms, maps, strict=True)]
+        tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position
+        scores = torch.cat([self._scores(i, each) for i, each in enumerate(maps)], -1)
+        tokens = tokens * (1 + self.gate(scores)) + self.shift(scores)
+        for layer in self.layers:
+            tokens = tokens + layer(tokens)
+        tokens = self.norm(tokens)
+        vectors = self.write(tokens)
+        if direct is not None:
+            paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2])  # (B, L, N, D)
+            weights = self.path_weight(tokens) / self.spread  # (B, N, L)
+            vectors = vectors + (weights.mT[..., None] * paths).sum(1)
+        return vectors * self.scale
+
+    def _scores(self, i: int, feature_map: Tensor) -> Tensor:
+        """Log-attention of the mean of feature map i to every patch, relative to the uniform one: (B, N, heads)."""
+        query = self.queries[i](feature_map.mean(1)).unflatten(-1, (self.heads, -1))
+        key = self.keys[i].get_parameter("weight").unflatten(0, (self.heads, -1))
+        # Queries of channels are cheaper than keys of all patches, and give the same products
+        scores = (feature_map @ torch.einsum("bhd,hdc->bch", query, key)).float() / self.head_width**0.5
+        return scores.log_softmax(1) + math.log(scores.shape[1])

@@ -1,0 +1,217 @@
+"""One HTML page with the images, heatmaps, numbers and curves of an evaluation; it opens without server and network."""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+from matplotlib.colors import to_hex
+from PIL import Image
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.evaluation.results import Results
+from explainers.report.figures import colours_of, names_in
+from explainers.report.overlays import BLUE, RED, colour_scale
+from explainers.report.tables import rows
+from explainers.saved.files import write_atomically
+
+STEPS = 127
+"""Steps of a stored heatmap from its median to the full colour."""
+
+LOSSLESS = 96
+"""Side in pixels up to which images are stored without loss: compression blurs small images, and saves little."""
+
+SCRIPTS = "images.js", "results.js", "page.js"
+"""Parts of the page's script, in their order."""
+
+CURVE = "_curve"
+"""End of the names of those numbers that are curves against sparsity."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image of a gallery, and what explainers show in it.
+
+    Args:
+        name: name of the image, such as its file or number.
+        image: uint8, (3, H, W).
+        label: name of its class; `None` if it is unknown.
+        classes: name → probability of the explained classes; the first is the one that all explainers explain.
+        heatmaps: explainer → class → heatmap (P, P); an explainer of a single class has only that.
+        truth: True in the boxes of the object, boolean (H, W); `None` if it is unknown.
+
+    Raises:
+        InputError: for images, heatmaps or objects of other shapes or types, for NaN, and for classes that are not
+            among `classes`.
+    """
+
+    name: str
+    image: Tensor
+    label: str | None
+    classes: Mapping[str, float]
+    heatmaps: Mapping[str, Mapping[str, Tensor]]
+    truth: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.image.dtype != torch.uint8 or self.image.dim() != 3 or len(self.image) != 3:
+            got = f"{self.image.dtype} {list(self.image.shape)}"
+            raise InputError(f"{self.name}: expected an image (3, H, W) of uint8, got {got}: do not normalise it")
+        if self.truth is not None and (self.truth.dtype != torch.bool or self.truth.shape != self.image.shape[1:]):
+            got, size = f"{self.truth.dtype} {list(self.truth.shape)}", list(self.image.shape[1:])
+            raise InputError(f"{self.name}: expected truth as booleans {size}, got {got}: give one for each pixel")
+        for explainer, by_class in self.heatmaps.items():
+            for explained, heatmap in by_class.items():
+                self._check(f"{explainer} of {explained}", explained, heatmap)
+
+    def _check(self, which: str, explained: str, heatmap: Tensor) -> None:
+        if explained not in self.classes:
+            known = ", ".join(self.classes) or "none"
+            raise InputError(f"{self.name}: expected heatmaps of its classes, {known}, got {which}: add it to classes")
+        if heatmap.dim() != 2 or heatmap.shape[0] != heatmap.shape[1] or not heatmap.numel():
+            got = list(heatmap.shape)
+            raise InputError(f"{self.name}: expected a heatmap (P, P), got {got} by {which}: give one of a batch")
+        if not heatmap.isfinite().all():
+            raise InputError(f"{self.name}: expected a finite heatmap, got NaN or infinity by {which}: leave it out")
+
+
+def write_gallery(
+    path: Path,
+    title: str,
+    pictures: Mapping[str, Sequence[Picture]],
+    results: Results,
+    columns: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the page of `gallery_html` to a file."""
+    write_atomically(path, gallery_html(title, pictures, results, columns, notes))
+
+
+def gallery_html(
+    title: str,
+    pictures: Mapping[str, Sequence[Picture]],
+    results: Results,
+    columns: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> str:
+    """Make a page that shows heatmaps over images in the colours of `overlays`, a sortable table, and curves.
+
+    Args:
+        title: title of the page.
+        pictures: task → its images.
+        results: task → explainer → numbers; without any, the page has no table and no curves.
+        columns: number → column title, in the order of the columns; an arrow says which values are better.
+        notes: lines below the title.
+
+    Returns:
+        HTML, in ASCII.
+
+    >>> picture = Picture("0.png", torch.zeros(3, 8, 8, dtype=torch.uint8), None, {"a <b>": 1.0}, {})
+    >>> page = gallery_html("digits", {"loop": [picture]}, results={}, columns={})
+    >>> page.isascii(), "a <b>" in page
+    (True, False)
+    """
+    shown = names_in({task: dict.fromkeys(_explainers(several)) for task, several in pictures.items()})
+    explainers = list(dict.fromkeys([*names_in(results), *shown]))
+    measured = [numbers for by_explainer in results.values() for numbers in by_explainer.values()]
+    numbers = [name for name in columns if any(name in each for each in measured)]
+    curves = list(dict.fromkeys(key for each in measured for key in each if key.endswith(CURVE)))
+    tasks = dict.fromkeys([*pictures, *results])
+    content = {
+        "title": title,
+        "notes": list(notes),
+        "red": RED,
+        "blue": BLUE,
+        "steps": STEPS,
+        "explainers": [{"name": name, "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()],
+        "columns": [columns[name] for name in numbers],
+        "curves": [_curve_title(key, columns) for key in curves],
+        "tasks": [
+            {
+                "name": task,
+                "pictures": [_picture(picture, explainers) for picture in pictures.get(task, ())],
+                "rows": _rows(results.get(task, {}), {name: columns[name] for name in numbers}, curves, explainers),
+            }
+            for task in tasks
+        ],
+    }
+    # A `<` would let names end the element that holds the data
+    data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    script = "\n".join(map(_part, SCRIPTS))
+    return Template(_part("page.html")).substitute(style=_part("page.css"), script=script, data=data)
+
+
+def _part(name: str) -> str:
+    return (files("explainers.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _explainers(pictures: Iterable[Picture]) -> list[str]:
+    return [name for picture in pictures for name in picture.heatmaps]
+
+
+def _curve_title(key: str, columns: Mapping[str, str]) -> str:
+    name = key.removesuffix(CURVE)
+    return columns.get(key) or columns.get(name) or name.replace("_", " ")
+
+
+def _rows(
+    measured: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str], curves: Sequence[str], names: list[str]
+) -> list[dict[str, Any]]:
+    """One row of the table for each explainer, as written and as numbers, with its curves."""
+    written = rows({"": measured}, columns)
+    return [
+        {
+            "explainer": names.index(name),
+            "text": [line.get(title, "–") for title in columns.values()],
+            "values": [_finite(numbers.get(column)) for column in columns],
+            "sparsity": numbers.get("sparsity", []),
+            "curves": [[_finite(value) for value in numbers.get(key, ())] for key in curves],
+        }
+        for (name, numbers), line in zip(measured.items(), written, strict=True)
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    """The number, or `None` where there is none: JSON has no NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
+    """A picture for the page. Explainers and classes are numbered, because JavaScript reorders keys such as "10"."""
+    pixels = picture.image.permute(1, 2, 0).cpu().contiguous().numpy()
+    small = max(picture.image.shape[1:]) <= LOSSLESS
+    return {
+        "name": picture.name,
+        "label": picture.label,
+        "width": picture.image.shape[2],
+        "height": picture.image.shape[1],
+        "image": _url(Image.fromarray(pixels), "png" if small else "webp"),
+        "truth": None if picture.truth is None else _url(Image.fromarray(picture.truth.cpu().numpy()), "png"),
+        "classes": [{"name": name, "probability": _finite(value)} for name, value in picture.classes.items()],
+        "heatmaps": [
+            {"explainer": explainers.index(name), "maps": [_quantised(by_class.get(each)) for each in picture.classes]}
+            for name, by_class in sorted(picture.heatmaps.items(), key=lambda item: explainers.index(item[0]))
+        ],
+    }
+
+
+def _url(image: Image.Image, kind: str) -> str:
+    file = io.BytesIO()
+    image.save(file, kind, quality=88, optimize=True)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _quantised(heatmap: Tensor | None) -> str | None:
+    """Distances from the median, −127 to 127 for the full colours: base64 of signed bytes, row by row."""
+    if heatmap is None:
+        return None
+    centre, limit = colour_scale(heatmap)
+    values = ((heatmap.detach().float().cpu() - centre) / limit).clamp(-1, 1)
+    return base64.b64encode(values.mul(STEPS).round().to(torch.int8).numpy().tobytes()).decode()

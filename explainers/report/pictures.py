@@ -1,0 +1,195 @@
+"""Collects the heatmaps of some images while explainers are measured, and keeps them in a file beside the results."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import timm.data
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from explainers import forward_passes
+from explainers.errors import InputError, check_positive
+from explainers.report.gallery import Picture
+from explainers.report.tracking import log_curves, log_pictures
+from explainers.saved.files import file_name, printable
+from explainers.saved.weights import read_weights, save_weights
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+CHEAP = 25
+"""Explainers with at most this number of forward passes explain other classes than the first in pictures."""
+
+
+class Pictures(Callback):
+    """Collects images from all over the test set, with the heatmaps of every explainer, in `Trainer.test`.
+
+    Besides the explained class, explainers that depend on the class explain the most likely other ones. The file keeps
+    the heatmaps of earlier explainers of the same images and classes.
+
+    Args:
+        folder: folder of the run; its `picture_file` is written.
+        name: name of the task.
+        images: number of images, evenly spaced in the test set; `None` takes all.
+        classes: number of explained classes of each image.
+        settings: explainer → hash of what its heatmaps depend on, see `row_keys`; the file tells it.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        images: int | None = 24,
+        classes: int = 3,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        check_positive(classes=classes, **({} if images is None else {"images": images}))
+        self.path, self.images, self.classes = picture_file(Path(folder), name), images, classes
+        self.settings = dict(settings or {})
+        self.rows: dict[str, dict[int, Tensor]] = {}
+        """Entry of the file → index of the image → its row."""
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not outputs or "logits" not in outputs:
+            return
+        chosen = torch.isin(batch["index"].cpu(), self._chosen(trainer)).nonzero().flatten()
+        if len(chosen):
+            with trainer.precision_plugin.forward_context():  # callbacks have none: test_step's maps would differ
+                self._collect(pl_module, {key: value[chosen] for key, value in batch.items()}, outputs, chosen)
+
+    def _chosen(self, trainer: Any) -> Tensor:
+        """Indices of the images, evenly spaced, so that a test set that is sorted by class gives different classes."""
+        batches, size = sum(trainer.num_test_batches), trainer.datamodule.size("test")
+        size = min(size, batches * trainer.datamodule.eval_batch_size * trainer.world_size)
+        return torch.arange(size) if self.images is None else torch.linspace(0, size - 1, min(self.images, size)).long()
+
+    def _collect(self, module: Any, batch: Mapping[str, Tensor], outputs: Any, chosen: Tensor) -> None:
+        """Keep images of a batch, with the heatmaps of all classes."""
+        probabilities, own = outputs["logits"][chosen].softmax(-1), outputs["classes"][chosen]
+        others = (
+            probabilities.scatter(-1, own[:, None], -1).topk(min(self.classes, probabilities.shape[-1]) - 1).indices
+        )
+        classes = torch.cat([own[:, None], others], 1)  # (b, C)
+        entries = {"image": batch["image"], "label": batch["label"], "classes": classes}
+        entries |= {"truth": batch["truth"]} if "truth" in batch else {}
+        entries["probabilities"] = probabilities.gather(-1, classes)
+        passes = forward_passes(module.explainers)
+        for name in module.names:
+            explainer, heatmaps = module.explainers[name], [outputs["heatmaps"][name][chosen]]
+            if passes[name] <= CHEAP and not getattr(explainer, "ignores_classes", False):
+                heatmaps += [explainer(batch["image"], other) for other in others.unbind(1)]
+            entries[f"heatmaps/{name}"] = torch.stack(heatmaps, 1).detach().float()
+        for key, values in entries.items():
+            rows = self.rows.setdefault(key, {})
+            rows |= dict(zip(batch["index"].tolist(), values.cpu().unbind(0), strict=True))
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the pictures of all processes, and show them in W&B."""
+        parts: list[Any] = [self.rows]
+        if trainer.world_size > 1:
+            parts = [None] * trainer.world_size
+            torch.distributed.all_gather_object(parts, self.rows)
+        rows = {key: {index: row for part in parts for index, row in part.get(key, {}).items()} for key in parts[0]}
+        if not trainer.is_global_zero or not rows:
+            return
+        index = sorted(rows["image"])
+        tensors = {key: torch.stack([values[i] for i in index]) for key, values in rows.items()}
+        names = class_names(pl_module.target, trainer.datamodule.class_names("test"))
+        files = [image_name(trainer.datamodule.dataset("test"), i) for i in index]
+        write_pictures(self.path, tensors, files, names, self.settings)
+        for logger in trainer.loggers:
+            if hasattr(logger, "log_table"):  # that of W&B
+                log_pictures(logger, self.path.stem, read_pictures(self.path, pl_module.names))
+                log_curves(logger, self.path.stem, pl_module.results)
+
+
+def picture_file(folder: Path, task: str) -> Path:
+    """The file with the pictures of a task in the folder of a run."""
+    return folder / "pictures" / f"{file_name(task)}.safetensors"
+
+
+def image_name(samples: Any, index: int) -> str:
+    """The name of an image's file, or its number in a data set that is not made of files."""
+    return printable(samples.path(index).name) if hasattr(samples, "path") else f"image {index}"
+
+
+def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
+    """Names of the target's classes that people can read.
+
+    Args:
+        target: the explained model; a head that was trained here knows the names of its classes.
+        of_data: names of the classes in the data set, used if they are as many.
+
+    Returns:
+        A name for each class: WordNet identifiers of ImageNet are replaced by the first name that timm has for them.
+    """
+    count, subset = target.num_classes, timm.data.infer_imagenet_subset(target.backbone)
+    info = timm.data.ImageNetInfo(subset or "imagenet-1k")
+    known, names = info.label_names(), list(target.classes or (of_data if len(of_data) == count else ()))
+    if not names:
+        names = known if subset and len(known) == count else [f"class {number}" for number in range(count)]
+    identifiers = set(known)
+    short = [info.label_name_to_description(name).split(",")[0] if name in identifiers else name for name in names]
+    times = Counter(short)  # two classes of ImageNet are called crane
+    return [f"{name} ({original})" if times[name] > 1 else name for name, original in zip(short, names, strict=True)]
+
+
+def write_pictures(
+    path: Path, tensors: Mapping[str, Tensor], files: list[str], names: list[str], settings: Mapping[str, str] = EMPTY
+) -> None:
+    """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal."""
+    identity, earlier = read_weights(path) if path.exists() else ({}, {})
+    same = earlier and all(
+        key in earlier and torch.equal(earlier[key], tensors[key]) for key in ("image", "label", "classes")
+    )
+    kept = {key: value for key, value in earlier.items() if same and key.startswith("heatmaps/")}
+    used = {
+        str(number): names[number]
+        for key in ("classes", "label")
+        for number in tensors[key].flatten().tolist()
+        if number >= 0
+    }
+    own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
+    others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
+    described = {"files": files, "classes": used, "settings": (others if kept else {}) | own}
+    save_weights(kept | dict(tensors), path, described)
+
+
+def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
+    """The explainers whose heatmaps in a file are of other settings than these; a file may not tell its own."""
+    known = read_weights(path, "pictures")[0].get("settings", {})
+    return [name for name, key in settings.items() if known.get(name, key) != key]
+
+
+def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
+    """Read the pictures of a task, with the heatmaps of these explainers, in this order."""
+    identity, tensors = read_weights(path, "pictures")
+    if "files" not in identity:
+        raise InputError(f"expected pictures at {path}, got another file: delete it, and measure again (fresh=true)")
+    pictures, names = [], {number: printable(name) for number, name in identity["classes"].items()}
+    for row, file in enumerate(identity["files"]):
+        classes = [names[str(number)] for number in tensors["classes"][row].tolist()]
+        label = int(tensors["label"][row])
+        found = {name: tensors[f"heatmaps/{name}"][row] for name in explainers if f"heatmaps/{name}" in tensors}
+        pictures.append(
+            Picture(
+                name=printable(file),
+                image=tensors["image"][row],
+                label=names[str(label)] if label >= 0 else None,
+                classes=dict(zip(classes, tensors["probabilities"][row].tolist(), strict=True)),
+                heatmaps={name: dict(zip(classes, maps, strict=False)) for name, maps in found.items()},
+                truth=tensors["truth"][row] if "truth" in tensors else None,
+            )
+        )
+    return pictures

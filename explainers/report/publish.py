@@ -1,0 +1,131 @@
+"""Tables, pictures and the gallery of a run, made of its files alone."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.transforms.functional import to_pil_image
+
+from explainers.evaluation.results import Results, load, read_columns, read_results
+from explainers.evaluation.settings import row_keys
+from explainers.report.gallery import Picture, write_gallery
+from explainers.report.overlays import draw_heatmaps, overlay
+from explainers.report.pictures import of_other_settings, picture_file, read_pictures
+from explainers.report.tables import Reference, in_all_formats
+from explainers.saved.files import atomic, file_name, write_atomically
+
+DRAWN = 6
+"""Number of images of a task in its PNG file."""
+
+NUMBERED = re.compile(r"\d{4,}_")
+"""Beginning of the names of overlays."""
+
+
+def publish(
+    folder: Path, files: Sequence[str | Path], reference: Reference | None = None, overlays: bool = False
+) -> str:
+    """Write table.md, table.tex, results.csv, gallery.html and a PNG file with the heatmaps of each task.
+
+    Args:
+        folder: folder to write to.
+        files: results.json files; the pictures beside them are shown.
+        reference: published values to show next to the results.
+        overlays: also write one PNG file of each picture and explainer, to the folder overlays/<task>.
+
+    Returns:
+        The table, as Markdown; empty if there are no results.
+    """
+    results, columns = read_results(files), read_columns(files)
+    tables = in_all_formats(results, columns, reference)
+    for name, text in tables.items():
+        write_atomically(folder / name, text)
+    if results and reference and (line := reference.missing(results)):
+        print(line)
+    pictures = {task: shown for task in results if (shown := _pictures(files, task, results))}
+    for task in results:
+        shown, path = pictures.get(task, []), folder / f"{file_name(task)}.png"
+        if shown:
+            _draw(shown, path)
+        else:
+            path.unlink(missing_ok=True)  # of earlier settings
+        if overlays or not shown:
+            _write_overlays(shown, folder / "overlays" / file_name(task))
+    if results:
+        notes = [line for path in files for line in _notes(load(path))]
+        write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes)
+    return tables.get("table.md", "")
+
+
+def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:
+    """The pictures of a task, with the heatmaps of all folders that have the same images and classes."""
+    paths = [picture_file(Path(path).parent, task) for path in files]
+    pictures: list[Picture] = []
+    for file, path in zip(files, paths, strict=True):
+        more = _shown(file, path, task, list(results[task])) if path.exists() else []
+        if not more:
+            continue
+        if not pictures:
+            pictures = more
+        elif [(one.name, one.classes) for one in pictures] == [(other.name, other.classes) for other in more]:
+            pairs = zip(pictures, more, strict=True)
+            pictures = [replace(one, heatmaps={**other.heatmaps, **one.heatmaps}) for one, other in pairs]
+    return pictures
+
+
+def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> list[Picture]:
+    """The pictures beside a results file, without heatmaps of other settings than its numbers; prints what these are.
+
+    Numbers that were measured again without pictures have earlier heatmaps beside them.
+    """
+    stale = of_other_settings(path, row_keys(load(file).get("settings", {}).get(task, {})))
+    left_out = [name for name in explainers if name in stale]
+    if left_out:
+        print(f"{task}: heatmaps of earlier settings are left out: {', '.join(left_out)} (fresh=true makes new ones)")
+    pictures = read_pictures(path, [name for name in explainers if name not in stale])
+    return pictures if any(picture.heatmaps for picture in pictures) else []
+
+
+def _draw(pictures: Sequence[Picture], path: Path) -> None:
+    """Draw images from all over the list: their heatmaps of the class that all explainers explain."""
+    chosen = [pictures[i] for i in torch.linspace(0, len(pictures) - 1, min(DRAWN, len(pictures))).long()]
+    names = [name for name in chosen[0].heatmaps if all(name in picture.heatmaps for picture in chosen)]
+    first = [next(iter(picture.classes)) for picture in chosen]
+    heatmaps = {
+        name: torch.stack([picture.heatmaps[name][own] for picture, own in zip(chosen, first, strict=True)])
+        for name in names
+    }
+    outlines = [picture.truth for picture in chosen if picture.truth is not None]
+    truth = torch.stack(outlines) if len(outlines) == len(chosen) else None
+    figure = draw_heatmaps(torch.stack([picture.image for picture in chosen]), heatmaps, truth, first)
+    with atomic(path) as unfinished:
+        figure.savefig(unfinished, dpi=120)
+
+
+def _write_overlays(pictures: Sequence[Picture], folder: Path) -> None:
+    """Write `<number>_<image>_<explainer>.png`, of the class that all explainers explain."""
+    # Those of images that an earlier command explained are removed
+    earlier = {path for path in folder.glob("*.png") if NUMBERED.match(path.name)}
+    for number, picture in enumerate(pictures):
+        own, image = next(iter(picture.classes)), file_name(Path(picture.name).stem, 120)
+        for explainer, heatmaps in picture.heatmaps.items():
+            path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}.png"
+            earlier.discard(path)
+            with atomic(path) as unfinished:
+                to_pil_image(overlay(picture.image, heatmaps[own])).save(unfinished)
+    for path in earlier:
+        path.unlink()
+
+
+def _notes(content: Mapping[str, Any]) -> list[str]:
+    """What was measured, and by which commands."""
+    lines = []
+    for task, identity in content.get("identity", {}).items():
+        keys = "backbone", "images", "classes", "reference", "levels", "order"
+        shown = {key: identity[key] for key in keys if key in identity}
+        shown |= {"removals": ", ".join(identity["removals"])} if "removals" in identity else {}
+        lines.append(f"{task}: {'; '.join(f'{key} {value}' for key, value in shown.items())}")
+    commands = [" ".join(record["command"]) for record in content.get("runs", ())]
+    return lines + [re.sub(r"^\S*?(\w+\.py)", r"python \1", command) for command in commands]

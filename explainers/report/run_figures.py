@@ -1,0 +1,202 @@
+"""Figures of the metrics that training runs log, and of the speeds that benchmarks measure."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from explainers.errors import InputError
+from explainers.report.figures import colours_of, legend_below, names_in
+
+
+def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
+    """Training losses of several runs (TVE, Figure 4 a and d): pale lines for logged values, solid for running means.
+
+    Args:
+        files: label → metrics.csv of a run.
+        window: number of logged values in a running mean.
+    """
+    figure, axis = _single()
+    colours = colours_of(files)
+    for label, path in files.items():
+        step, loss = _columns(path, "step", "train/loss")
+        weight = np.ones(min(window, len(loss)))
+        mean = np.convolve(loss, weight, "same") / np.convolve(np.ones(len(loss)), weight, "same")
+        axis.plot(step, loss, color=colours[label], alpha=0.25, linewidth=1)
+        axis.plot(step, mean, color=colours[label], label=label, marker="o" if len(step) == 1 else None)
+    axis.set_xlabel("step")
+    axis.set_ylabel("training loss")
+    axis.legend(frameon=False)
+    return figure
+
+
+def theorem_1(file: str | Path) -> Figure:
+    """Theorem 1 over the epochs of a run: the share of patches with ε ≤ 0.5, and their mean |φ̂ − φ|, bound and ε.
+
+    Args:
+        file: metrics.csv of a run.
+    """
+    names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon", "covered")]
+    epoch, error, bound, epsilon, covered = _columns(file, "epoch", *names)
+    figure, axis = _single()
+    axis.plot(epoch, error, marker=".", label="explanation error |φ̂ − φ|")
+    axis.plot(epoch, bound, marker=".", label="bound 2ε / (1 − ε)")
+    axis.plot(epoch, epsilon, marker=".", color="grey", linestyle="--", label="ε")
+    label = "share of patches with ε ≤ 0.5 (other curves: mean over these)"
+    axis.plot(epoch, covered, marker=".", color="black", label=label)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
+    """Accuracy and attribution metrics of a model with an explainability vector, against λ₂.
+
+    Args:
+        files: label → metrics.csv of a validation of `ExplainabilityVector`.
+    """
+    sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with KernelSHAP"}
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
+    colours = colours_of(files)
+    for label, path in files.items():
+        lambda_2, *curves = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
+        for axis, values in zip(axes.flat, curves, strict=True):
+            axis.plot(lambda_2, values, marker=".", color=colours[label], label=label)
+    for axis, name in zip(axes.flat, sides.values(), strict=True):
+        axis.set_ylabel(name)
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("λ₂")
+    legend_below(figure, axes.flat)
+    return figure
+
+
+def similarity_scatter(folder: str | Path) -> Figure:
+    """The E-RMSE after a transfer against the cosine of the source's and the target's task vectors.
+
+    The title shows the correlation of both.
+
+    Args:
+        folder: folder of `ExplainabilityVector` runs, with files <source>/<target>/metrics.json.
+
+    Raises:
+        InputError: for fewer than 3 transfers, or without cosines, because the sources have no predicting model.
+    """
+    paths = sorted(path for path in Path(folder).glob("*/*/metrics.json") if path.parts[-3] != path.parts[-2])
+    if len(paths) < 3:
+        raise InputError(
+            f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}: sweep over"
+            " source and target tasks, as the head of configs/figures/similarity.yaml shows"
+        )
+    metrics = [json.loads(path.read_text()) for path in paths]
+    for path, row in zip(paths, metrics, strict=True):
+        if not math.isfinite(row.get("val/cosine", math.nan)):
+            raise InputError(
+                f"{path}: expected the cosine of two task vectors, got none: the source needs a model that only"
+                " predicts (explainer.predicting=...)"
+            )
+    cosines, errors = ([row[key] for row in metrics] for key in ("val/cosine", "test/transferred/e_rmse"))
+    figure, axis = _single()
+    axis.plot(cosines, errors, "o")
+    names = [f"{path.parts[-3]} to {path.parts[-2]}" for path in paths]
+    for i, (error, cosine, name) in enumerate(sorted(zip(errors, cosines, names, strict=True))):
+        offset = (4, 3 if i % 2 else -8)  # alternately above and below the point, so that names do not overlap
+        axis.annotate(name, (cosine, error), offset, textcoords="offset points", fontsize=7)
+    axis.margins(x=0.25)  # room for the names
+    axis.set_xlabel("cosine of the task vectors of source and target")
+    axis.set_ylabel("E-RMSE after the transfer")
+    axis.set_title(f"{len(paths)} transfers: r = {np.corrcoef(cosines, errors)[0, 1]:.2f}", fontsize=10)
+    return figure
+
+
+def throughput_bars(file: str | Path) -> Figure:
+    """Explained images per second (TVE, Figure 6): one group per target, one bar per method.
+
+    Args:
+        file: output of `benchmarks/explain.py`.
+    """
+    targets = _benchmark(file, "throughput")
+    methods = names_in(targets)
+    colours, width = colours_of(methods), 0.8 / len(methods)
+    figure = Figure(figsize=(2 + len(targets) * (0.4 + 0.15 * len(methods)), 4), layout="constrained")
+    axis = figure.subplots()
+    for i, method in enumerate(methods):
+        positions = [position for position, speeds in enumerate(targets.values()) if method in speeds]
+        heights = [speeds[method] for speeds in targets.values() if method in speeds]
+        offset = (i - (len(methods) - 1) / 2) * width
+        axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=method)
+    axis.set_yscale("log")
+    axis.set_ylabel("images per second")
+    axis.set_xticks(range(len(targets)), list(targets))
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+    legend_below(figure, [axis])
+    return figure
+
+
+def cost_of_tasks(file: str | Path) -> Figure:
+    """Seconds to explain an image for T tasks, against T: in one forward pass, and in one pass per task.
+
+    Args:
+        file: output of `benchmarks/explain.py`.
+    """
+    figure, axis = _single()
+    counts: set[int] = set()
+    for part, label in (("tasks", "together"), ("tasks_one_by_one", "one by one")):
+        seconds = {int(count): cost for count, cost in _benchmark(file, part).items()}
+        counts |= seconds.keys()
+        axis.plot(sorted(seconds), [seconds[count] for count in sorted(seconds)], marker="o", label=label)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
+    axis.minorticks_off()
+    axis.set_xlabel("number of tasks T")
+    axis.set_ylabel("seconds per image")
+    axis.legend(frameon=False)
+    return figure
+
+
+def _single() -> tuple[Figure, Axes]:
+    """A figure with one panel."""
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axis = figure.subplots()
+    axis.grid(alpha=0.3)
+    return figure, axis
+
+
+def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
+    """Columns of a metrics.csv of Lightning, from the rows that have a value in all of them."""
+    if not Path(path).is_file():
+        raise InputError(f"no metrics at {path}: expected the csv/version_0/metrics.csv of a run")
+    with open(path, newline="") as file:
+        written = file.readlines()
+    if written and written[0].endswith("\r\n") and not written[-1].endswith("\n"):
+        written.pop()  # a kill has cut it
+    lines = list(csv.DictReader(written))
+    missing = [name for name in names if not lines or name not in lines[0]]
+    if missing:
+        raise InputError(f"{path}: expected the columns {', '.join(names)}, got no {', '.join(missing)}")
+    table = np.array([[float(line[name]) for name in names] for line in lines if all(line[name] for name in names)])
+    if not len(table):
+        raise InputError(f"{path}: expected rows with {', '.join(names)}, got none: the run was too short to log them")
+    return list(table.T)
+
+
+def _benchmark(path: str | Path, part: str) -> dict[str, Any]:
+    """One part of the output of `benchmarks/explain.py`."""
+    if not Path(path).is_file():
+        raise InputError(f"no measurements at {path}: `python benchmarks/explain.py` makes them")
+    content = json.loads(Path(path).read_text())
+    if not content.get(part):
+        raise InputError(f"{path}: expected {part} among what benchmarks/explain.py measured, got {', '.join(content)}")
+    return content[part]

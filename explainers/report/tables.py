@@ -1,0 +1,184 @@
+"""Writes results as Markdown, LaTeX and CSV tables, optionally next to the values of a paper."""
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from explainers.errors import InputError
+from explainers.evaluation.results import Results
+from explainers.metrics.curves import CURVES
+
+FIDELITIES = ("fidelity_plus", "fidelity_minus")
+LATEX = str.maketrans(
+    {name: f"\\{name}" for name in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "⁺": "$^{+}$", "⁻": "$^{-}$", "ρ": r"$\rho$", "–": "--"}
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Published fidelities for one target model.
+
+    >>> paper = Reference("paper", "ViT-B", {"ViT-B": {"pets": {"TVE": [0.5, 0.1]}}})
+    >>> paper.value("pets", "TVE", "fidelity_minus"), paper.value("pets", "random", "fidelity_minus")
+    (0.1, None)
+
+    Args:
+        source: the publication.
+        target: the target model, one of the keys of `values`.
+        values: target → task → explainer → [Fidelity⁺, Fidelity⁻].
+    """
+
+    source: str
+    target: str
+    values: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+
+    def __post_init__(self) -> None:
+        if self.target not in self.values:
+            raise InputError(
+                f"expected a target that the {self.source} has values of, got {self.target}: "
+                f"set reference.target to one of {', '.join(self.values)}"
+            )
+
+    def title(self, column: str) -> str:
+        """The title of the column of published values next to `column`."""
+        return f"{CURVES[column].title} {self.source}, {self.target}"
+
+    def value(self, task: str, explainer: str, column: str) -> float | None:
+        """The published value, or `None` if there is none; a method's row may have options: `RISE(masks=50)`."""
+        of_task = self.values[self.target].get(task, {})
+        printed = of_task.get(explainer, of_task.get(explainer.partition("(")[0]))
+        return printed[FIDELITIES.index(column)] if printed else None
+
+    def missing(self, results: Results) -> str | None:
+        """What the reference has, in one line, if it has a value of no row of the results; otherwise `None`."""
+        flat = [(task, name, key) for task, measured in results.items() for name in measured for key in measured[name]]
+        if any(self.value(task, name, key) is not None for task, name, key in flat if key in FIDELITIES):
+            return None
+        known = {task: ", ".join(explainers) for task, explainers in self.values[self.target].items()}
+        return (
+            f"reference: the {self.source} has {' and '.join(FIDELITIES)} of {self.target} of"
+            f" {'; '.join(f'{names} on {task}' for task, names in known.items()) or 'nothing'}, and of no row of these"
+            " results (reference.target=... names another model)"
+        )
+
+
+def rows(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> list[dict[str, str]]:
+    """Format one row for each task and explainer; fidelities include their standard errors where they are known.
+
+    >>> results = {"pets": {"TVE": {"fidelity_plus": 0.5, "fidelity_plus_error": 0.01}}}
+    >>> rows(results, {"fidelity_plus": "Fidelity⁺ ↑", "accuracy": "Accuracy ↑"})
+    [{'Task': 'pets', 'Explainer': 'TVE', 'Fidelity⁺ ↑': '0.500 ± 0.010'}]
+
+    Args:
+        results: task → explainer → numbers.
+        titles: number → column title, in the order of the columns; other numbers are left out.
+        reference: published values to show next to the results.
+    """
+    flat = [(task, name, numbers) for task, explainers in results.items() for name, numbers in explainers.items()]
+    columns = [column for column in titles if any(column in numbers for _, _, numbers in flat)]
+    table = []
+    for task, name, numbers in flat:
+        row = {"Task": task, "Explainer": name}
+        for column in columns:
+            row[titles[column]] = _cell(numbers, column)
+            if reference and column in FIDELITIES:
+                row[reference.title(column)] = _printed(reference.value(task, name, column))
+        table.append(row)
+    return table
+
+
+def _cell(numbers: Mapping[str, Any], column: str) -> str:
+    if column not in numbers:
+        return "–"
+    if f"{column}_error" in numbers:
+        return f"{numbers[column]:.3f} ± {numbers[f'{column}_error']:.3f}"
+    if isinstance(numbers[column], int):
+        return str(numbers[column])
+    return f"{numbers[column]:.1f}" if column == "images_per_second" else f"{numbers[column]:.3f}"
+
+
+def _printed(value: float | None) -> str:
+    """Format a published value with two decimals, or with three if it has three."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if round(value, 2) == value else f"{value:.3f}"
+
+
+def in_all_formats(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> dict[str, str]:
+    """File name → text of all tables; empty if there are no results."""
+    if not results:
+        return {}
+    table = rows(results, titles, reference)
+    return {"results.csv": comma_separated(results, reference), "table.tex": latex(table), "table.md": markdown(table)}
+
+
+def markdown(table: list[dict[str, str]]) -> str:
+    """Format rows as a Markdown table, with aligned columns for terminals.
+
+    >>> print(markdown([{"Task": "pets", "Explainer": "TVE"}]), end="")
+    | Task | Explainer |
+    | ---- | --------- |
+    | pets | TVE       |
+    """
+    table = [{name: cell.replace("|", r"\|") for name, cell in row.items()} for row in table]
+    widths = {name: max(len(name), *(len(row[name]) for row in table)) for name in table[0]}
+    lines = [
+        " | ".join(name.ljust(width) for name, width in widths.items()),
+        " | ".join("-" * width for width in widths.values()),
+        *(" | ".join(row[name].ljust(width) for name, width in widths.items()) for row in table),
+    ]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def latex(table: list[dict[str, str]]) -> str:
+    r"""Format rows as a LaTeX table with booktabs: a rule before each task, and the task's name in its first row only.
+
+    >>> print(latex([{"Task": "pets", "Explainer": "TVE", "ρ": "-0.5"}]), end="")
+    % \usepackage{booktabs}
+    \begin{tabular}{llr}
+    \toprule
+    Task & Explainer & $\rho$ \\
+    \midrule
+    pets & TVE & $-$0.5 \\
+    \bottomrule
+    \end{tabular}
+    """
+    lines = [f"\\begin{{tabular}}{{ll{'r' * (len(table[0]) - 2)}}}", "\\toprule", _line(table[0].keys())]
+    task = None
+    for row in table:
+        if row["Task"] != task:
+            lines.append("\\midrule")
+        lines.append(_line(["" if row["Task"] == task else row["Task"], *list(row.values())[1:]]))
+        task = row["Task"]
+    return "\n".join(["% \\usepackage{booktabs}", *lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return " & ".join(re.sub(r"^-(?=\d)", "$-$", cell.translate(LATEX)) for cell in cells) + " \\\\"
+
+
+def comma_separated(results: Results, reference: Reference | None = None) -> str:
+    """Format all measured scalars as CSV, unrounded.
+
+    >>> comma_separated({"pets": {"TVE": {"fidelity_plus": 0.25, "fidelity_plus_curve": [0.0, 0.5]}}}).splitlines()
+    ['task,explainer,fidelity_plus', 'pets,TVE,0.25']
+    """
+    flat = []
+    for task, explainers in results.items():
+        for name, numbers in explainers.items():
+            row: dict[str, Any] = {"task": task, "explainer": name}
+            row |= {key: value for key, value in numbers.items() if not isinstance(value, list)}
+            if reference:
+                printed = {key: reference.value(task, name, key) for key in FIDELITIES}
+                row |= {f"{key} ({reference.source}, {reference.target})": value for key, value in printed.items()}
+            flat.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()

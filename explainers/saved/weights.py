@@ -1,0 +1,76 @@
+"""Saves and reads weights together with the identity of what they belong to."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.saved.files import atomic
+from explainers.saved.identity import Identity
+from explainers.saved.records import first_difference
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
+    """Write tensors to a safetensors file, whole or not at all; returns its path.
+
+    Equal tensors and identities give equal files.
+
+    Args:
+        weights: name → tensor.
+        path: the file to write.
+        identity: what the weights belong to, see `identity`; `None` for weights that belong to nothing.
+    """
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    # A single entry, because safetensors writes several in random order
+    metadata = None if identity is None else {"identity": json.dumps(identity)}
+    with atomic(path) as unfinished:
+        save_file(on_cpu, unfinished, metadata)
+    return path
+
+
+def read_weights(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
+    """Read the identity and the tensors from a file that `save_weights` wrote; the identity is empty if it has none.
+
+    Args:
+        path: the file to read.
+        expected: what the file should hold, for messages.
+
+    Raises:
+        InputError: if the file does not exist, or is not a safetensors file.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no {expected.removeprefix('a ')} at {path}: train one with train.py, or give another path")
+    try:
+        with safe_open(path, "pt") as file:
+            identity = json.loads((file.metadata() or {}).get("identity", "{}"))
+            if not isinstance(identity, dict):
+                raise ValueError("an identity is a dictionary")
+            return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise InputError(f"expected {expected} at {path}, got a damaged file: delete it, or write it again") from error
+
+
+def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str | Path) -> None:
+    """Compare the identity in a file with that of the object that loads it.
+
+    Args:
+        saved: the identity in the file; it may have further entries.
+        own: the identity of the object.
+        path: the file, for the message.
+
+    Raises:
+        InputError: if they differ; the message contains both values of the first difference.
+    """
+    difference = first_difference({key: saved.get(key) for key in own}, dict(own))
+    if difference is not None:
+        short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", difference)
+        raise InputError(
+            f"expected in {path} what was trained for the model and the settings of this run, got a difference in"
+            f" {short}: give both the same, or train again"
+        )

@@ -1,0 +1,132 @@
+"""Builds what the config of a trained explainer names.
+
+A config from elsewhere is data: `check_permitted` refuses it unless everything that it names is in `PERMITTED`, and all
+arguments are numbers, words, lists of them, or files of weights that hold no programs.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any
+
+import timm
+
+from explainers.errors import InputError
+
+PERMITTED: Mapping[str, tuple[str, ...]] = {
+    "explainer": (
+        "explainers.anyhead.AnyHead",
+        "explainers.shapley.Shapley",
+        "explainers.tve.TVE",
+        "explainers.vectors.SelfExplaining",
+    ),
+    "network": (
+        "explainers.shapley.FastSHAPNetwork",
+        "explainers.tve.LightNetwork",
+        "explainers.shapley.LightShapleyNetwork",
+        "explainers.tve.PaperNetwork",
+        "explainers.anyhead.AnyHeadNetwork",
+        "explainers.shapley.ViTShapleyNetwork",
+    ),
+    "grid": ("explainers.masking.PatchGrid",),
+    "target": ("explainers.target.TargetModel",),
+    "model": ("timm.create_model",),
+    "embed_layer": ("timm.layers.HybridEmbed",),
+    "backbone": ("timm.create_model",),  # of a HybridEmbed
+}
+"""Argument → what a config may name for it. The position counts: a network may not stand where a target is built."""
+
+PARTIAL = ("network", "embed_layer")
+"""Arguments that are built by others, which add what the config does not know."""
+
+WEIGHTS = ("head", "checkpoint_path", "file", "surrogate")
+"""Arguments that are paths of weights."""
+
+OF_TIMM = inspect.signature(timm.create_model).parameters.keys() - {"kwargs"}
+HARMLESS_OF_TIMM = {"model_name", "pretrained", "pretrained_cfg_overlay", "checkpoint_path"}
+"""Arguments of `timm.create_model` itself, and those that a config may set; all others go to the model."""
+
+
+def build(settings: Any, **given: Any) -> Any:
+    """Build what resolved settings name as `_target_`, and what their arguments name.
+
+    Args:
+        settings: nested dictionaries and lists; with `_partial_`, a function that is still to be called is built.
+        given: further arguments.
+    """
+    if isinstance(settings, list):
+        return [build(each) for each in settings]
+    if not isinstance(settings, dict):
+        return settings
+    arguments = {name: build(value) for name, value in settings.items() if name not in ("_target_", "_partial_")}
+    if "_target_" not in settings:
+        return arguments
+    try:
+        kind = resolve_name(settings["_target_"])
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"expected something to build, got {settings['_target_']}: {error}") from error
+    return partial(kind, **arguments, **given) if settings.get("_partial_") else kind(**arguments, **given)
+
+
+def check_permitted(settings: Any, argument: str = "explainer", key: str = "explainer") -> None:
+    """Raise an InputError unless a config from elsewhere may build these settings; nothing is built or imported.
+
+    Args:
+        settings: what the config says for one argument.
+        argument: name of the argument, see `PERMITTED`.
+        key: dotted key of the settings, for the message.
+
+    >>> check_permitted({"_target_": "os.system", "command": "ls"}, "grid", "explainer.grid")
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected explainers.masking.PatchGrid for explainer.grid, got 'os.system': a config \
+from elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it
+    """
+    named = settings.get("_target_") if isinstance(settings, dict) else settings
+    if not isinstance(settings, dict) or named not in PERMITTED[argument]:
+        raise refused(key, " or ".join(PERMITTED[argument]), named)
+    if settings.get("_partial_", False) is not (argument in PARTIAL):
+        raise refused(f"{key}._partial_", str(argument in PARTIAL).lower(), settings.get("_partial_", False))
+    for name, value in settings.items():
+        if name not in ("_target_", "_partial_"):
+            _check_argument(name, value, f"{key}.{name}", OF_TIMM - HARMLESS_OF_TIMM if named[:5] == "timm." else set())
+
+
+def _check_argument(name: Any, value: Any, key: str, forbidden: set[str]) -> None:
+    """Check one argument of what is built."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z]\w*", name) or name in forbidden:
+        raise refused(key, "arguments that cannot name programs", name)
+    if name == "pretrained_cfg_overlay" and isinstance(value, dict) and value.keys() <= {"file"}:
+        _check_plain("file", value.get("file"), f"{key}.file")
+    elif isinstance(value, dict):
+        if name not in PERMITTED:
+            raise refused(key, "a number, a word or a list of them", value.get("_target_", value))
+        check_permitted(value, name, key)
+    else:
+        _check_plain(name, value, key)
+
+
+def _check_plain(name: str, value: Any, key: str) -> None:
+    """Check an argument that is not built: numbers, words, lists of them, or the path of a file of weights."""
+    if isinstance(value, list):
+        for number, each in enumerate(value):
+            _check_plain(name, each, f"{key}.{number}")
+    elif name in WEIGHTS and isinstance(value, str):
+        if value and not value.endswith(".safetensors"):
+            raise refused(key, "a .safetensors file, because other files of weights can hold programs", value)
+    elif isinstance(value, str):
+        if not re.fullmatch(r"[\w.-]*", value):
+            raise refused(key, "a word", value)
+    elif value is not None and not isinstance(value, bool | int | float):
+        named = value.get("_target_", value) if isinstance(value, dict) else value
+        raise refused(key, "a number, a word or a list of them", named)
+
+
+def refused(key: str, expected: str, got: Any) -> InputError:
+    """The error for settings that a config from elsewhere may not have."""
+    shown = repr(got)  # which escapes line breaks and control characters
+    return InputError(
+        f"expected {expected} for {ascii(key)[1:-1][:80]}, got {shown[:80]}{'...' * (len(shown) > 80)}: a config from"
+        " elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it"
+    )

@@ -1,0 +1,167 @@
+"""Trained explainers as folders: loaded from a run or from the Hugging Face Hub, and saved for others to load.
+
+A folder holds the weights with their identity (`explainer.safetensors`), the run's config (`config.yaml`) and versions
+(`versions.json`), and in a repository a model card (`README.md`). Whoever made a folder is not trusted: none of these
+files can run a program, see `building`. `save_pretrained` and its kin are our own, because huggingface_hub's
+ModelHubMixin would save constructor arguments a second time, as a config.json.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import yaml
+from huggingface_hub import HfApi
+
+from explainers.errors import InputError
+from explainers.saved.files import write_atomically
+from explainers.share.building import build, check_permitted
+from explainers.share.model_cards import model_card
+from explainers.share.reading import (
+    CONFIG,
+    HUB,
+    VERSIONS,
+    check_files,
+    downloaded,
+    read_record,
+    read_text,
+    settings_and_weights,
+)
+from explainers.target import TargetModel
+
+CARD = "README.md"
+
+
+class Pretrained:
+    """Saves a learned explainer that `load` has built; the methods are named as those of other libraries on the Hub."""
+
+    record: Mapping[str, str] = {}
+    """Name → text of the files beside the weights, `config.yaml` and `versions.json`; `load` reads them."""
+
+    identity: Any  # of the LightningModule
+    export: Any
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        target: TargetModel | None = None,
+        revision: str | None = None,
+        trust_config: bool = False,
+    ) -> Self:
+        """Load an explainer of this class, see `load`; what is no folder is looked up on the Hugging Face Hub."""
+        known = Path(source).is_dir() or str(source).startswith(HUB)
+        explainer = load(source if known else f"{HUB}{source}", target, revision, trust_config)
+        if not isinstance(explainer, cls):
+            raise InputError(
+                f"expected {cls.__name__} in {source}, got {type(explainer).__name__}: use explainers.load, which reads"
+                " the class from the config"
+            )
+        return explainer
+
+    def save_pretrained(
+        self, folder: str | Path, evaluation: str | Path | None = None, license: str = "apache-2.0"
+    ) -> Path:
+        """Write a folder that `load` reads, with a model card; returns its path.
+
+        Args:
+            folder: the folder, which may not exist yet.
+            evaluation: folder of a run of eval.py, whose table goes into the model card; `None` for no table.
+            license: licence of the weights, as the Hub names it; by default that of this project.
+
+        Raises:
+            InputError: for an explainer that was not built by `load`, because its config is not known.
+        """
+        folder = Path(folder)
+        if CONFIG not in self.record:
+            raise InputError(
+                f"expected an explainer that explainers.load has built, got {type(self).__name__} without the config of"
+                " its run: load the run's folder"
+            )
+        table = "" if evaluation is None else read_text(Path(evaluation) / "table.md", "the table of a run of eval.py")
+        config, versions = yaml.safe_load(self.record[CONFIG]), json.loads(self.record.get(VERSIONS, "{}"))
+        self.export(folder)
+        for name, text in self.record.items():
+            write_atomically(folder / name, text)
+        what = (type(self).__doc__ or "").partition("\n")[0]
+        card = model_card(type(self).__name__, what, self.identity(), config, versions, table, license)
+        write_atomically(folder / CARD, card)
+        return folder
+
+    def push_to_hub(
+        self,
+        repository: str,
+        private: bool = False,
+        evaluation: str | Path | None = None,
+        license: str = "apache-2.0",
+    ) -> str:
+        """Upload what `save_pretrained` writes to a repository of the Hugging Face Hub; returns the commit's address.
+
+        Args:
+            repository: its id, such as `user/name`; it is made if there is none.
+            private: make a repository that others cannot see.
+            evaluation: see `save_pretrained`.
+            license: see `save_pretrained`.
+        """
+        hub = HfApi()
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, evaluation, license)
+            hub.create_repo(repository, private=private, exist_ok=True)
+            return hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="A trained explainer")
+
+
+def load(
+    source: str | Path, target: TargetModel | None = None, revision: str | None = None, trust_config: bool = False
+) -> Any:
+    """Load a trained explainer: one that learned to explain a target, or a model that explains itself.
+
+    Args:
+        source: folder of a run of train.py, or of `save_pretrained`; or `hf://user/name`, a repository on the Hugging
+            Face Hub.
+        target: the model to explain; `None` builds the one of the config, which may need files of other runs.
+        revision: branch, tag or commit of the repository; `None` for the latest.
+        trust_config: build whatever the config names, such as a network of your own, and read weights of any format.
+            Such a config is a program; by default it is data, see `building.PERMITTED`.
+
+    Returns:
+        The explainer, a module on the CPU in eval mode, whose weights need no gradients. `explainer(images)` explains
+        the predicted classes of uint8 images (B, C, H, W) and `explainer(images, classes)` others: (B, P, P).
+
+    Raises:
+        InputError: if there is no trained explainer, the model to explain is missing, it is not the one that the
+            explainer was trained for, or the config names something that it may not.
+    """
+    on_hub = isinstance(source, str) and source.startswith(HUB)
+    folder = downloaded(str(source), revision) if on_hub else Path(source)
+    if revision is not None and not on_hub:
+        raise InputError(f"expected hf://user/name for revision={revision}, got {source}: folders have no revisions")
+    if not folder.is_dir():
+        raise InputError(
+            f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
+            " folder; train with train.py, or correct the path"
+        )
+    record = read_record(folder)
+    settings, weights = settings_and_weights(record[CONFIG], folder)
+    if target is None:
+        model = settings["target"]
+        if not trust_config:
+            check_permitted(model, "target", "explainer.target")
+        check_files(model, folder)
+    del settings["target"]
+    if not trust_config:
+        check_permitted(settings)
+    try:
+        target = build(model) if target is None else target
+        explainer = build(settings | {"weights": str(weights)}, target=target)
+    except InputError:
+        raise
+    except Exception as error:  # whatever timm and torch say of sizes that do not fit, and of arguments without effect
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"expected in {folder / CONFIG} settings that build an explainer, got {type(error).__name__}: {reason}"
+        ) from error
+    if isinstance(explainer, Pretrained):
+        explainer.record = record
+    return explainer.eval().requires_grad_(False)

@@ -1,0 +1,130 @@
+"""Reads the folders of trained explainers. They may be anybody's: what is read is checked, and nothing is run."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import snapshot_download
+from yaml.events import CollectionEndEvent, CollectionStartEvent
+
+from explainers.errors import InputError
+from explainers.saved.records import leaves
+
+CONFIG, VERSIONS = "config.yaml", "versions.json"
+HUB = "hf://"
+MAX_BYTES, DEPTH = 2**18, 50
+"""Size and nesting of the largest config that is read; those of train.py have a tenth of both."""
+
+EXPLAINER, MODEL = "explainer.safetensors", "model.safetensors"
+"""Files of weights: of an explainer of a target, and of a model that explains itself, which is its own target."""
+
+INITIAL_WEIGHTS = {"mae": None, "pretrained": False}
+"""Arguments of networks that choose their initial weights, which trained weights replace, and how to choose none."""
+
+TRAINING_ONLY = ("optimizer", "scheduler", "teacher")
+"""Arguments of explainers that only training needs; `None` leaves them out."""
+
+
+def read_record(folder: Path) -> dict[str, str]:
+    """The texts of the config and of the versions, if there are any."""
+    record = {CONFIG: read_text(folder / CONFIG, "the config of a run of train.py")}
+    if (folder / VERSIONS).exists():
+        record[VERSIONS] = read_text(folder / VERSIONS, "the versions of a run of train.py")
+        try:
+            versions = json.loads(record[VERSIONS])
+        except (ValueError, RecursionError):
+            versions = None
+        if not isinstance(versions, dict):
+            raise InputError(f"{folder / VERSIONS}: expected a dictionary, got a damaged file: delete it")
+    return record
+
+
+def read_text(path: Path, expected: str) -> str:
+    """Read a small text file of a folder. Links must stay in it, or in its download's cache: the text may be shared."""
+    if not path.is_file():
+        raise InputError(f"expected {expected} at {path}, got no file: give the folder of another run")
+    if not _is_inside(path):
+        raise InputError(f"expected {expected} at {path}, got a link to {path.resolve()}: copy the file there")
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"expected {expected} at {path}, got {path.stat().st_size} bytes: give another folder")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"expected {expected} at {path}, got bytes that are no text: give another folder") from error
+
+
+def _is_inside(path: Path) -> bool:
+    """Whether a file lies in its folder, or where the Hub's cache keeps the files of its downloads."""
+    folder, file = path.parent.resolve(), path.resolve()
+    return file.parent == folder or file.parent == folder.parent.parent / "blobs"
+
+
+def downloaded(source: str, revision: str | None) -> Path:
+    """The local copy of a repository on the Hugging Face Hub."""
+    repository = source.removeprefix(HUB)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
+    try:
+        files = [CONFIG, VERSIONS, EXPLAINER, MODEL]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+    except OSError as error:  # no repository, no network, no permission
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"expected a repository of the Hugging Face Hub, got {source}, of which it says: {reason}"
+        ) from error
+
+
+def _parsed(text: str) -> Any:
+    """The content of a config; `None` for text that is none, or of which a few lines could fill the memory."""
+    depth = 0
+    try:
+        for event in yaml.parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > DEPTH:
+                return None
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def settings_and_weights(text: str, folder: Path) -> tuple[dict[str, Any], Path]:
+    """The arguments of the explainer, `target` among them, without those that only training needs; and its weights."""
+    config = _parsed(text)
+    settings = config.get("explainer") if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not isinstance(settings, dict | None):
+        raise InputError(f"{folder / CONFIG}: expected the config of the run, got a damaged file: fetch it again")
+    if not settings:
+        module = config.get("module")
+        trained = module.get("_target_") if isinstance(module, dict) else "something else"
+        shown = " ".join(str(trained).split())[:80]
+        raise InputError(f"expected the run of an explainer in {folder}, got one of {shown}: give another folder")
+    weights = next((folder / name for name in (EXPLAINER, MODEL) if (folder / name).is_file()), None)
+    if weights is None:
+        raise InputError(
+            f"expected a trained explainer in {folder}, got a run without {EXPLAINER}, which has not ended: run its"
+            " command again, which goes on from its last checkpoint"
+        )
+    parts = ("target", "grid") if weights.name == MODEL else ("target", "grid", "network")
+    absent = [name for name in parts if not isinstance(settings.get(name), dict)]
+    if absent:
+        raise InputError(f"{folder / CONFIG}: expected settings of explainer.{absent[0]}, got none: fetch it again")
+    if weights.name == MODEL:  # of a training, or of a transfer by an explainability vector
+        own = {"_target_": "explainers.vectors.SelfExplaining", "alpha": 1}
+        return own | {name: settings[name] for name in parts}, weights
+    network = settings["network"]
+    network |= {name: none for name, none in INITIAL_WEIGHTS.items() if name in network}
+    unused = {name: None for name in ("weights", *TRAINING_ONLY) if name in settings}
+    return settings | unused | {"network": network}, weights
+
+
+def check_files(settings: Any, folder: Path) -> None:
+    """Raise an InputError if a file that the model to explain is read from is missing."""
+    for key, path in leaves(settings):
+        is_file = key.rpartition(".")[2] in ("checkpoint_path", "head") and isinstance(path, str) and path
+        if is_file and not Path(path).is_file():
+            raise InputError(
+                f"expected the model that {folder} explains at {path}, got no file: run where it is, or give the model,"
+                " as in load(..., target=TargetModel(...))"
+            )

@@ -1,0 +1,98 @@
+"""Heads of targets: of timm's models, DeiT's two linear layers, and linear heads as files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.saved.identity import Identity
+from explainers.saved.weights import read_weights, save_weights
+
+
+class DistilledHead(nn.Module):
+    """DeiT's two linear heads, one on each half of the embedding; the logits are the mean of the two.
+
+    Args:
+        head: head on the class token, the first half of the embedding.
+        head_dist: head on the distillation token, the second half.
+
+    >>> import torch
+    >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
+    [[2.0, 3.0]]
+    """
+
+    def __init__(self, head: nn.Module, head_dist: nn.Module) -> None:
+        super().__init__()
+        self.head, self.head_dist = head, head_dist
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Classify embeddings (..., 2·width) → logits (..., K)."""
+        class_token, distillation_token = embeddings.chunk(2, -1)
+        return (self.head(class_token) + self.head_dist(distillation_token)) / 2
+
+
+def take_head(model: Any) -> nn.Module:
+    """Take the classification layer off a timm model: the layer is H, and the model becomes G.
+
+    Raises:
+        InputError: if it has none, or embeddings alone do not determine the logits, because several layers give them.
+    """
+    weights = set(model.parameters())
+    layer: Any = model.get_classifier() if hasattr(model, "get_classifier") else None
+    if any(part is None or isinstance(part, nn.Identity) for part in (layer if isinstance(layer, tuple) else [layer])):
+        raise InputError(
+            "expected a model with a classification layer, got one without (num_classes=0): create it with"
+            " num_classes, or give a head, as in TargetModel(model, head=...)"
+        )
+    if isinstance(model, VisionTransformerDistilled):
+        layer = DistilledHead(*layer)
+    model.reset_classifier(0)
+    one = isinstance(layer, nn.Module) and not isinstance(layer, nn.ModuleList)
+    if not one or weights.difference(model.parameters()) != set(layer.parameters()):
+        raise InputError(
+            f"expected a model with one layer from embeddings to logits, got {type(model).__name__}, which has several:"
+            " take another, such as a ViT, DeiT, Swin or ResNet, or give a head to train, as in"
+            f" TargetModel(model, head=torch.nn.Linear({model.head_hidden_size}, classes))"
+        )
+    return _as_linear(layer) if isinstance(layer, nn.Conv2d) else layer
+
+
+def _as_linear(convolution: nn.Conv2d) -> nn.Linear:
+    """The layer that does to embeddings what a 1 × 1 convolution does to pooled maps, in DPN, DLA and BiT."""
+    linear = nn.Linear(convolution.in_channels, convolution.out_channels, convolution.bias is not None)
+    linear.load_state_dict(
+        {name: weight.reshape(linear.get_parameter(name).shape) for name, weight in convolution.state_dict().items()}
+    )
+    return linear
+
+
+def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
+    """Load a linear head: a safetensors file of `weight` (K, D) and `bias` (K,).
+
+    Returns:
+        The head, and its identity (see `save_head`), which is empty for a file that another program wrote.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
+    identity, weights = read_weights(path, "a linear head")
+    if weights.keys() != {"weight", "bias"}:
+        raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
+    classes, width = weights["weight"].shape
+    head = nn.Linear(width, classes)
+    head.load_state_dict(weights)
+    return head, identity
+
+
+def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:
+    """Write a linear head to a safetensors file; returns its path.
+
+    Args:
+        head: the head.
+        path: the file to write.
+        target: identity of the backbone that the head was fitted on.
+        classes: names of the classes, in the order of the logits; empty if they are not known.
+    """
+    return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})

@@ -1,0 +1,238 @@
+"""The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm.data
+import torch
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.saved.identity import Identity, architecture_hash, weights_hash
+from explainers.saved.weights import check_identity
+from explainers.target.heads import DistilledHead, load_head, take_head
+from explainers.target.inputs import zero_to_one
+
+
+class TargetModel(nn.Module):
+    """A classifier f = H ∘ G, with the input normalisation that its weights expect.
+
+    Model and head are copied: the caller's stay whole, and no later training, move or conversion of either reaches the
+    other. Until the caller drops the originals, both take memory.
+
+    Args:
+        model: any timm classifier. Its classification layer becomes `head`, and the rest `backbone`.
+        head: a head for another task on the same backbone, or the path of one; `None` keeps the model's own head.
+
+    Raises:
+        InputError: if there is no head or several layers classify, if `head` is for embeddings of another width, or its
+            file says that it belongs to another backbone.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
+        super().__init__()
+        model, head = copy.deepcopy((model, head))
+        self.distilled = isinstance(model, VisionTransformerDistilled)
+        self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
+        path = head if isinstance(head, str | Path) else "the head"
+        fitted: Identity = {}
+        if head is None:
+            head = take_head(model)
+        elif not isinstance(head, nn.Module):
+            head, fitted = load_head(head)
+        model.reset_classifier(0)
+        # Convolutions are faster in this format. Any: timm has no type for the methods that all its models share
+        self.backbone: Any = model.to(memory_format=torch.channels_last)
+        self.head: Any = head
+        self.classes: list[str] = list(fitted.get("classes", ()))
+        """Names of the classes, in the order of the logits; empty if they are not known."""
+        config = timm.data.resolve_model_data_config(model)
+        self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
+        self._check_head(path, fitted.get("target", {}))
+
+    def _check_head(self, path: str | Path, fitted: Identity) -> None:
+        """Compare the head with the backbone; `fitted` is the identity of the backbone in the file of the head."""
+        width = getattr(self.head, "in_features", self.embed_dim)
+        if width != self.embed_dim:
+            raise InputError(
+                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {path} reads"
+                f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
+            )
+        if fitted:
+            check_identity(fitted, self.backbone_identity(), path)
+
+    def check_classes(self, names: Sequence[str]) -> None:
+        """Compare the classes of a data set with those of the head: their names if both are known, else their number.
+
+        Args:
+            names: class names in the order of the labels; empty for a data set without classes.
+
+        Raises:
+            InputError: if they differ, because labels would then mean other classes than logits.
+        """
+        if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
+            shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
+            raise InputError(
+                f"expected images of the head's {self.num_classes} classes{f' ({shown[0]})' * bool(self.classes)}, got"
+                f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
+            )
+
+    def check_grid(self, grid: PatchGrid) -> None:
+        """Raise an InputError unless a grid cuts images as this model does, or says that it `differs`.
+
+        The feature maps of CNNs and Swin have several sizes, so that no grid is their own: any size of patches fits.
+        """
+        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
+        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
+        if images is not None and images != (side, side):
+            raise InputError(
+                f"expected a grid of images of {images[0]} × {images[1]} pixels, which {self.name} sees, got {side} ×"
+                f" {side}: set grid.image_size={images[0]}, or target.model.img_size={side}"
+            )
+        sizes = {level.get("reduction") for level in getattr(self.backbone, "feature_info", [])} - {None}
+        if len(sizes) == 1 and sizes != {grid.patch_size} and not grid.differs:
+            (own,) = sizes
+            raise InputError(
+                f"expected a grid of patches of {own} pixels, which {self.name} sees, got {grid.patch_size}: set"
+                f" grid.patch_size={own}, or ++grid.differs=true (PatchGrid(..., differs=True)) to mean another"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes."""
+        head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
+        if hasattr(head, "out_features"):
+            return int(head.out_features)
+        with torch.no_grad():  # several layers
+            return self.classify(torch.zeros(1, self.embed_dim, device=self.mean.device)).shape[-1]
+
+    @property
+    def name(self) -> str:
+        """Name of the architecture in timm."""
+        return self.backbone.pretrained_cfg.get("architecture", type(self.backbone).__name__)
+
+    def backbone_identity(self) -> Identity:
+        """Describe G: the architecture, its settings and weights, and the normalisation of its input.
+
+        Values computed with one backbone are invalid for any other.
+        """
+        mean, std = ([round(value, 6) for value in part.flatten().tolist()] for part in (self.mean, self.std))
+        return {
+            "backbone": self.name,
+            "embed_dim": self.embed_dim,
+            "normalisation": {"mean": mean, "std": std},
+            "architecture_sha256": architecture_hash(self.backbone),
+            "backbone_sha256": weights_hash(self.backbone),
+        }
+
+    def head_identity(self) -> Identity:
+        """Describe H."""
+        return {
+            "num_classes": self.num_classes,
+            "head_architecture_sha256": architecture_hash(self.head),
+            "head_sha256": weights_hash(self.head),
+        }
+
+    def identity(self) -> Identity:
+        """Describe f = H ∘ G."""
+        return self.backbone_identity() | self.head_identity()
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Normalise uint8 images (B, C, H, W) with the mean and std that the backbone was trained with: float32."""
+        return (zero_to_one(images) - self.mean) / self.std
+
+    def embed(self, normalised: Tensor) -> Tensor:
+        """Compute G: normalised images (B, C, H, W) → embeddings (B, D)."""
+        return self.pool(self.backbone.forward_features(normalised))
+
+    def embed_with_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Compute the embeddings and the feature maps of some blocks, in one forward pass.
+
+        Args:
+            normalised: images, (B, C, H, W).
+            blocks: indices of the transformer blocks, or of the stages of Swin and ResNet, in ascending order.
+
+        Returns:
+            The embeddings (B, D), and a feature map (B, N', C) for each block; its N' positions are row by row.
+        """
+        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy; other models support only NCHW
+        features, maps = self.backbone.forward_intermediates(
+            normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
+        )
+        return self.pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
+
+    def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the embeddings of the images, and of their patches after the same final normalisation.
+
+        Args:
+            normalised: images, (B, C, H, W).
+
+        Returns:
+            The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
+
+        Raises:
+            InputError: for models that compute embeddings of images by layers that do not apply to patches: a distilled
+                DeiT, attention pooling, layers after the pooling.
+        """
+        features = self.backbone.forward_features(normalised)
+        is_vit = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
+        embeddings = self.pool(features)
+        if is_vit and not self.distilled:
+            return embeddings, self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
+        after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
+        if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
+            if features.shape[-1] == self.embed_dim:  # Swin, channels last
+                return embeddings, features.flatten(1, 2)
+            if features.shape[1] == self.embed_dim:
+                return embeddings, features.flatten(2).mT
+        raise InputError(
+            f"expected a model whose patches have embeddings like its images, got {self.name}: take a ViT with a class"
+            " token or average pooling, a Swin or a ResNet"
+        )
+
+    def map_channels(self, blocks: Sequence[int]) -> list[int]:
+        """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.
+
+        Raises:
+            InputError: for no block, or for blocks that the model does not have or that are not in ascending order.
+        """
+        if not blocks:
+            raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")
+        info = list(self.backbone.feature_info)
+        if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
+            raise InputError(
+                f"{self.name} has {len(info)} blocks; blocks {list(blocks)} were asked for: give some of 0 to "
+                f"{len(info) - 1} in ascending order"
+            )
+        return [info[block]["num_chs"] for block in blocks]
+
+    def classify(self, embeddings: Tensor) -> Tensor:
+        """Compute H: embeddings (..., D) → logits (..., K).
+
+        Computed in float32 even under autocast, because attributions are small differences of logits.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.head(embeddings.float())
+
+    def probabilities(self, normalised: Tensor) -> Tensor:
+        """Compute f: normalised images (B, C, H, W) → class probabilities (B, K)."""
+        return self.classify(self.embed(normalised)).softmax(-1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classify uint8 images (B, C, H, W) → logits (B, K)."""
+        return self.classify(self.embed(self.normalise(images)))
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Reduce the output of the last layer, (B, T, D) or a feature map, to embeddings (B, D)."""
+        if self.distilled:  # timm would average the two tokens, but each has its own head
+            return features[:, :2].flatten(1)
+        return self.backbone.forward_head(features, pre_logits=True)

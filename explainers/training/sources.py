@@ -1,0 +1,136 @@
+"""Sources: the outputs of frozen models that a loss needs, computed in every training step or read from a cache."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from explainers.saved.identity import Identity, recipe
+from explainers.target import TargetModel
+from explainers.transformer.direct_paths import direct_paths
+
+
+class Source(Protocol):
+    """Computes rows of a batch, which are named tensors, from the images of the batch.
+
+    A module lists its sources in its attribute `sources`. The datamodule `Cached` stores the rows of each source
+    separately.
+    """
+
+    @property
+    def provides(self) -> tuple[str, ...]:
+        """Names of all its rows."""
+        ...
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Entries of a sample, such as `image` and `label`, that the rows depend on, besides its index."""
+        ...
+
+    @property
+    def forward_passes(self) -> int:
+        """Number of forward passes of the frozen model for each image."""
+        ...
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        """Compute the rows of a batch.
+
+        Args:
+            batch: holds `image`, uint8 (B, C, H, W), and `index`, the index of each image in the data set, (B,).
+            epoch: number of the epoch, for sources with random draws.
+
+        Returns:
+            Name of each row → tensor (B, ...).
+        """
+        ...
+
+    def key(self) -> Identity:
+        """Return everything that the rows of epoch 0 depend on, except the samples; a cache is valid for equal keys.
+
+        The entry `source` is a short name for messages.
+        """
+        ...
+
+
+def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:
+    """Return the batch with the rows of all sources. A source is computed if any of its rows is missing.
+
+    Args:
+        batch: the batch, see `Source`.
+        sources: the sources whose rows the batch must hold.
+        epoch: number of the epoch, for sources with random draws.
+
+    >>> complete({"image": torch.zeros(1, 3, 2, 2), "embedding": torch.ones(1, 4)}, [Pixels()]).keys()
+    dict_keys(['image', 'embedding'])
+    """
+    for source in sources:
+        if not all(row in batch for row in source.provides):
+            batch = batch | source(batch, epoch)
+    return batch
+
+
+class Features:
+    """The source of the embeddings and feature maps of a frozen target, from one forward pass.
+
+    Rows: `embedding` (B, D), a feature map `map_0`, `map_1`, ... (B, N', C) of each of `blocks`, and `direct`
+    (B, L, N', D), the direct paths of the L blocks `direct`.
+
+    Args:
+        target: the frozen model.
+        blocks: indices of the blocks whose feature maps are rows; none by default.
+        direct: indices of the blocks whose direct paths are a row, see `direct_paths`; none by default.
+    """
+
+    entries = ("image",)
+    forward_passes = 1
+
+    def __init__(self, target: TargetModel, blocks: Sequence[int] = (), direct: Sequence[int] = ()) -> None:
+        self.target, self.blocks, self.direct = target, tuple(blocks), tuple(direct)
+
+    @property
+    def provides(self) -> tuple[str, ...]:
+        return "embedding", *(f"map_{i}" for i in range(len(self.blocks))), *(("direct",) if self.direct else ())
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        normalised = self.target.normalise(batch["image"])
+        with torch.no_grad():
+            if not self.direct:
+                return self._rows(normalised)
+            with direct_paths(self.target, self.direct) as record:
+                rows = self._rows(normalised)
+            return rows | {"direct": record.paths()}
+
+    def _rows(self, normalised: Tensor) -> dict[str, Tensor]:
+        """The embeddings and feature maps."""
+        if not self.blocks:
+            return {"embedding": self.target.embed(normalised)}
+        embeddings, maps = self.target.embed_with_maps(normalised, self.blocks)
+        return {"embedding": embeddings} | {f"map_{i}": value for i, value in enumerate(maps)}
+
+    def key(self) -> Identity:
+        own = {"source": "features", "target": self.target.backbone_identity()}
+        return own | recipe(self, without=own)
+
+
+class Pixels:
+    """The source of the images, for networks that use no output of the target. Row: `image`, uint8 (B, C, H, W).
+
+    >>> Pixels()({"image": torch.zeros(1, 3, 2, 2, dtype=torch.uint8), "index": torch.tensor([0])}).keys()
+    dict_keys(['image'])
+    """
+
+    provides = ("image",)
+    entries = ("image",)
+    forward_passes = 0
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        return {"image": batch["image"]}
+
+    def key(self) -> Identity:
+        return {"source": "pixels"}
+
+
+def network_inputs(target: TargetModel, blocks: Sequence[int]) -> Source:
+    """The source of what a network reads: features of the target for a network with blocks, otherwise the pixels."""
+    return Features(target, blocks) if blocks else Pixels()

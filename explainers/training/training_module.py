@@ -1,0 +1,164 @@
+"""The base class of all LightningModules of this project: frozen parts, random crops, optimiser and schedule."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.sampling import stream, uniform
+from explainers.saved.identity import Identity, recipe, weights_hash
+from explainers.saved.weights import check_identity, read_weights, save_weights
+from explainers.share import INITIAL_WEIGHTS, Pretrained
+from explainers.training.augmentation import random_resized_crop
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
+from explainers.training.state_dicts import check_alike, load_weights, with_part, without_part
+
+
+class TrainingModule(LightningModule):
+    """A LightningModule with frozen parts.
+
+    A frozen part stays in eval mode, which turns stochastic depth and dropout off, and is not saved in checkpoints. A
+    checkpoint contains `identity` instead, and can be loaded only by a module of the same identity.
+
+    Args:
+        optimizer: builds the optimiser from the parameters to train; `None` for a module that is not trained.
+        scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
+        min_crop: area of the smallest random crop, as a fraction of the image; `None` to train on whole images.
+        seed: seed of the random crops, and of dropout and stochastic depth.
+        frozen: names of the frozen submodules.
+    """
+
+    frozen: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        optimizer: OptimizerBuilder | None,
+        scheduler: SchedulerBuilder | None,
+        min_crop: float | None = None,
+        seed: int = 0,
+        frozen: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.min_crop, self.seed, self.frozen = min_crop, seed, frozen
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all submodules except the frozen parts, which stay in eval mode."""
+        super().train(mode)
+        for part in self.frozen:
+            self.get_submodule(part).eval()
+        return self
+
+    def augmented(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the training batch with random crops of its images, drawn again in every epoch.
+
+        Args:
+            batch: holds `image`, uint8 (B, C, H, W), and `index`, the index of each image in the data set, (B,).
+
+        Raises:
+            InputError: if the batch has cached rows, because they were computed from whole images.
+        """
+        if self.min_crop is None:
+            return batch
+        cached = sorted(batch.keys() - {"image", "label", "index", "truth"})
+        if cached:
+            raise InputError(
+                f"expected min_crop=null with cached rows, which are of whole images, got {self.min_crop} and cached"
+                f" {', '.join(cached)}: set min_crop=null or cache=none"
+            )
+        seed = stream("crops", self.seed, self.current_epoch)
+        return batch | {"image": random_resized_crop(batch["image"], batch["index"], seed, self.min_crop)}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed torch, so that dropout and stochastic depth depend on the step and the process alone.
+
+        A resumed run then draws what an uninterrupted one does, without the states of generators in its checkpoint.
+        """
+        step = torch.tensor((self.global_rank << 32) + batch_idx)
+        draw = uniform(step, stream("dropout", self.seed, self.current_epoch)).item()
+        torch.manual_seed(int(draw * 2**32))
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Build the optimiser of all parameters that require gradients, and its schedule."""
+        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return configure(trainable, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
+
+    def of_all_processes(self, values: Any) -> Any:
+        """Gather tensors of all processes, with a new first dimension; in a single process, the tensors themselves."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return self.all_gather(values) if distributed else values
+
+    def identity(self) -> Identity:
+        """Return the hash of each frozen part; trained weights are valid only with the same frozen parts."""
+        return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}
+
+    def check_identity(self, saved: Identity, path: str) -> None:
+        """Raise an InputError unless the identity in a checkpoint is that of this module.
+
+        Args:
+            saved: the identity in the checkpoint.
+            path: name of the checkpoint, for the message.
+        """
+        check_identity(saved, self.identity(), path)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remove the frozen parts from the checkpoint, and add the identity and the latest metrics."""
+        for part in self.frozen:
+            checkpoint["state_dict"] = without_part(checkpoint["state_dict"], part)
+        checkpoint["identity"] = self.identity()
+        # A run that is killed after its last checkpoint measures nothing again
+        checkpoint["metrics"] = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check the identity, and add this module's frozen parts, because Lightning expects a complete state dict."""
+        self.check_identity(checkpoint.get("identity", {}), "the checkpoint")
+        for part in self.frozen:
+            checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
+        check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")
+
+
+class NetworkExplainer(TrainingModule, Pretrained):
+    """A TrainingModule that explains with a trained `network` and a frozen `target`; the network is saved alone."""
+
+    network: Any
+
+    def network_recipe(self) -> Identity:
+        """Describe the network by its arguments, without the target and the grid, which are described themselves."""
+        return recipe(self.network, without=("target", "grid", *INITIAL_WEIGHTS))
+
+    def export(self, folder: Path) -> Path:
+        """Write the trained network with its `identity` to `explainer.safetensors`."""
+        return save_weights(self.network.state_dict(), folder / "explainer.safetensors", self.identity())
+
+    def load(self, path: str) -> None:
+        """Load a file that `export` wrote for the same identity."""
+        saved, weights = read_weights(path)
+        self.check_identity(saved, path)
+        load_weights(self.network, weights, path)
+
+
+def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: bool) -> None:
+    """Compare the identity of weights that belong to a backbone, whatever its head, with that of a module.
+
+    Args:
+        saved: identity in the file.
+        own: identity of the module; both describe the backbone as `target`.
+        path: name of the file, for the message.
+        allow_finetuned: accept weights that were trained for other weights of the same backbone.
+
+    Raises:
+        InputError: if they differ in anything else than what is allowed.
+    """
+    target = saved.get("target", {})
+    weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
+    check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
+    if trained != weights and not allow_finetuned:
+        raise InputError(
+            f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
+            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
+            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead_finetune"
+        )

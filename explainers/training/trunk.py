@@ -1,0 +1,122 @@
+"""The trunk of light networks: a token of every patch, from features of the target."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from timm.layers import Mlp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explainers.errors import check_positive
+from explainers.masking import PatchGrid, check_hops, neighbourhoods
+from explainers.target import TargetModel
+
+
+def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
+    """Select the tokens of some patches.
+
+    Args:
+        tokens: (B, N, ...).
+        patches: indices of the patches, (B, Z); `None` for all of them.
+
+    Returns:
+        (B, Z, ...), in the order of `patches`; `tokens` if `patches` is `None`.
+
+    >>> at_patches(torch.tensor([[[0, 1], [2, 3], [4, 5]]]), torch.tensor([[2, 0]])).tolist()
+    [[[4, 5], [0, 1]]]
+    """
+    return tokens if patches is None else tokens[torch.arange(len(tokens), device=tokens.device)[:, None], patches]
+
+
+def on_grid(feature_map: Tensor, side: int) -> Tensor:
+    """Resample a square feature map to the resolution of the patches.
+
+    Args:
+        feature_map: (B, N', C), positions row by row; N' is a square number.
+        side: P, patches per side.
+
+    Returns:
+        (B, N, C): bilinear with antialiasing; `feature_map` itself if N' = N.
+
+    From 2 × 2 positions to a single patch, which is their mean:
+
+    >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), side=1).round(decimals=4).tolist()
+    [[[3.0]]]
+    """
+    map_side = math.isqrt(feature_map.shape[1])
+    if map_side == side:
+        return feature_map
+    square = feature_map.float().mT.unflatten(-1, (map_side, map_side))
+    return F.interpolate(square, (side, side), mode="bilinear", antialias=True).flatten(2).mT
+
+
+def small_linear(width_in: int, width: int) -> nn.Linear:
+    """Build a last layer with outputs near 0, so that the untrained network predicts nearly its trivial guess.
+
+    >>> small_linear(2, 3).bias.tolist()
+    [0.0, 0.0, 0.0]
+    """
+    layer = nn.Linear(width_in, width)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Trunk(nn.Module):
+    """Computes a token of every patch z, (B, N, width), from features of the target, averaged over N(z).
+
+    The average over N(z) makes few training images suffice, because g depends on the patches in N(z) only. MLPs mix the
+    channels. Only the average mixes patches, so that a training step computes only the patches that it draws. Feature
+    maps of another resolution are resampled to the grid.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        blocks: indices of the blocks whose outputs are read: transformer blocks, or the stages of Swin and ResNet.
+        hops: possible radii of N(z), in patches; the largest is used.
+        width: width of the tokens, in channels.
+        depth: number of residual layers.
+    """
+
+    near: Tensor
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        blocks: Sequence[int],
+        hops: Sequence[int],
+        width: int,
+        depth: int,
+    ) -> None:
+        super().__init__()
+        check_hops(hops)
+        check_positive(width=width, depth=depth)
+        self.side = grid.side
+        near = neighbourhoods(grid, max(hops)).float()
+        self.register_buffer("near", near / near.sum(-1, keepdim=True), persistent=False)
+        channels = [*target.map_channels(blocks), target.embed_dim]
+        self.read = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, width)) for c in channels)
+        self.position = nn.Parameter(torch.randn(grid.num_patches, width) * 0.02)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), Mlp(width, 2 * width)) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
+        """Compute the tokens of all patches, (B, N, width), or of given patches, (B, Z, width)."""
+        *read_maps, read_embedding = self.read
+        tokens = at_patches(self.position.expand(embeddings.shape[0], -1, -1), patches)  # (B, N or Z, width)
+        tokens = tokens + read_embedding(embeddings)[:, None]
+        for read, feature_map in zip(read_maps, maps, strict=True):
+            tokens = tokens + read(self._around(feature_map, patches))
+        for layer in self.layers:
+            tokens = tokens + layer(tokens)
+        return self.norm(tokens)
+
+    def _around(self, feature_map: Tensor, patches: Tensor | None) -> Tensor:
+        """Average a feature map (B, N', C) over N(z): (B, N or Z, C).
+
+        A matrix product, because pooling is several times slower.
+        """
+        near = self.near if patches is None else self.near[patches]  # (N, N) or (B, Z, N)
+        return near @ on_grid(feature_map, self.side)

@@ -1,0 +1,250 @@
+"""The module of vectors c_z: what it explains, and its training; `test_anyhead_weights` has its files."""
+
+import math
+from functools import partial
+
+import pytest
+import references_anyhead as slow
+import torch
+from torch import nn
+from toys import ADAM, VECTORS, batch_of, equal, fit, state
+
+from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
+from explainers.anyhead.functionals import class_rows
+from explainers.errors import InputError
+from explainers.metrics.agreement import spearman
+from explainers.target.heads import DistilledHead
+from explainers.training.sources import complete
+from explainers.vectors.projections import FixedHead, simplex
+
+pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
+
+TEACHERS = {"propagation": PropagationTeacher, "coalitions": partial(CoalitionTeacher, pairs=3)}
+TEMPERATURES = [None, 1.0, 2.0, math.inf]
+
+
+@pytest.fixture(params=TEACHERS)
+def teacher(request):
+    return TEACHERS[request.param]
+
+
+class Known(nn.Module):
+    """Says the vectors that it was told."""
+
+    blocks = direct = ()
+
+    def __init__(self, target, grid, vectors):
+        super().__init__()
+        self.vectors = vectors
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, embeddings, maps, direct=None):
+        return self.vectors[: len(embeddings)]
+
+
+def known(target, grid, **settings):
+    vectors = torch.randn(5, 16, target.embed_dim)
+    return vectors, AnyHead(target, grid, partial(Known, vectors=vectors), **settings).eval()
+
+
+def slow_heatmap(head, embedding, vectors, label, temperature):
+    """Of a linear layer, by loops."""
+    functional = slow.score_derivative(head.weight.tolist(), head(embedding).tolist(), label, temperature)
+    return slow.heatmap(functional, vectors, 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_heatmap_is_the_product_of_vectors_and_the_derivative_of_the_score(target, grid, images, temperature):
+    vectors, explainer = known(target, grid, temperature=temperature)
+    embeddings = target.embed(target.normalise(images))
+    every, classes, predicted = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1]), target(images).argmax(1)
+    assert every.shape == (5, 5, 4, 4)
+    for i in range(5):
+        for label in range(5):
+            expected = slow_heatmap(target.head, embeddings[i], vectors[i], label, temperature)
+            torch.testing.assert_close(every[i, label], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes])
+    assert not torch.equal(predicted, classes)
+    torch.testing.assert_close(explainer(images), every[torch.arange(5), predicted])
+
+
+@torch.no_grad()
+def test_any_functional_is_explained_alone_and_with_others(target, grid, images):
+    vectors, explainer = known(target, grid)
+    functionals = torch.randn(5, 3, 24)
+    together = explainer.explain(images, functionals)
+    assert together.shape == (5, 3, 4, 4)
+    for i in range(5):
+        for j in range(3):
+            expected = slow.heatmap(functionals[i, j].tolist(), vectors[i], 4)
+            torch.testing.assert_close(together[i, j], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explainer.explain(images, functionals[:, 1]), together[:, 1])
+    with pytest.raises(InputError, match=r"\[5, 24\] or \[5, V, 24\]"):  # not two functionals of each image
+        explainer.explain(images, torch.randn(10, 24))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_many_tasks_are_explained_by_the_class_that_each_predicts(target, grid, images, temperature):
+    vectors, explainer = known(target, grid, temperature=temperature)
+    heads, embeddings = [nn.Linear(24, k) for k in (2, 5, 7)], target.embed(target.normalise(images))
+    for head in heads:
+        nn.init.normal_(head.weight)
+    heatmaps = explainer.explain_tasks(images, heads)
+    assert heatmaps.shape == (5, 3, 4, 4)
+    predicted = [head(embeddings).argmax(1).tolist() for head in heads]
+    assert max(len(set(classes)) for classes in predicted) > 1  # or the first image's would do for all
+    for task, head in enumerate(heads):
+        for i in range(5):
+            expected = slow_heatmap(head, embeddings[i], vectors[i], predicted[task][i], temperature)
+            torch.testing.assert_close(heatmaps[i, task], expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_heads_of_several_layers_are_explained_like_one(make_target, grid, images):
+    target = make_target("deit_tiny_distilled_patch16_224")
+    assert isinstance(target.head, DistilledHead)
+    vectors, explainer = known(target, grid, temperature=1.0)
+    together = nn.Linear(48, 5)
+    together.weight.copy_(class_rows(target.head, 48, images))
+    together.bias.copy_((target.head.head.bias + target.head.head_dist.bias) / 2)
+    embeddings = target.embed(target.normalise(images))
+    torch.testing.assert_close(together(embeddings), target(images))
+    expected = slow_heatmap(together, embeddings[2], vectors[2], 3, 1.0)
+    torch.testing.assert_close(explainer.all_classes(images)[2, 3], expected, rtol=1e-4, atol=1e-4)
+    first, second = nn.Linear(48, 7), nn.Linear(7, 3)
+    product = nn.Linear(48, 3)
+    product.weight.copy_(second.weight @ first.weight)
+    product.bias.copy_(second(first.bias))
+    found = explainer.explain_tasks(images, [nn.Sequential(first, second), product])
+    torch.testing.assert_close(found[:, 0], found[:, 1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_head_that_is_not_linear_is_refused(target, grid, images):
+    nonlinear, explainer = nn.Sequential(nn.Linear(24, 7), nn.ReLU(), nn.Linear(7, 5)), known(target, grid)[1]
+    line = "^expected a linear head, .* fit a linear one with `python train.py experiment=linear_head`$"
+    with pytest.raises(InputError, match=line):
+        explainer.explain_tasks(images, [target.head, nonlinear])
+    target.head = FixedHead(simplex(5, 24))
+    for explain in (explainer, explainer.all_classes):
+        with pytest.raises(InputError, match=line):
+            explain(images)
+
+
+def test_a_temperature_of_0_is_refused(target, grid):
+    with pytest.raises(InputError, match="^expected temperature above 0, got temperature=0$"):
+        known(target, grid, temperature=0)
+
+
+@torch.no_grad()
+def test_a_perfect_student_has_no_loss_in_training_and_the_heatmaps_of_its_teacher(target, grid, images):
+    method = PropagationTeacher(target, grid).teacher
+    vectors = method.explain(images, torch.eye(24).expand(5, -1, -1)).flatten(2).mT
+    explainer = AnyHead(target, grid, partial(Known, vectors=vectors), PropagationTeacher)
+    assert explainer.training_step(batch_of(images), 0) < 1e-6
+    classes = torch.tensor([3, 0, 4, 1, 1])
+    expected = method(images, classes)
+    torch.testing.assert_close(explainer(images, classes), expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
+
+
+@torch.no_grad()
+def test_images_of_a_batch_do_not_influence_each_other(target, grid, images):
+    explainer = AnyHead(target, grid, VECTORS).eval()
+    heatmaps, others = explainer.all_classes(images), images.clone()
+    others[1:] = 255 - others[1:]
+    found = explainer.all_classes(others)
+    assert torch.equal(found[0], heatmaps[0]) and not torch.isclose(found[1:], heatmaps[1:]).all()
+    torch.testing.assert_close(explainer.all_classes(images[:1]), heatmaps[:1], rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_many_tasks_take_one_pass_of_the_network_and_one_of_the_target(target, grid, images):
+    explainer, passes = AnyHead(target, grid, VECTORS).eval(), []
+    explainer.network.register_forward_hook(lambda *_: passes.append("network"))
+    target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append("target"))
+    explainer.explain_tasks(images, [nn.Linear(24, k) for k in (2, 5, 7)])
+    assert sorted(passes) == ["network", "target"]
+
+
+def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, teacher):
+    target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
+    before = state(target)
+    torch.manual_seed(0)  # of the network's weights
+    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM)
+    seen = complete(batch_of(images), explainer.sources, epoch=1000)  # other draws than those of the training
+    explainer.network.scale.copy_(explainer.teacher.unit(seen))
+    start = explainer.teacher.loss(explainer.predict(seen), seen).item()
+    fit(explainer, images, epochs=16)
+    assert explainer.teacher.loss(explainer.predict(seen), seen) < 0.9 * start
+    assert equal(state(target), before)
+    assert all(weight.grad is None for weight in target.parameters())
+    assert not any(module.training for module in target.modules())
+
+
+@pytest.mark.slow
+def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, grid, images):
+    images = images[:2]
+    explainer = AnyHead(target, grid, partial(VECTORS, width=64), PropagationTeacher, temperature=math.inf)
+    steps = 120
+    adam = torch.optim.Adam(explainer.network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 5e-3, total_steps=steps)
+    for epoch in range(steps):
+        rows = complete(batch_of(images), explainer.sources, epoch)
+        if epoch == 0:
+            explainer.network.scale.copy_(explainer.teacher.unit(rows))
+        loss = explainer.teacher.loss(explainer.predict(rows), rows)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        schedule.step()
+    assert loss < 0.02
+    with torch.no_grad():
+        found = explainer.eval().all_classes(images)
+        centred = target.head.weight - target.head.weight.mean(0)
+    expected = explainer.teacher.teacher.explain(images, centred.expand(2, -1, -1))
+    assert spearman(found.flatten(0, 1).flatten(1), expected.flatten(0, 1).flatten(1)).mean() > 0.9
+
+
+def test_training_without_a_teacher_or_an_optimizer_is_refused(target, grid, images):
+    line = "^expected a teacher to learn from, got none: add teacher@explainer.teacher=coalitions, or propagation$"
+    with pytest.raises(InputError, match=line):
+        fit(AnyHead(target, grid, VECTORS, optimizer=ADAM), images, epochs=1)
+    with pytest.raises(InputError, match=line):
+        AnyHead(target, grid, VECTORS).validation_step(batch_of(images), 0)
+    with pytest.raises(ValueError, match="training needs an optimizer"):
+        fit(AnyHead(target, grid, VECTORS, PropagationTeacher), images, epochs=1)
+
+
+@pytest.mark.parametrize("method", ["LRP", "GAE"])
+def test_methods_that_are_not_linear_are_no_teachers(target, grid, method):
+    with pytest.raises(InputError, match=f"^expected a method whose heatmaps are linear .*, got {method}$"):
+        AnyHead(target, grid, VECTORS, partial(PropagationTeacher, method=method))
+
+
+def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, images, teacher):
+    torch.manual_seed(0)
+    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM, temperature=1.0)
+    rows = complete(batch_of(images), explainer.sources)
+    exact = explainer.teacher.loss(explainer.predict(rows), rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = complete(batch_of(images), explainer.sources)
+        loss = explainer.teacher.loss(explainer.predict(low), low)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, rtol=0.05, atol=0)
+    fit(explainer, images, epochs=1, precision="bf16-mixed", validate=True)
+    explainer.eval()
+    heatmaps = explainer(images)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        rounded = explainer(images)
+    assert rounded.dtype == torch.float32
+    assert torch.corrcoef(torch.stack([heatmaps.flatten(), rounded.flatten()]))[0, 1] > 0.98
+
+
+def test_validation_measures_the_loss_of_all_images_of_the_last_epoch(target, grid, images):
+    still = partial(torch.optim.SGD, lr=0.0)
+    explainer = AnyHead(target, grid, VECTORS, PropagationTeacher, still)
+    logged = fit(explainer, images, epochs=2, validate=True).callback_metrics  # of 4 images and of 1
+    rows = complete(batch_of(images), explainer.sources)
+    expected = explainer.teacher.loss(explainer.predict(rows), rows).item()
+    assert logged["val/loss"].item() == pytest.approx(expected, rel=1e-4)

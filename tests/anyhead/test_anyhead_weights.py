@@ -1,0 +1,119 @@
+"""What the module that learns vectors c_z starts from, reads and writes."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from toys import ADAM, VECTORS, batch_of, equal, fit, state
+
+from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.saved.identity import weights_hash
+from explainers.training.sources import complete
+
+pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
+
+
+@pytest.fixture(params=[PropagationTeacher, partial(CoalitionTeacher, pairs=3)], ids=["propagation", "coalitions"])
+def teacher(request):
+    return request.param
+
+
+def test_the_first_step_sets_the_unit_and_no_later_one_does(target, grid, images, teacher, tmp_path):
+    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM)
+    unit = explainer.teacher.unit(complete(batch_of(images[:4]), explainer.sources))  # of the first batch
+    fit(explainer, images, epochs=2)
+    torch.testing.assert_close(explainer.network.scale, unit)
+
+
+@pytest.mark.parametrize("factor", [0.03, 1, 40])
+def test_trained_weights_start_with_the_size_that_has_the_least_error(target, grid, images, teacher, tmp_path, factor):
+    """The teacher that they learned from may have given larger or smaller attributions."""
+    trained = fit(AnyHead(target, grid, VECTORS, teacher, ADAM), images, epochs=6).lightning_module
+    rows = complete(batch_of(images), trained.sources)
+
+    def loss(size, of=trained):
+        return of.teacher.loss(size * of.predict(rows), rows).item()
+
+    trained.network.scale *= factor
+    again = AnyHead(target, grid, VECTORS, teacher, weights=str(trained.export(tmp_path)), seed=0)
+    again.training_step(rows, 0)
+    scale = again.network.scale.clone()
+    size = (scale / trained.network.scale).item()
+    assert loss(size) < min(loss(0.98 * size), loss(1.02 * size), loss(0))
+    again.training_step(rows, 0)
+    assert torch.equal(again.network.scale, scale)
+
+
+def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid, images, teacher):
+    explainer = AnyHead(target, grid, partial(VECTORS, direct=[0, 1]), teacher, seed=0)
+    rows = complete(batch_of(images), explainer.sources)
+    torch.nn.init.zeros_(explainer.network.write.weight)
+    explainer.training_step(rows, 0)
+    paths = rows["direct"].sum(1)
+    torch.testing.assert_close(explainer.predict(rows), explainer.network.scale * paths / paths.std())
+    size = (explainer.network.scale / paths.std()).item()
+    losses = [explainer.teacher.loss(factor * size * paths, rows).item() for factor in (1, 0.98, 1.02, 0)]
+    assert losses[0] == min(losses)
+
+
+def test_a_correlation_has_no_size_to_start_with(target, grid, images, tmp_path):
+    teacher = partial(PropagationTeacher, objective="correlation")
+    path = str(AnyHead(target, grid, VECTORS, teacher).export(tmp_path))
+    again = AnyHead(target, grid, VECTORS, teacher, weights=path)
+    again.training_step(batch_of(images), 0)
+    assert again.network.scale == 1
+
+
+def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(target, grid, images, teacher):
+    explainer, cropping = (AnyHead(target, grid, VECTORS, teacher, min_crop=crop) for crop in (None, 0.3))
+    cropping.network.load_state_dict(explainer.network.state_dict())
+    explainer.uncalibrated = cropping.uncalibrated = False
+    seen = complete(batch_of(images), explainer.sources)
+    stored = {name: row for name, row in seen.items() if name != "image"}
+    loss = explainer.training_step(batch_of(images), 0)
+    torch.testing.assert_close(explainer.training_step(stored, 0), loss)
+    assert not torch.allclose(cropping.training_step(batch_of(images), 0), loss)
+    with pytest.raises(InputError, match="^expected min_crop=null with cached rows"):
+        cropping.training_step(stored, 0)
+
+
+def test_exported_weights_explain_as_before(target, make_target, grid, images, teacher, tmp_path):
+    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM)
+    fit(explainer, images, epochs=1)
+    path = explainer.export(tmp_path)
+    assert path == tmp_path / "explainer.safetensors"
+    again = AnyHead(target, grid, VECTORS, weights=str(path)).eval()
+    assert torch.equal(again(images), explainer.eval()(images))
+    other = make_target()
+    other.head = nn.Linear(24, 2)  # the same vectors explain another task
+    of_task = AnyHead(other, grid, VECTORS, weights=str(path)).eval()
+    expected = explainer.explain_tasks(images, [other.head])[:, 0]
+    torch.testing.assert_close(of_task(images), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_a_checkpoint_holds_no_weights_of_the_target_and_is_resumed(target, grid, images, tmp_path):
+    build = partial(AnyHead, target, grid, VECTORS, PropagationTeacher, ADAM)
+    fit(build(), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert checkpoint["state_dict"] and not any(name.startswith("target.") for name in checkpoint["state_dict"])
+    assert checkpoint["identity"]["target"]["backbone_sha256"] == weights_hash(target.backbone)
+    assert fit(build(), images, epochs=2, resume=tmp_path / "last.ckpt").current_epoch == 2
+
+
+def test_weights_of_another_backbone_need_to_be_allowed(target, make_target, grid, images, tmp_path):
+    trained, finetuned = AnyHead(target, grid, VECTORS), make_target(seed=1)
+    path = str(trained.export(tmp_path))
+    with pytest.raises(InputError, match="was trained on other weights of .* allow_finetuned_backbone=true"):
+        AnyHead(finetuned, grid, VECTORS, weights=path)
+    explainer = AnyHead(finetuned, grid, VECTORS, weights=path, allow_finetuned_backbone=True)
+    assert equal(state(explainer.network), state(trained.network))
+    for other, settings, line in (
+        (make_target(embed_dim=48), {"grid": grid}, "target.embed_dim: 24 → 48"),
+        (target, {"grid": PatchGrid(32, 16, differs=True)}, "grid.patch_size: 8 → 16"),
+    ):
+        with pytest.raises(InputError, match=re.escape(line)):
+            AnyHead(other, network=VECTORS, weights=path, allow_finetuned_backbone=True, **settings)

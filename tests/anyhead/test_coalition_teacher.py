@@ -1,0 +1,289 @@
+"""Embeddings of masked images as a teacher of vectors c_z; with the Shapley kernel, these are Shapley values."""
+
+from functools import partial
+
+import pytest
+import references
+import references_anyhead as slow
+import torch
+from conftest import timm_model
+from test_sampling import distance
+from torch import nn
+from toys import batch_of, game
+
+from explainers.anyhead import CoalitionTeacher
+from explainers.anyhead.coalition_teacher import coalition_errors, coalition_loss
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.sampling import shapley_coalitions
+from explainers.shapley.shapley import efficient
+from explainers.target import TargetModel
+from explainers.training.sources import Features, complete
+
+GRID = PatchGrid(image_size=24, patch_size=8)
+CLASSES = torch.tensor([0, 2, 1, 1, 0])
+FITS = ["regions", "uniform", "shapley"]
+UNWEIGHED = FITS[:2]
+EVERYTHING = frozenset(range(9))
+
+
+@pytest.fixture
+def target(make_target):
+    """It sees 24 × 24 pixels in 3 × 3 patches, and so has 512 coalitions."""
+    return make_target(img_size=24)
+
+
+@pytest.fixture
+def images(images):
+    return images[:, :, :24, :24].contiguous()
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Of one image: the embeddings of all coalitions, their exact Shapley values, and those of the logits; the head."""
+    target = TargetModel(timm_model(img_size=24)).eval()
+    image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    values, exact = game(target, image, target.embed)
+    with torch.no_grad():
+        logits = {coalition: target.classify(embedding[None])[0] for coalition, embedding in values.items()}
+    return values, exact, references.exact_shapley(logits, 9), target.head.weight.detach()
+
+
+@pytest.fixture
+def additive(target):
+    """A model whose embedding is a constant and a sum over patches, in which hidden ones are 0: (model, vectors of)."""
+    patches = nn.Conv2d(3, 24, 8, stride=8, bias=False).requires_grad_(False)
+    target.embed = lambda normalised: 3 + patches(normalised).sum((2, 3))
+    return target, lambda images: patches(target.normalise(images)).flatten(2).mT
+
+
+def taught(teacher, images, epoch=0):
+    """All rows that the loss of a teacher reads."""
+    return complete(batch_of(images), [teacher, Features(teacher.target)], epoch)
+
+
+def visible(keep):
+    """CoalitionTeacher (M, 9) as sets."""
+    return [frozenset(row.nonzero()[:, 0].tolist()) for row in keep]
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_vectors_whose_sums_are_the_embeddings_have_no_loss(additive, images, fit):
+    target, vectors_of = additive
+    teacher = CoalitionTeacher(target, GRID, pairs=12, fit=fit)
+    rows, vectors = taught(teacher, images, epoch=3), vectors_of(images)
+    assert teacher.loss(vectors, rows) < 1e-9
+    assert teacher.loss(vectors + 0.3 * vectors.std() * torch.randn_like(vectors), rows) > 0.01
+    nothing = teacher.loss(torch.zeros_like(vectors), rows)
+    if fit in UNWEIGHED:
+        assert nothing == pytest.approx(1, abs=1e-5)
+    else:  # every patch then gets the same share of what is missing
+        assert 0.01 < nothing < 1
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_the_loss_is_that_of_loops(target, images, fit):
+    teacher = CoalitionTeacher(target, GRID, pairs=6, fit=fit)
+    rows, vectors, head = taught(teacher, images), 0.3 * torch.randn(5, 9, 24), torch.randn(3, 24)
+    found = coalition_loss(*coalition_errors(vectors, rows, fit), head, CLASSES)
+    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, CLASSES, fit), rel=1e-4)
+    head = target.head.weight.detach() - target.head.weight.detach().mean(0)
+    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, target(images).argmax(-1))
+    torch.testing.assert_close(teacher.loss(vectors, rows), own)
+
+
+def test_an_image_that_no_mask_changes_does_not_count():
+    errors, difference, head = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(5, 6)
+    expected = coalition_loss(errors[:2], difference[:2], head, CLASSES[:2])
+    errors[2] = difference[2] = 0
+    torch.testing.assert_close(coalition_loss(errors, difference, head, CLASSES[:3]), expected)
+    assert coalition_loss(0 * errors, 0 * difference, head, CLASSES[:3]) == 0
+
+
+def embedding_of(target, image, patches, removal):
+    """G (D,) of one normalised image of which only `patches` are left; mean and deviation of the pixels are 0.5."""
+    if removal != "drop":
+        return target.embed(references.only(image, patches, 3, {"zero": 0.0, "black": -1.0}[removal])[None])[0]
+    model = target.backbone
+    tokens = model._pos_embed(model.patch_embed(image[None]))[:, [0, *(1 + patch for patch in sorted(patches))]]
+    return model.norm(model.blocks(tokens))[0, 0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("removals", [["zero"], ["black"], ["drop", "zero", "black"]], ids="-".join)
+def test_rows_are_differences_of_embeddings_of_what_is_left_and_removals_take_turns(target, images, removals):
+    build = partial(CoalitionTeacher, target, GRID, pairs=5, chunk_size=7)
+    rows = build(removals=removals)(batch_of(images, first=70), epoch=2)
+    shapes = {"keep": (5, 5, 9), "difference": (5, 5, 24), "blank": (5, 24)}
+    assert {name: tuple(row.shape) for name, row in rows.items()} == shapes
+    assert torch.equal(rows["keep"], build()(batch_of(images, first=70), epoch=2)["keep"])
+    for i, image in enumerate(target.normalise(images)):
+        blanks = [embedding_of(target, image, set(), removal) for removal in removals]
+        torch.testing.assert_close(rows["blank"][i], sum(blanks) / len(blanks), rtol=1e-4, atol=1e-5)
+        for m, coalition in enumerate(visible(rows["keep"][i])):
+            removal = removals[m % len(removals)]
+            pair = [embedding_of(target, image, each, removal) for each in (coalition, EVERYTHING - coalition)]
+            torch.testing.assert_close(rows["difference"][i, m], pair[0] - pair[1], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fit", FITS)
+def test_what_a_coalition_and_its_complement_have_in_common_cancels(target, images, fit):
+    embed, teacher = target.embed, CoalitionTeacher(target, GRID, pairs=6, fit=fit)
+    before = teacher(batch_of(images))
+    assert (target.normalise(images) != 0).all()  # hidden pixels alone are 0
+
+    def rows_with(term):
+        """Of a model whose embedding has one more term, a function of the number of visible patches."""
+
+        def changed(normalised):
+            seen = nn.functional.max_pool2d(normalised.abs().amax(1), 8) > 0
+            return embed(normalised) + term(seen.float().sum((1, 2)))[:, None]
+
+        target.embed = changed
+        return teacher(batch_of(images))
+
+    for common in (lambda k: 2 + k * (9 - k), lambda k: (k - 4.5).abs()):
+        rows = rows_with(common)
+        torch.testing.assert_close(rows["difference"], before["difference"], rtol=1e-4, atol=1e-4)
+        added = common(torch.zeros(1))
+        assert added > 1
+        torch.testing.assert_close(rows["blank"], before["blank"] + added, rtol=1e-4, atol=1e-4)
+    grown = rows_with(lambda k: k)["difference"] - before["difference"]
+    expected = (2 * before["keep"].sum(-1) - 9).float()[..., None].expand(-1, -1, 24)
+    torch.testing.assert_close(grown, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_the_coalitions_of_an_image_are_its_own_and_drawn_anew_every_epoch(target, images, fit):
+    build = partial(CoalitionTeacher, target, GRID, pairs=4, fit=fit, removals=["zero", "black"])
+    together, later = (build()(batch_of(images, first=70), epoch) for epoch in (2, 3))
+    alone = build()(batch_of(images[3:4], first=73), epoch=2)
+    for name, row in together.items():
+        assert not row.requires_grad
+        torch.testing.assert_close(alone[name][0], row[3], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(together["keep"], later["keep"])
+    assert not torch.equal(together["keep"], build(seed=1)(batch_of(images, first=70), 2)["keep"])
+
+
+def rows_of(values, coalitions):
+    """Rows of one image with these coalitions, in double precision."""
+    differences = [values[coalition] - values[EVERYTHING - coalition] for coalition in coalitions]
+    return {
+        "keep": torch.tensor([[[patch in coalition for patch in range(9)] for coalition in coalitions]]),
+        "difference": torch.stack(differences)[None].double(),
+        "blank": values[frozenset()][None].double(),
+        "embedding": values[EVERYTHING][None].double(),
+    }
+
+
+def minimiser(rows, fit, often=None):
+    """The vectors (N, D) of the least squared error, which is linear in them and alike in every channel.
+
+    `often` (M,) says how often each coalition is there, 1 by default.
+    """
+    often = torch.ones(rows["keep"].shape[1]) if often is None else often
+    vectors = torch.zeros(1, 9, 24, dtype=torch.double)
+    start = coalition_errors(vectors, rows, fit)[0][0]
+    slopes = []
+    for patch in range(9):
+        moved = coalition_errors(vectors.index_fill(1, torch.tensor([patch]), 1), rows, fit)[0][0]
+        slopes.append((moved - start)[:, 0])
+    root = often.double().sqrt()[:, None]
+    found = torch.linalg.lstsq(root * torch.stack(slopes, 1), -root * start, driver="gelsd").solution
+    return efficient(found[None], rows["blank"], rows["embedding"])[0] if fit == "shapley" else found
+
+
+def test_of_all_coalitions_the_best_vectors_are_the_shapley_values_of_the_embedding(played):
+    """Each of all sizes from 1 to 8, as often as it is drawn; one of each pair is enough, which stands for both."""
+    values, exact, of_logits, head = played
+    drawn, number = slow.coalition_sizes(9, 0.5), [0, 9, 36, 84, 126, 126, 84, 36, 9, 0]
+    proper = [coalition for coalition in values if 0 < len(coalition) < 9]
+    of_pairs = [coalition for coalition in proper if 0 in coalition]
+    assert (len(proper), len(of_pairs)) == (510, 255)
+    assert exact.abs().max() > 0.1 and of_logits.abs().max() > 0.1
+    for coalitions in (proper, of_pairs):
+        often = torch.tensor([drawn[len(each)] / number[len(each)] for each in coalitions])
+        found = minimiser(rows_of(values, coalitions), "shapley", often)
+        torch.testing.assert_close(found, exact.double(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found @ head.double().mT, of_logits.double(), rtol=0, atol=1e-4)
+
+
+def test_of_random_coalitions_as_they_are_drawn_the_best_vectors_are_near_the_shapley_values(played):
+    """And of coalitions that are drawn in another way, with the same weights, they are not."""
+    values, exact, *_ = played
+    errors = {}
+    for power in (0.0, 0.5, 2.0):
+        keep = shapley_coalitions(torch.tensor([0]), 9, 20_000, seed=0, paired=False, power=power)[0]
+        coalitions, often = keep.unique(dim=0, return_counts=True)
+        error = (minimiser(rows_of(values, visible(coalitions)), "shapley", often) - exact).abs().max()
+        errors[power] = (error / (exact.max() - exact.min())).item()
+    assert errors[0.5] < 0.01
+    assert min(errors[0.0], errors[2.0]) > 2 * errors[0.5]
+
+
+def test_a_fit_without_weights_is_a_regression_of_differences_on_signs_and_not_the_shapley_values(played):
+    values, exact, *_ = played
+    everyone = [coalition for coalition in values if 0 < len(coalition) < 9]
+    few = visible(shapley_coalitions(torch.tensor([0]), 9, 60, seed=0, paired=False, power=0)[0])
+    for coalitions in (few, everyone):
+        rows = rows_of(values, coalitions)
+        expected = slow.regression(coalitions, rows["difference"][0], 9)
+        for fit in UNWEIGHED:
+            torch.testing.assert_close(minimiser(rows, fit), expected, rtol=0, atol=1e-6)
+        assert not torch.allclose(expected, exact.double(), atol=0.01 * exact.abs().max())
+
+
+def together(keep):
+    """How often two patches side by side are both in the coalition, or both not."""
+    squares = keep.unflatten(-1, (3, 3))
+    return (squares[..., 1:] == squares[..., :-1]).float().mean().item()
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_coalitions_are_drawn_as_their_fit_needs_them(additive, images, fit):
+    keep = CoalitionTeacher(additive[0], GRID, pairs=400, fit=fit)(batch_of(images))["keep"]
+    sizes = [0, *[1 / 8] * 8, 0] if fit in UNWEIGHED else slow.coalition_sizes(9, 0.5)
+    assert distance(keep.sum(-1).flatten().bincount(minlength=10), sizes) < 5
+    assert not (keep[:, 1::2] == ~keep[:, ::2]).all(-1).all()  # the complements are there already
+    by_chance = sum(share * (k * (k - 1) + (9 - k) * (8 - k)) / (9 * 8) for k, share in enumerate(sizes))
+    if fit == "regions":
+        assert together(keep) > by_chance + 0.1
+    else:
+        assert together(keep) == pytest.approx(by_chance, abs=0.03)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_weights_make_up_for_the_sizes_that_are_drawn_and_only_the_shapley_fit_has_them(target, images, fit):
+    """With them, the mean of any function of the size is that of the Shapley kernel."""
+    rows = taught(CoalitionTeacher(target, GRID, pairs=12, fit=fit), images)
+    weighed = coalition_errors(torch.zeros(5, 9, 24), rows, fit)[1].square().sum(-1)
+    found = (weighed / rows["difference"].square().sum(-1)).flatten().tolist()
+    kernel, drawn = references.shapley_sizes(9), slow.coalition_sizes(9, 0.5)
+    for size, weight in zip(rows["keep"].sum(-1).flatten().tolist(), found, strict=True):
+        assert weight == pytest.approx(kernel[size] / drawn[size] if fit == "shapley" else 1, rel=1e-4)
+
+
+def test_the_unit_is_the_spread_of_vectors_without_mean_whose_sums_are_the_differences(target):
+    vectors = 2 * torch.randn(40, 9, 24)
+    signs = torch.randint(2, (40, 50, 9)) * 2.0 - 1
+    assert CoalitionTeacher(target, GRID).unit({"difference": signs @ vectors}).item() == pytest.approx(2, rel=0.05)
+
+
+def test_no_pair_no_removal_a_removal_without_a_pair_and_an_unknown_fit_are_refused(target):
+    with pytest.raises(InputError, match="^expected pairs above 0, got pairs=0$"):
+        CoalitionTeacher(target, GRID, pairs=0)
+    line = "^expected at least one removal, and a pair of coalitions for each, got {} removals and pairs={}$"
+    with pytest.raises(InputError, match=line.format(0, 4)):
+        CoalitionTeacher(target, GRID, removals=[])
+    with pytest.raises(InputError, match=line.format(3, 2)):
+        CoalitionTeacher(target, GRID, pairs=2, removals=["zero", "black", "drop"])
+    with pytest.raises(InputError, match="^expected removals as a list of zero, black or drop, got zero$"):
+        CoalitionTeacher(target, GRID, removals="zero")
+    with pytest.raises(InputError, match="^expected fit regions, uniform or shapley, got exact$"):
+        CoalitionTeacher(target, GRID, fit="exact")
+
+
+def test_a_model_whose_tokens_cannot_leave_is_refused_before_the_first_image(make_target):
+    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got test_resnet: "):
+        CoalitionTeacher(make_target("test_resnet"), GRID, removals=["zero", "drop"])

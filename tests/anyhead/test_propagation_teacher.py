@@ -1,0 +1,120 @@
+"""Attributions by a white-box method as a teacher of vectors c_z."""
+
+import pytest
+import references_anyhead as slow
+import torch
+from toys import batch_of
+
+from explainers import posthoc
+from explainers.anyhead import PropagationTeacher
+from explainers.anyhead.functionals import random_functionals
+from explainers.anyhead.propagation_teacher import attribution_loss
+from explainers.errors import InputError
+from explainers.sampling import stream
+
+METHODS = ["DecompX-PLUS", "AttnLRP-SkipPLUS", "LibraFullGrad-PLUS", "GradCAM"]
+TARGETS = ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
+ALL = ["predicted", "other", "difference", "mixture", "isotropic"]
+
+
+def exact_vectors(method, images, width):
+    """c_z, (B, N, D): its entry d is the attribution of the functional that reads channel d."""
+    units = torch.eye(width).expand(len(images), -1, -1)
+    return method.explain(images, units).flatten(2).mT
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_vectors_whose_products_are_the_attributions_have_no_loss(make_target, grid, images, method, name):
+    target = make_target(name)
+    teacher = PropagationTeacher(target, grid, method, ALL)
+    rows = teacher(batch_of(images), epoch=3)
+    assert rows["functional"].shape == (5, 5, target.embed_dim)
+    vectors = exact_vectors(posthoc.build(method, target, grid), images, target.embed_dim)
+    expected = rows["attribution"]
+    torch.testing.assert_close(rows["functional"] @ vectors.mT, expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
+    assert teacher.loss(vectors, rows) < 1e-6
+    assert teacher.loss(vectors + 0.3 * vectors.std() * torch.randn_like(vectors), rows) > 0.02
+    constant = teacher.loss(vectors.mean(1, keepdim=True).expand_as(vectors), rows)
+    assert constant == pytest.approx(1, abs=1e-4)  # the best constant
+    assert teacher.loss(torch.randn(5, 1, target.embed_dim).expand_as(vectors), rows) > 1
+    correlating = PropagationTeacher(target, grid, method, ALL, objective="correlation")
+    assert correlating.loss(7 * vectors + torch.randn(5, 1, target.embed_dim), rows) < 1e-5
+    assert correlating.loss(-vectors, rows) == pytest.approx(2, abs=1e-5)
+
+
+def test_the_loss_is_that_of_loops():
+    vectors, functionals, attributions = torch.randn(3, 16, 6), torch.randn(3, 2, 6), 5 * torch.randn(3, 2, 16)
+    expected = slow.squared_loss(vectors, functionals, attributions)
+    assert attribution_loss(vectors, functionals, attributions).item() == pytest.approx(expected, rel=1e-5)
+    correlations = []
+    for i in range(3):
+        for j in range(2):
+            pair = torch.stack([vectors[i] @ functionals[i, j], attributions[i, j]])
+            correlations.append(torch.corrcoef(pair)[0, 1].item())
+    found = attribution_loss(vectors, functionals, attributions, "correlation").item()
+    assert found == pytest.approx(1 - sum(correlations) / 6, rel=1e-5)
+
+
+def test_all_functionals_count_alike():
+    vectors, functionals, attributions = torch.randn(3, 16, 6), torch.randn(3, 2, 6), torch.randn(3, 2, 16)
+    sizes = torch.tensor([0.01, 100])[:, None]
+    for objective in ("squared", "correlation"):
+        expected = attribution_loss(vectors, functionals, attributions, objective)
+        found = attribution_loss(vectors, functionals * sizes, attributions * sizes, objective)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+def test_a_map_that_no_functional_explains_gives_a_finite_loss():
+    for objective in ("squared", "correlation"):
+        vectors = torch.zeros(1, 16, 6, requires_grad=True)
+        loss = attribution_loss(vectors, torch.zeros(1, 2, 6), torch.zeros(1, 2, 16), objective)
+        loss.backward()
+        assert loss.isfinite() and vectors.grad.isfinite().all()
+
+
+def test_the_rows_of_an_image_are_its_own(target, grid, images):
+    together = PropagationTeacher(target, grid, functionals=ALL)(batch_of(images, first=70), epoch=2)
+    small = PropagationTeacher(target, grid, functionals=ALL, chunk_size=2)(batch_of(images, first=70), epoch=2)
+    logits = target(images)
+    for i in range(5):
+        alone = PropagationTeacher(target, grid, functionals=ALL)(batch_of(images[i : i + 1], first=70 + i), epoch=2)
+        seed = stream("functionals", 0, 2)
+        own = random_functionals(ALL, target.head.weight, logits[i : i + 1], torch.tensor([70 + i]), seed)
+        torch.testing.assert_close(together["functional"][i], own[0], rtol=1e-4, atol=1e-5)
+        for name, row in together.items():
+            assert not row.requires_grad
+            torch.testing.assert_close(alone[name][0], row[i], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(small[name][i], row[i], rtol=1e-4, atol=1e-5)
+
+
+def test_functionals_are_drawn_anew_every_epoch_and_for_every_seed(target, grid, images):
+    first, same, later, other = (
+        PropagationTeacher(target, grid, functionals=["mixture"], seed=seed)(batch_of(images), epoch)["functional"]
+        for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    assert torch.equal(first, same)
+    assert not torch.allclose(first, later) and not torch.allclose(first, other)
+
+
+def test_the_unit_is_the_spread_of_attributions_of_vectors_with_such_entries(target, grid, images):
+    teacher = PropagationTeacher(target, grid)
+    rows = {"attribution": torch.randn(200, 16, 24) @ torch.nn.functional.normalize(torch.randn(200, 24, 4), dim=1)}
+    rows["attribution"] = 7 * rows["attribution"].mT
+    assert teacher.unit(rows).item() == pytest.approx(7, rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["LRP", "LRP-PLUS", "GAE", "GenAtt-Rollout", "RawAttention", "RISE", "Saliency"])
+def test_methods_that_are_not_linear_are_refused(target, grid, method):
+    line = f"^expected a method whose heatmaps are linear in what they explain, such as DecompX-PLUS, got {method}$"
+    with pytest.raises(InputError, match=line):
+        PropagationTeacher(target, grid, method)
+
+
+def test_no_functionals_and_unknown_ones_are_refused(target, grid):
+    with pytest.raises(InputError, match="^expected at least one kind of functionals, got none$"):
+        PropagationTeacher(target, grid, functionals=[])
+    with pytest.raises(InputError, match="^expected functionals as a list of predicted, .* got "):
+        PropagationTeacher(target, grid, functionals=["best"])
+    with pytest.raises(InputError, match="^expected objective squared or correlation, got cubed$"):
+        PropagationTeacher(target, grid, objective="cubed")

@@ -1,0 +1,117 @@
+"""A killed test goes on where it was, and measures what an uninterrupted one does."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from devices import on_device, refusing_to_mix
+from lightning import Callback, Trainer
+from toys import SILENT
+
+from datamodules.digits import Digits
+from datamodules.images import Images
+from explainers.evaluation.evaluation import Evaluation
+from explainers.posthoc.chance import Chance
+from explainers.posthoc.propagation import DecompX
+from explainers.report.pictures import Pictures, read_pictures
+from explainers.running.unfinished import Unfinished
+
+
+class Killed(Exception):
+    pass
+
+
+class Kill(Callback):
+    """Ends the process, as it were, after some batches."""
+
+    def __init__(self, after, kind):
+        self.after, self.kind = after, kind
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        if batch_idx + 1 == self.after:
+            raise self.kind
+
+
+class Counted(Chance):
+    calls = 0
+
+    def forward(self, images, classes):
+        Counted.calls += 1
+        return super().forward(images, classes)
+
+
+@pytest.fixture
+def run(tmp_path, make_target, grid):
+    target, samples = make_target(num_classes=10), Digits("test", size=10, image_size=32)
+
+    def measure(folder, key="a", after=None, seconds=0.0, device=None, kind=Killed):
+        explainers = {"chance": Counted(None, grid), "DecompX": DecompX(target, grid)}
+        settings = {"curves": ["fidelity_plus", "deletion_accuracy"], "levels": 4, "reference": "DecompX"}
+        evaluation = Evaluation(target, grid, explainers, probes=["saco"], **settings)
+        unfinished = Unfinished(tmp_path / folder / "unfinished", "digit", key, seconds)
+        kill = [Kill(after, kind)] if after else []
+        callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *kill]
+        trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **(device or {"accelerator": "cpu"}))
+        data = Images(test=lambda: samples, batch_size=3, num_workers=0)
+        Counted.calls = 0
+        try:
+            trainer.test(evaluation, data, verbose=False)
+        except (Killed, SystemExit):
+            return None
+        unfinished.remove()
+        return evaluation.results
+
+    return measure
+
+
+def without_speed(results):
+    return {name: {k: v for k, v in row.items() if k != "images_per_second"} for name, row in results.items()}
+
+
+@pytest.mark.parametrize(
+    ("after", "device"), [(1, None), (3, None), pytest.param(2, on_device(), marks=pytest.mark.slow)]
+)
+def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, device, capsys):
+    with refusing_to_mix() if device else nullcontext():
+        whole = run("whole", device=device)
+        assert run("killed", after=after, device=device) is None
+        assert len(list((tmp_path / "killed" / "unfinished").iterdir())) == 1
+        resumed = run("killed", device=device)
+    assert Counted.calls == 4 - after and f"digit: goes on after {after} measured batches" in capsys.readouterr().out
+    assert without_speed(resumed) == without_speed(whole)
+    assert not list((tmp_path / "killed" / "unfinished").iterdir())
+    pictures = [
+        read_pictures(tmp_path / folder / "pictures" / "digit.safetensors", ["chance", "DecompX"])
+        for folder in ("whole", "killed")
+    ]
+    for one, other in zip(*pictures, strict=True):
+        assert one.name == other.name and torch.equal(one.image, other.image) and one.classes == other.classes
+        assert one.heatmaps["chance"].keys() == other.heatmaps["chance"].keys()
+
+
+def test_what_other_settings_have_left_is_not_continued(run):
+    run("other", after=2)
+    run("other", key="b")
+    assert Counted.calls == 4
+
+
+def test_what_a_version_with_other_metrics_has_left_is_not_continued(run, tmp_path):
+    run("other", after=2)
+    (path,) = (tmp_path / "other" / "unfinished").iterdir()
+    state = torch.load(path, weights_only=True)
+    del state["metrics"]["metrics.0.forward_passes"]
+    torch.save(state, path)
+    run("other")
+    assert Counted.calls == 4
+
+
+def test_nothing_is_saved_before_its_time(run, tmp_path):
+    run("early", after=2, seconds=1000)
+    assert not (tmp_path / "early" / "unfinished").exists()
+
+
+def test_a_test_that_is_told_to_end_saves_all_whole_batches(run, tmp_path, capsys):
+    whole = run("whole")
+    run("told", after=2, seconds=1000, kind=SystemExit)
+    assert "digit: saved 2 of 4 measured batches" in capsys.readouterr().out
+    assert without_speed(run("told")) == without_speed(whole) and Counted.calls == 2

@@ -1,0 +1,311 @@
+import csv
+import inspect
+import json
+import math
+
+import numpy as np
+import pytest
+from commands import ROOT, composed
+from hydra.utils import get_method
+from matplotlib.colors import to_hex
+
+from explainers.errors import InputError
+from explainers.report.figures import (
+    ablation_bars,
+    approximation_scatter,
+    colours_of,
+    fidelity_bars,
+    fidelity_curves,
+    fidelity_ranking,
+    quality_against_passes,
+)
+from explainers.report.run_figures import (
+    cost_of_tasks,
+    lambda_curves,
+    loss_curves,
+    similarity_scatter,
+    theorem_1,
+    throughput_bars,
+)
+
+
+def found(plus, minus):
+    return {
+        "sparsity": [0.0, 0.5, 1.0],
+        "fidelity_plus": plus,
+        "fidelity_plus_error": plus / 10,
+        "fidelity_plus_curve": [0.0, plus, 2 * plus],
+        "fidelity_minus": minus,
+        "fidelity_minus_error": abs(minus) / 10,
+        "fidelity_minus_curve": [2 * minus, minus, 0.0],
+    }
+
+
+RESULTS = {
+    "odd": {"chance": found(0.2, 0.3), "tve": found(0.5, 0.1)},
+    "loop": {"oracle": found(0.6, 0.0), "tve": found(0.4, -0.1), "chance": found(0.3, 0.3)},
+}
+STUDY = {
+    "subsets": [16, 32],
+    "attribution": [0.0, 1.0, 2.0],
+    "expectation_16": [0.1, 0.2, 0.3],
+    "expectation_32": [0.3, 0.2, 0.1],
+    "pearson_16": 1.0,
+    "pearson_32": -1.0,
+    "spearman_16": 1.0,
+    "spearman_32": -1.0,
+}
+DRAWN = {
+    "curves": lambda: fidelity_curves(RESULTS),
+    "bars": lambda: fidelity_bars(RESULTS),
+    "ranking": lambda: fidelity_ranking(RESULTS),
+    "ablation": lambda: ablation_bars(RESULTS, ["chance", "tve"]),
+    "one task": lambda: fidelity_bars({"odd": RESULTS["odd"]}),
+    "study": lambda: approximation_scatter({"digits": {"two_point": STUDY}, "others": RESULTS["odd"]}),
+}
+
+
+def bars(axis, names):
+    """Height, error and colour of every bar, by the name at its place."""
+    (errors,) = [container for container in axis.containers if hasattr(container, "has_yerr")]
+    segments = errors.lines[2][0].get_segments()  # empty where the error is not known
+    lengths = [(segment[1, 1] - segment[0, 1]) / 2 if len(segment) else math.nan for segment in segments]
+    return {
+        names[round(bar.get_x() + bar.get_width() / 2)]: (bar.get_height(), error, to_hex(bar.get_facecolor()))
+        for bar, error in zip(axis.patches, lengths, strict=True)
+    }
+
+
+def test_an_error_that_is_not_known_is_not_drawn():
+    """Of a single image there is none, and then none of the average over tasks."""
+    single = {key: value for key, value in found(0.3, 0.3).items() if not key.endswith("_error")}
+    results = {"odd": {"chance": found(0.2, 0.3)}, "loop": {"chance": single}}
+    known, unknown = (bars(axis, ["chance"])["chance"][1] for axis in fidelity_bars(results).axes[:2])
+    assert known == pytest.approx(0.02) and math.isnan(unknown)
+    average, error, _ = bars(ablation_bars(results).axes[0], ["chance"])["chance"]
+    assert average == pytest.approx(0.25) and math.isnan(error)
+    only = fidelity_bars({"loop": {"chance": single}})
+    assert all(math.isfinite(end) for axis in only.axes for end in axis.get_ylim())
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_figure_can_be_saved_and_its_ticks_do_not_overlap(name, tmp_path):
+    figure = DRAWN[name]()
+    figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    for axis in figure.axes:
+        places = [tick.get_window_extent() for tick in axis.get_yticklabels() if tick.get_visible()]
+        assert all(low.y1 < high.y0 for low, high in zip(places, places[1:], strict=False))
+
+
+def test_curves_have_a_column_for_each_task_and_one_colour_for_each_explainer():
+    figure = fidelity_curves(RESULTS)
+    upper_left, upper_right, lower_left, lower_right = figure.axes
+    assert [axis.get_title() for axis in (upper_left, upper_right)] == ["odd", "loop"]
+    lines = {line.get_label(): line for line in lower_right.lines}
+    assert lines.keys() == {"oracle", "tve", "chance"}
+    assert lines["tve"].get_xydata().tolist() == [[0.0, -0.2], [0.5, -0.1], [1.0, 0.0]]
+    colours = [{line.get_label(): line.get_color() for line in axis.lines} for axis in figure.axes]
+    assert all(colours[0][name] == colours[1][name] == colours[2][name] for name in ("tve", "chance"))
+    (legend,) = figure.legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == ["chance", "oracle", "tve"]
+
+
+def test_bars_are_the_areas_with_their_errors_and_a_missing_explainer_leaves_a_gap():
+    figure = fidelity_bars(RESULTS)
+    names = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    drawn = [bars(axis, names) for axis in figure.axes]
+    assert [list(panel) for panel in drawn] == [["chance", "tve"], ["chance", "tve", "oracle"]] * 2
+    for panel, (task, side) in zip(drawn, [(t, s) for s in ("plus", "minus") for t in RESULTS], strict=True):
+        for name, (height, error, colour) in panel.items():
+            numbers = RESULTS[task][name]
+            assert height == numbers[f"fidelity_{side}"]
+            assert error == pytest.approx(numbers[f"fidelity_{side}_error"])
+            assert colour == to_hex(colours_of(["chance", "tve", "oracle"])[name])
+
+
+def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
+    odd, loop = fidelity_ranking(RESULTS).axes
+    assert [label.get_text() for label in odd.get_yticklabels()] == ["chance", "tve"]
+    assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "tve", "oracle"]
+    plus, minus = (container.lines[0].get_xdata() for container in loop.containers)
+    np.testing.assert_allclose([*plus, *minus], [0.3, 0.4, 0.6, 0.3, -0.1, 0.0])
+
+
+def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
+    axis = ablation_bars(RESULTS, ["tve", "chance"]).axes[0]
+    drawn = bars(axis, [label.get_text() for label in axis.get_xticklabels()])
+    assert list(drawn) == ["tve", "chance"]
+    for name, (height, error, colour) in drawn.items():
+        values = [RESULTS[task][name]["fidelity_plus"] for task in RESULTS]
+        errors = [RESULTS[task][name]["fidelity_plus_error"] for task in RESULTS]
+        assert height == pytest.approx(sum(values) / 2)
+        assert error == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2) / 2)
+        assert colour == to_hex(colours_of(["chance", "tve", "oracle"])[name])  # as in the other figures
+
+
+def test_means_over_different_tasks_are_refused():
+    with pytest.raises(ValueError, match="got no oracle on odd"):
+        ablation_bars(RESULTS)
+
+
+def test_twenty_explainers_have_twenty_colours():
+    assert len(set(colours_of(map(str, range(20))).values())) == 20
+
+
+def test_the_scatter_has_a_panel_for_each_number_of_subsets():
+    figure = approximation_scatter({"digits": {"two_point": STUDY}, "others": RESULTS["odd"]})
+    assert [axis.get_title() for axis in figure.axes] == [
+        "digits, 16 subsets: r = 1.00, ρ = 1.00",
+        "digits, 32 subsets: r = -1.00, ρ = -1.00",
+    ]
+    assert figure.axes[1].collections[0].get_offsets().tolist() == [[0.0, 0.3], [1.0, 0.2], [2.0, 0.1]]
+
+
+@pytest.mark.parametrize(
+    "draw", [fidelity_curves, fidelity_bars, fidelity_ranking, ablation_bars, approximation_scatter]
+)
+def test_of_no_results_the_way_to_give_some_is_told(draw):
+    with pytest.raises(ValueError, match="nothing to draw: .*results.files"):
+        draw({})
+
+
+def test_results_without_what_a_figure_shows_are_named():
+    with pytest.raises(ValueError, match="tve on odd: its results hold no fidelity_plus_curve"):
+        fidelity_curves({"odd": {"tve": {"pearson_16": 1.0}}})
+
+
+@pytest.fixture
+def log(tmp_path):
+    """As Lightning writes it: rows of training and of validation, each with empty cells."""
+    rows = [{"step": step, "train/loss": loss} for step, loss in zip((9, 19, 29, 39), (4, 1, 4, 7), strict=True)]
+    names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon", "covered")]
+    for epoch, found in enumerate([(0.9, 1.8, 0.47, 0.1), (0.5, 1.5, 0.43, 0.2), (0.1, 0.5, 0.2, 0.4)]):
+        rows.append({"epoch": epoch, "step": 9} | dict(zip(names, found, strict=True)))
+    path = tmp_path / "metrics.csv"
+    with open(path, "w") as file:
+        writer = csv.DictWriter(file, ["epoch", "step", "train/loss", *names])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_losses_are_drawn_faint_and_as_running_means_of_what_there_is(log):
+    (axis,) = loss_curves({"TVE-FT": log, "scratch": log}, window=3).axes
+    raw, mean, *others = axis.lines
+    assert raw.get_xydata().tolist() == [[9, 4], [19, 1], [29, 4], [39, 7]] and raw.get_alpha() < 0.5
+    np.testing.assert_allclose(mean.get_ydata(), [(4 + 1) / 2, (4 + 1 + 4) / 3, (1 + 4 + 7) / 3, (4 + 7) / 2])
+    assert raw.get_color() == mean.get_color() != others[0].get_color()
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["TVE-FT", "scratch"]
+
+
+def test_a_window_longer_than_the_run_is_the_run(log):
+    mean = loss_curves({"a": log}, window=99).axes[0].lines[1].get_ydata()
+    assert len(mean) == 4 and np.isfinite(mean).all()
+
+
+def test_theorem_1_shows_error_bound_epsilon_and_how_many_patches_they_are_of(log):
+    (axis,) = theorem_1(log).axes
+    error, bound, epsilon, covered = axis.lines
+    assert error.get_xydata().tolist() == [[0, 0.9], [1, 0.5], [2, 0.1]]
+    assert bound.get_ydata().tolist() == [1.8, 1.5, 0.5]
+    assert epsilon.get_ydata().tolist() == [0.47, 0.43, 0.2]
+    assert covered.get_ydata().tolist() == [0.1, 0.2, 0.4]
+
+
+def test_a_log_without_the_columns_or_rows_is_named(log, tmp_path):
+    with pytest.raises(InputError, match="no metrics at .*nowhere.csv"):
+        loss_curves({"a": tmp_path / "nowhere.csv"})
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ValueError, match="empty.csv: expected the columns step, train/loss, got no step, train/loss"):
+        loss_curves({"a": tmp_path / "empty.csv"})
+    (tmp_path / "short.csv").write_text("step,train/loss\n9,\n")
+    with pytest.raises(ValueError, match="short.csv: expected rows"):
+        loss_curves({"a": tmp_path / "short.csv"})
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    path = tmp_path / "explain.json"
+    throughput = {"vit_base": {"tve": 100.0, "lime": 4.0}, "vit_large": {"tve": 96.0}}
+    tasks = {"tasks": {"10": 5.0, "2": 3.0}, "tasks_one_by_one": {"2": 4.0, "10": 20.0}}
+    path.write_text(json.dumps({"machine": {}, "throughput": throughput} | tasks))
+    return path
+
+
+def test_agreement_is_drawn_against_forward_passes_as_a_line_and_points(tmp_path):
+    numbers = {"shap_9": (0.5, 0.2), "shap_3": (0.9, 0.1), "before": (3.0, -0.2), "after": (1.0, 0.3)}
+    task = {name: {"relative_error": error, "rank_correlation": rho} for name, (error, rho) in numbers.items()}
+    figure = quality_against_passes(
+        {"a": task | {"chance": {}}, "b": task}, {"shap_9": 9, "shap_3": 3}, ["before", "after"]
+    )
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["a", "b"]
+    errors, correlations = figure.axes[0], figure.axes[2]
+    assert errors.lines[0].get_xydata().tolist() == [[3, 0.9], [9, 0.5]]
+    assert correlations.lines[0].get_xydata().tolist() == [[3, 0.1], [9, 0.2]]
+    assert [errors.lines[i].get_xydata().tolist() for i in (1, 3)] == [[[1, 3.0]], [[1, 1.0]]]
+    with pytest.raises(ValueError, match="nothing to draw of shap_5 on b"):
+        quality_against_passes({"b": task}, {"shap_5": 5}, ["after"])
+
+
+def test_a_sweep_is_drawn_against_lambda_2(tmp_path):
+    columns = ["lambda_2", "accuracy", "e_rmse", "iou", "rank_correlation"]
+    rows = [[0.0, 0.9, 3.0, 0.1, -0.1], [0.5, 0.8, 1.0, 0.3, 0.2]]
+    lines = [",".join(f"sweep/{name}" for name in columns), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    figure = lambda_curves({"small": tmp_path / "metrics.csv"})
+    for i, axis in enumerate(figure.axes, 1):
+        assert axis.lines[0].get_xydata().tolist() == [[row[0], row[i]] for row in rows]
+
+
+def test_errors_of_transfers_are_drawn_against_the_similarity_of_their_tasks(tmp_path):
+    pairs = {("a", "b"): (0.1, 3.0), ("a", "c"): (0.2, 2.0), ("b", "c"): (0.3, 1.0), ("c", "c"): (1.0, 9.0)}
+    for (source, to), (cosine, error) in pairs.items():
+        (tmp_path / source / to).mkdir(parents=True)
+        content = {"val/cosine": cosine, "test/transferred/e_rmse": error}
+        (tmp_path / source / to / "metrics.json").write_text(json.dumps(content))
+    (axis,) = similarity_scatter(tmp_path).axes
+    assert axis.lines[0].get_xydata().tolist() == [[0.1, 3.0], [0.2, 2.0], [0.3, 1.0]]  # none onto itself
+    assert axis.get_title() == "3 transfers: r = -1.00"
+    with pytest.raises(InputError, match="expected 3 transfers or more"):
+        similarity_scatter(tmp_path / "a")
+    path = tmp_path / "b/c/metrics.json"
+    for cosine in ({}, {"val/cosine": math.nan}):  # NaN: written by earlier versions
+        path.write_text(json.dumps(cosine | {"test/transferred/e_rmse": 1.0}))
+        with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
+            similarity_scatter(tmp_path)
+
+
+def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axis(benchmark):
+    (axis,) = throughput_bars(benchmark).axes
+    drawn = {
+        container.get_label(): [(round(bar.get_x() + bar.get_width() / 2), bar.get_height()) for bar in container]
+        for container in axis.containers
+    }
+    assert drawn == {"tve": [(0, 100.0), (1, 96.0)], "lime": [(0, 4.0)]}
+    assert axis.get_yscale() == "log"
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["vit_base", "vit_large"]
+
+
+def test_cost_is_drawn_in_the_order_of_the_number_of_tasks(benchmark):
+    (axis,) = cost_of_tasks(benchmark).axes
+    together, one_by_one = axis.lines
+    assert together.get_xydata().tolist() == [[2, 3.0], [10, 5.0]]
+    assert one_by_one.get_xydata().tolist() == [[2, 4.0], [10, 20.0]]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["2", "10"]
+
+
+def test_a_benchmark_without_the_part_is_named(tmp_path):
+    (tmp_path / "x.json").write_text('{"machine": {}}')
+    with pytest.raises(ValueError, match="x.json: expected throughput .*got machine"):
+        throughput_bars(tmp_path / "x.json")
+    with pytest.raises(InputError, match="benchmarks/explain.py"):
+        cost_of_tasks(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("option", sorted(path.stem for path in (ROOT / "configs/figures").glob("*.yaml")))
+def test_every_option_of_the_figures_composes_and_fits_its_function(option, tmp_path):
+    cfg = composed("experiment=eval_replot", f"figures={option}", folder=tmp_path, config="eval")
+    assert len(cfg.figures) == (2 if option == "default" else 1)
+    for node in cfg.figures.values():
+        inspect.signature(get_method(node["_target_"])).bind(**{key: None for key in node if key != "_target_"})

@@ -1,0 +1,142 @@
+import base64
+import io
+import json
+import re
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from explainers.errors import InputError
+from explainers.report.gallery import Picture, gallery_html, write_gallery
+
+NASTY = '</script><b> & "q" \'é'
+COLUMNS = {"fidelity_plus": "Fidelity⁺ ↑", "accuracy": "Accuracy ↑", "images_per_second": "Images/s ↑"}
+MEASURED = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.25, "fidelity_plus_error": 0.1, "images_per_second": 7.0}
+RESULTS = {
+    "loop": {
+        "b": MEASURED | {"fidelity_plus_curve": [0.0, float("nan")], "log_odds_curve": [1.0, 2.0]},
+        "a": {"fidelity_plus": float("nan")},
+    }
+}
+
+
+def image(size=8):
+    return torch.randint(256, (3, size, size), dtype=torch.uint8)
+
+
+def picture(**changes):
+    heatmaps = {"a": {"10": torch.randn(4, 4), "9": torch.randn(4, 4)}, "z": {"10": torch.zeros(4, 4)}}
+    fields = {"image": image(), "label": "9", "classes": {"10": 0.75, "9": float("nan")}, "heatmaps": heatmaps}
+    return Picture(**{"name": "0.png", **fields, **changes})
+
+
+def content(page):
+    """What the page's script reads."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def decoded(url, kind):
+    head, text = url.split(",")
+    assert head == f"data:image/{kind};base64"
+    return np.array(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+def test_names_and_classes_cannot_end_the_data_or_become_markup():
+    one = picture(name=NASTY, label=NASTY, classes={NASTY: 1.0}, heatmaps={NASTY: {NASTY: torch.zeros(2, 2)}})
+    page = gallery_html(NASTY, {NASTY: [one]}, {NASTY: {NASTY: MEASURED}}, {"fidelity_plus": NASTY}, [NASTY])
+    assert page.isascii()
+    assert page.count("</script") == gallery_html("", {}, {}, {}).count("</script") == 2
+    assert "<b>" not in page
+    data = content(page)
+    [task] = data["tasks"]
+    names = [data["title"], *data["notes"], *data["columns"], data["explainers"][0]["name"], task["name"]]
+    [shown] = task["pictures"]
+    assert {*names, shown["name"], shown["label"], shown["classes"][0]["name"]} == {NASTY}
+
+
+def test_the_page_forbids_the_network_and_names_no_address():
+    page = gallery_html("", {"loop": [picture()]}, RESULTS, COLUMNS)
+    assert "content=\"default-src 'none'; img-src data:; " in page
+    assert set(re.findall(r"\w+://[^\"'\s]*", page)) == {"http://www.w3.org/2000/svg"}  # a name, which nobody fetches
+    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|@import|url\(", page)
+
+
+def test_heatmaps_are_stored_as_distances_from_the_median_in_127_steps():
+    heatmap = torch.randn(7, 7)
+    heatmap[0, 0] = 100.0
+    one = picture(classes={"x": 1.0, "y": 0.0}, heatmaps={"a": {"x": heatmap}})
+    [task] = content(gallery_html("", {"loop": [one]}, {}, {}))["tasks"]
+    [stored] = task["pictures"][0]["heatmaps"]
+    assert stored["maps"][1] is None
+    found = np.frombuffer(base64.b64decode(stored["maps"][0]), np.int8)
+    numbers = [float(number) for number in heatmap.flatten()]
+    centre = statistics.median_low(numbers)
+    limit = sorted(abs(number - centre) for number in numbers)[-3]  # at most 5% of 49 are beyond
+    for number, byte in zip(numbers, found, strict=True):
+        assert abs(max(-1.0, min(1.0, (number - centre) / limit)) * 127 - byte) <= 0.501
+
+
+def test_small_images_are_exact_and_large_ones_nearly():
+    truth = torch.zeros(8, 8, dtype=torch.bool)
+    truth[2:5, 1:7] = True
+    smooth = torch.linspace(0, 255, 128).expand(3, 128, 128).byte()
+    several = [picture(truth=truth), picture(image=smooth)]
+    first, second = content(gallery_html("", {"loop": several}, {}, {}))["tasks"][0]["pictures"]
+    assert (decoded(first["image"], "png") == several[0].image.permute(1, 2, 0).numpy()).all()
+    assert (decoded(first["truth"], "png").astype(bool) == truth.numpy()).all()
+    difference = decoded(second["image"], "webp").astype(float) - smooth.permute(1, 2, 0).numpy()
+    assert abs(difference).max() < 12
+    assert second["truth"] is None
+
+
+def test_explainers_classes_and_tasks_keep_their_order():
+    data = content(gallery_html("", {"7": [picture()], "1": []}, RESULTS, COLUMNS))
+    assert [task["name"] for task in data["tasks"]] == ["7", "1", "loop"]
+    assert [explainer["name"] for explainer in data["explainers"]] == ["b", "a", "z"]
+    [shown] = data["tasks"][0]["pictures"]
+    assert shown["classes"] == [{"name": "10", "probability": 0.75}, {"name": "9", "probability": None}]
+    assert [(each["explainer"], [bool(one) for one in each["maps"]]) for each in shown["heatmaps"]] == [
+        (1, [True, True]),
+        (2, [True, False]),
+    ]
+
+
+def test_rows_hold_the_written_cells_and_the_numbers_and_curves():
+    data = content(gallery_html("", {}, RESULTS, COLUMNS))
+    assert data["columns"] == ["Fidelity⁺ ↑", "Images/s ↑"]
+    assert data["curves"] == ["Fidelity⁺ ↑", "log odds"]
+    b, a = data["tasks"][0]["rows"]
+    assert b["text"] == ["0.250 ± 0.100", "7.0"]
+    assert b["values"] == [0.25, 7.0]
+    assert b["curves"] == [[0.0, None], [1.0, 2.0]]
+    assert (a["text"], a["values"], a["curves"]) == (["nan", "–"], [None, None], [[], []])
+
+
+def test_a_gallery_is_written_to_a_file(tmp_path):
+    write_gallery(tmp_path / "new" / "gallery.html", "title", {"loop": [picture()]}, RESULTS, COLUMNS, ["note"])
+    page = (tmp_path / "new" / "gallery.html").read_text()
+    assert content(page)["notes"] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": torch.zeros(3, 8, 8)}, r"0.png: expected an image \(3, H, W\) of uint8, got torch.float32"),
+        ({"image": image()[:1]}, r"0.png: expected an image .* got torch.uint8 \[1, 8, 8\]"),
+        (
+            {"truth": torch.zeros(4, 4, dtype=torch.bool)},
+            r"expected truth as booleans \[8, 8\], got torch.bool \[4, 4\]",
+        ),
+        ({"heatmaps": {"a": {"10": torch.zeros(4, 5)}}}, r"expected a heatmap \(P, P\), got \[4, 5\] by a of 10"),
+        ({"heatmaps": {"a": {"10": torch.zeros(1, 4, 4)}}}, r"expected a heatmap \(P, P\), got \[1, 4, 4\]"),
+        ({"heatmaps": {"a": {"10": torch.full((4, 4), float("nan"))}}}, r"finite heatmap, got NaN .* by a of 10"),
+        ({"heatmaps": {"a": {"cat": torch.zeros(4, 4)}}}, r"expected heatmaps of its classes, 10, 9, got a of cat"),
+    ],
+)
+def test_a_picture_that_cannot_be_shown_is_refused_in_one_line(changes, message):
+    with pytest.raises(InputError, match=message) as error:
+        picture(**changes)
+    assert "\n" not in str(error.value)

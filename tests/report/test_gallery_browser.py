@@ -1,0 +1,224 @@
+"""The page of `gallery_html` in a headless Chromium; these tests are skipped where there is none."""
+
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from explainers.report.gallery import Picture, write_gallery
+from explainers.report.overlays import BLUE, RED, colour_scale, overlay
+
+pytest.importorskip("selenium")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed: make browser"),
+]
+
+FLAGS = (
+    "headless=new no-sandbox disable-gpu disable-quic disable-dev-shm-usage no-first-run disable-background-networking"
+    " disable-component-update disable-sync window-size=1200,900"
+)
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
+TVE, TVE_DOG, GAE = torch.randn(3, 4, 4, generator=GENERATOR)
+TRUTH = torch.zeros(32, 32, dtype=torch.bool)
+TRUTH[8:20, 4:30] = True
+NASTY = '<b>dog</b></script> & "q"'
+COLUMNS = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓", "pointing_game": "Hit rate ↑"}
+
+
+def numbers(plus, minus, **more):
+    curves = {"fidelity_plus_curve": [0.0, plus, 0.5], "fidelity_minus_curve": [0.5, minus, 0.0]}
+    return {"sparsity": [0.0, 0.5, 1.0], "fidelity_plus": plus, "fidelity_minus": minus} | curves | more
+
+
+RESULTS = {
+    "pets": {
+        "tve": numbers(0.5, 0.2, fidelity_plus_error=0.01),
+        "gae": numbers(0.75, 0.25, pointing_game=0.5),
+        "chance": numbers(0.25, 0.125, pointing_game=0.75),
+    },
+    "cars": {"tve": numbers(0.375, 0.3)},
+}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS.split(), f"user-data-dir={folder / 'profile'}"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    classes, maps = {"cat": 0.9, NASTY: 0.1}, {"tve": {"cat": TVE, NASTY: TVE_DOG}, "gae": {"cat": GAE}}
+    pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH) for number in range(15)]
+    cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"tve": {"van": GAE}})]
+    write_gallery(folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY])
+    driver.address = (folder / "gallery.html").as_uri()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser):
+    """The page as it opens; afterwards there must be no messages in the console."""
+    browser.get(browser.address)
+    WebDriverWait(browser, 10, 0.02).until(lambda _: shown(browser, 2) is not None)
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def find(page, selector):
+    return page.find_element(By.CSS_SELECTOR, selector)
+
+
+def texts(page, selector):
+    return [element.text for element in page.find_elements(By.CSS_SELECTOR, selector)]
+
+
+def shown(page, position, where="article"):
+    """The pixels (3, H, W) on a canvas of the first image, or of the dialog, once all is painted; `None` without."""
+    script = """
+        const done = arguments[2];
+        const canvas = document.querySelector(arguments[0]).querySelectorAll("canvas")[arguments[1]];
+        requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => {
+            if (!canvas.width || !canvas.height) return done(null);
+            const copy = new OffscreenCanvas(canvas.width, canvas.height), context = copy.getContext("2d");
+            context.drawImage(canvas, 0, 0);
+            const { data } = context.getImageData(0, 0, copy.width, copy.height);
+            done({ data: Array.from(data), size: [copy.height, copy.width, 4] });
+        })));"""
+    found = page.execute_async_script(script, where, position)
+    return found and torch.tensor(found["data"]).view(found["size"]).permute(2, 0, 1)[:3]
+
+
+def assert_alike(found, wanted, tolerance=2):
+    assert (found - wanted.int()).abs().max() <= tolerance
+
+
+def test_canvases_show_the_image_and_the_overlays_of_the_library(page):
+    assert torch.equal(shown(page, 0), IMAGE.long())
+    assert_alike(shown(page, 1), overlay(IMAGE, TVE))
+    assert_alike(shown(page, 2), overlay(IMAGE, GAE))
+
+
+def test_the_slider_changes_the_opacity_and_at_0_only_the_grey_image_is_left(page):
+    find(page, "#opacity").send_keys(Keys.END)
+    assert_alike(shown(page, 1), overlay(IMAGE, TVE, opacity=1))
+    find(page, "#opacity").send_keys(Keys.HOME)
+    assert_alike(shown(page, 1), IMAGE.float().mean(0).round().expand(3, -1, -1), tolerance=0)
+
+
+def test_smooth_heatmaps_are_bilinear(page):
+    find(page, "#smooth").click()
+    centre, limit = colour_scale(TVE)
+    values = F.interpolate(((TVE - centre) / limit).clamp(-1, 1)[None, None], (32, 32), mode="bilinear")[0]
+    colours = torch.where(values > 0, torch.tensor(RED).view(3, 1, 1), torch.tensor(BLUE).view(3, 1, 1))
+    assert_alike(shown(page, 1), IMAGE.float().mean(0) * (1 - 0.8 * values.abs()) + 0.8 * values.abs() * colours)
+
+
+def test_the_outline_is_the_rim_of_the_object(page):
+    find(page, "#outline").click()
+    rim = TRUTH.clone()
+    rim[9:19, 5:29] = False
+    lime = (shown(page, 0) == torch.tensor([0, 255, 0]).view(3, 1, 1)).all(0)
+    assert torch.equal(lime, rim)
+
+
+def test_another_class_changes_the_heatmaps_that_explain_it_and_dims_the_others(page):
+    assert texts(page, "article:first-child .classes button") == ["cat 0.90", f"{NASTY} 0.10"]
+    find(page, "article .classes button:last-child").click()
+    assert_alike(shown(page, 1), overlay(IMAGE, TVE_DOG))
+    assert_alike(shown(page, 2), overlay(IMAGE, GAE))
+    assert texts(page, "article:first-child figcaption") == ["image", "tve", "gae\nexplains cat only"]
+    assert len(page.find_elements(By.CSS_SELECTOR, ".other")) == 1
+
+
+def test_names_are_text_and_images_out_of_sight_are_not_painted(page):
+    assert (page.title, find(page, "h1").text, texts(page, "#notes p")) == (NASTY, NASTY, ["a note", NASTY])
+    assert find(page, ".label").text == f"label: {NASTY}"
+    assert page.find_elements(By.TAG_NAME, "b") == []
+    script = "return [...document.querySelectorAll('article canvas:first-of-type')].filter((each) => each.width).length"
+    assert 3 <= page.execute_script(script) < 36  # of 45
+
+
+def test_a_hidden_explainer_vanishes_from_images_table_and_curves(page):
+    assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 6
+    find(page, "summary").click()
+    find(page, "#boxes label:first-child").click()
+    assert find(page, "summary").text == "Explainers 2 of 3"
+    assert texts(page, "article:first-child figcaption") == ["image", "", "gae"]
+    assert texts(page, "tbody th") == ["gae", "chance"]
+    assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 4
+    assert texts(page, "#legend span") == ["gae", "chance"]
+    find(page, "#all").click()
+    assert texts(page, "tbody th") == ["tve", "gae", "chance", "tve"]
+
+
+def test_a_click_on_a_title_sorts_and_a_second_click_reverses(page):
+    def clicked(column):
+        page.find_elements(By.CSS_SELECTOR, "thead button")[column].click()
+        rows = texts(page, "tbody tr")
+        return [row.split()[0] + " " + row.split()[1] for row in rows], [
+            head.get_attribute("aria-sort") for head in page.find_elements(By.CSS_SELECTOR, "thead th")
+        ]
+
+    assert texts(page, "tbody tr:first-child td") == ["pets", "0.500 ± 0.010", "0.200", "–"]
+    assert texts(page, "tbody strong") == ["0.750", "0.125", "0.750", "0.375", "0.300"]
+    names = ["pets gae", "pets tve", "cars tve", "pets chance"]
+    assert clicked(2) == (names, ["none", "none", "descending", "none", "none"])
+    assert clicked(2) == (names[::-1], ["none", "none", "ascending", "none", "none"])
+    assert clicked(3) == (["pets chance", "pets tve", "pets gae", "cars tve"], ["none"] * 3 + ["ascending", "none"])
+    assert clicked(4)[0][:2] == ["pets chance", "pets gae"]  # the others have no value
+    assert clicked(4)[0][:2] == ["pets gae", "pets chance"]
+    assert clicked(1)[0] == ["pets chance", "pets gae", "pets tve", "cars tve"]
+
+
+def test_the_task_picker_changes_images_and_curves(page):
+    Select(find(page, "#task")).select_by_visible_text("cars")
+    WebDriverWait(page, 10, 0.02).until(lambda _: shown(page, 1) is not None)
+    assert texts(page, "article h2") == ["car.png"]
+    assert_alike(shown(page, 1), overlay(IMAGE.flip(0), GAE))
+    assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 2
+    assert find(page, "#curves h2").text == "Curves of cars"
+
+
+def test_a_click_enlarges_a_picture_the_arrows_go_on_and_escape_closes(page):
+    dialog = find(page, "dialog")
+    page.find_elements(By.CSS_SELECTOR, ".pictures button")[1].click()
+    WebDriverWait(page, 10, 0.02).until(lambda _: dialog.get_property("open"))
+    assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, TVE))
+    assert find(page, "dialog span").text == "0.png · tve · cat"
+    page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, GAE))
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not dialog.get_property("open")
+
+
+def test_curves_tell_the_explainer_and_the_value_next_to_the_pointer(page):
+    assert texts(page, "#charts figcaption") == ["Fidelity⁺ ↑", "Fidelity⁻ ↓"]
+    script = """
+        const picture = document.querySelector("#charts svg"), point = picture.querySelectorAll(".line")[1].points[1];
+        const at = new DOMPoint(point.x + 1, point.y - 1).matrixTransform(picture.getScreenCTM());
+        picture.dispatchEvent(new PointerEvent("pointermove", { clientX: at.x, clientY: at.y }));"""
+    page.execute_script(script)
+    assert texts(page, ".reading") == ["gae: 0.750 at sparsity 0.50", ""]
+    assert len(page.find_elements(By.CSS_SELECTOR, ".line.dim")) == 4
+
+
+def test_the_policy_of_the_page_refuses_the_network(page):
+    script = """
+        const done = arguments[0];
+        document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+        new Image().src = "https://example.org/a.png";"""
+    assert page.execute_async_script(script) == "img-src"
+    page.get_log("browser")  # the refusal

@@ -1,0 +1,161 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning import Trainer
+from toys import SILENT
+
+from datamodules.digits import Digits
+from datamodules.images import Images
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.evaluation.evaluation import Evaluation
+from explainers.posthoc.chance import Chance
+from explainers.report.overlays import overlay
+from explainers.report.pictures import Pictures, class_names, read_pictures
+from explainers.report.tracking import log_curves, log_pictures
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return Digits("test", size=11, image_size=32)
+
+
+@pytest.fixture
+def target(make_target):
+    return make_target(num_classes=10)
+
+
+def collected(folder, target, grid, samples, names=("Chance", "DecompX-PLUS"), batch_size=4, **settings):
+    explainers = {name: posthoc.build(name, target, grid) for name in names}
+    data = Images(test=lambda: samples, batch_size=batch_size, num_workers=0)
+    callback = Pictures(str(folder), "digit", **{"images": 4, "classes": 3, **settings})
+    evaluation = Evaluation(target, grid, explainers, curves=[])
+    Trainer(accelerator="cpu", inference_mode=False, callbacks=[callback], **SILENT).test(
+        evaluation, data, verbose=False
+    )
+    return read_pictures(folder / "pictures" / "digit.safetensors", list(names))
+
+
+def test_pictures_come_from_all_over_the_test_set_with_every_explainers_heatmaps(tmp_path, target, grid, samples):
+    pictures = collected(tmp_path, target, grid, samples)
+    assert [picture.name for picture in pictures] == [f"image {i}" for i in (0, 3, 6, 10)]
+    method = posthoc.build("DecompX-PLUS", target, grid)
+    for picture, index in zip(pictures, (0, 3, 6, 10), strict=True):
+        sample = samples[index]
+        assert torch.equal(picture.image, sample["image"]) and torch.equal(picture.truth, sample["truth"])
+        logits = target(sample["image"][None])[0]
+        assert picture.label == str(int(sample["label"]))
+        assert list(picture.classes) == [str(number) for number in logits.topk(3).indices.tolist()]
+        torch.testing.assert_close(torch.tensor([*picture.classes.values()]), logits.softmax(-1).topk(3).values)
+        assert len(picture.heatmaps["Chance"]) == 1  # the same for every class
+        for name, heatmap in picture.heatmaps["DecompX-PLUS"].items():
+            expected = method(sample["image"][None], torch.tensor([int(name)]))[0]
+            torch.testing.assert_close(heatmap, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pictures_do_not_depend_on_the_batches(tmp_path, target, grid, samples):
+    one, other = (collected(tmp_path / str(size), target, grid, samples, batch_size=size) for size in (11, 3))
+    for a, b in zip(one, other, strict=True):
+        assert a.name == b.name and torch.equal(a.image, b.image)
+        torch.testing.assert_close(
+            dict(a.heatmaps["DecompX-PLUS"]), dict(b.heatmaps["DecompX-PLUS"]), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_an_explainer_that_is_added_finds_the_pictures_of_the_others(tmp_path, target, grid, samples):
+    first = collected(tmp_path, target, grid, samples, names=["DecompX-PLUS"])
+    collected(tmp_path, target, grid, samples, names=["Chance"])
+    path = tmp_path / "pictures" / "digit.safetensors"
+    both = read_pictures(path, ["Chance", "DecompX-PLUS"])
+    assert all(list(picture.heatmaps) == ["Chance", "DecompX-PLUS"] for picture in both)
+    assert torch.equal(
+        next(iter(both[1].heatmaps["DecompX-PLUS"].values())), next(iter(first[1].heatmaps["DecompX-PLUS"].values()))
+    )
+    collected(tmp_path, target, grid, samples, names=["Chance"], images=2)
+    assert list(read_pictures(path, ["Chance", "DecompX-PLUS"])[0].heatmaps) == ["Chance"]  # of other images
+
+
+def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, samples):
+    class Watched(posthoc.DecompX):
+        precisions = []
+
+        def forward(self, images, classes):
+            self.precisions.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(images, classes)
+
+    evaluation = Evaluation(target, grid, {"DecompX": Watched(target, grid)}, curves=[])
+    data = Images(test=lambda: samples, batch_size=11, num_workers=0)
+    settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
+    Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)
+    assert Watched.precisions == [True] * 3
+
+
+def test_null_takes_all_images(tmp_path, target, grid, samples):
+    assert len(collected(tmp_path, target, grid, samples, names=["Chance"], images=None)) == 11
+
+
+def test_another_file_is_refused(tmp_path):
+    from explainers.saved.weights import save_weights
+
+    save_weights({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match="expected pictures at .*x.safetensors, got another file"):
+        read_pictures(tmp_path / "x.safetensors", [])
+
+
+class Tables:
+    """In place of Lightning's logger of W&B: keeps the tables."""
+
+    def __init__(self):
+        self.tables = {}
+
+    def log_table(self, key, columns, data):
+        assert all(len(row) == len(columns) for row in data)
+        self.tables[key] = (columns, data)
+
+
+def test_weights_and_biases_shows_pictures_and_curves(tmp_path, target, grid, samples):
+    pictures, logger = collected(tmp_path, target, grid, samples), Tables()
+    log_pictures(logger, "digit", pictures)
+    columns, rows = logger.tables["digit/pictures"]
+    assert columns == ["name", "label", "class", "image", "Chance", "DecompX-PLUS"]
+    assert [row[0] for row in rows] == ["image 0", "image 3", "image 6", "image 10"]
+    shown = torch.from_numpy(np.array(rows[1][5].image)).permute(2, 0, 1)
+    assert torch.equal(shown, overlay(pictures[1].image, next(iter(pictures[1].heatmaps["DecompX-PLUS"].values()))))
+    curve = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.75]}
+    log_curves(logger, "digit", {"one": curve, "other": curve})
+    assert logger.tables["digit/curves"] == (
+        ["explainer", "sparsity", "fidelity_plus_curve"],
+        [["one", 0.0, 0.0], ["one", 1.0, 0.75], ["other", 0.0, 0.0], ["other", 1.0, 0.75]],
+    )
+    log_curves(logger, "nothing", {"one": {}})
+    assert "nothing/curves" not in logger.tables
+
+
+def fake_target(classes=(), count=3, of=3):
+    return SimpleNamespace(classes=list(classes), num_classes=count, backbone=SimpleNamespace(num_classes=of))
+
+
+@pytest.mark.parametrize(
+    ("of_head", "of_images", "name"),
+    [
+        (["cat", "dog", "bird"], ["x", "y", "z"], "dog"),  # a head knows what it tells apart
+        ([], ["x", "y", "z"], "y"),
+        ([], ["x", "y"], "class 1"),  # of another task
+        ([], [], "class 1"),
+        (["n01440764", "n01443537", "n02012849"], [], "goldfish"),
+    ],
+)
+def test_classes_have_the_names_of_the_explained_model(of_head, of_images, name):
+    assert class_names(fake_target(of_head), of_images)[1] == name
+
+
+def test_classes_of_imagenet_have_readable_and_different_names():
+    names = class_names(fake_target(count=1000, of=1000))
+    assert names[1] == "goldfish" and len(set(names)) == 1000
+    assert names[134] == "crane (n02012849)" and names[517] == "crane (n03126707)"
+
+
+def test_chance_explains_one_class(grid):
+    assert Chance(None, grid).ignores_classes

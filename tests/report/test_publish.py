@@ -1,0 +1,111 @@
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from explainers.report.figures import fidelity_bars, fidelity_curves
+from explainers.report.overlays import overlay
+from explainers.report.pictures import write_pictures
+from explainers.report.publish import publish
+from explainers.report.tables import Reference
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with results and pictures of two images."""
+    row = {"images": 2, "sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.5]}
+    identity = {"backbone": "tiny", "images": 2, "classes": "predicted", "removals": ["zero", "drop"], "levels": 2}
+    content = {
+        "results": {"odd": {"tve": row, "chance": row | {"ignores_classes": True}}},
+        "columns": {"odd": {"fidelity_plus": "Fidelity⁺ ↑"}},
+        "identity": {"odd": identity},
+        "runs": [{"command": ["/somewhere/else/eval.py", "experiment=x"]}],
+    }
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    tensors = {
+        "image": torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8),
+        "label": torch.tensor([1, -1]),
+        "classes": torch.tensor([[1, 0], [0, 1]]),
+        "probabilities": torch.tensor([[0.75, 0.25], [0.5, 0.5]]),
+        "heatmaps/tve": torch.rand(2, 2, 2, 2),
+        "heatmaps/chance": torch.rand(2, 1, 2, 2),
+        "heatmaps/dropped": torch.rand(2, 1, 2, 2),
+    }
+    write_pictures(tmp_path / "pictures" / "odd.safetensors", tensors, ["a.png", "b.png"], ["even", "odd"])
+    return tmp_path, tensors
+
+
+def test_everything_is_made_of_files(run, tmp_path_factory):
+    folder, _ = run
+    out = tmp_path_factory.mktemp("out")
+    table = publish(out, [folder / "results.json"])
+    assert table == (out / "table.md").read_text() and "0.500" in table
+    names = {path.name for path in out.iterdir()}
+    assert names == {"table.md", "table.tex", "results.csv", "odd.png", "gallery.html"}
+    page = (out / "gallery.html").read_text()
+    assert "python eval.py experiment=x" in page and "/somewhere" not in page
+    assert "odd: backbone tiny; images 2; classes predicted; levels 2; removals zero, drop" in page
+    assert "dropped" not in page  # its numbers are not among the results
+
+
+def test_overlays_are_of_the_class_that_all_explainers_explain(run):
+    folder, tensors = run
+    publish(folder, [folder / "results.json"], overlays=True)
+    found = {path.name for path in (folder / "overlays" / "odd").iterdir()}
+    assert found == {f"000{i}_{name}_{who}.png" for i, name in enumerate("ab") for who in ("tve", "chance")}
+    expected = overlay(tensors["image"][1], tensors["heatmaps/tve"][1, 0])
+    written = Image.open(folder / "overlays" / "odd" / "0001_b_tve.png")
+    assert written.getpixel((5, 2)) == tuple(expected[:, 2, 5].tolist())
+
+
+def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp_path_factory):
+    folder, tensors = run
+    other, out = tmp_path_factory.mktemp("other"), tmp_path_factory.mktemp("out")
+    content = json.loads((folder / "results.json").read_text())
+    content["results"] = {"odd": {"lime": content["results"]["odd"]["tve"]}}
+    (other / "results.json").write_text(json.dumps(content))
+    shared = {key: value for key, value in tensors.items() if not key.startswith("heatmaps")}
+    own = shared | {"heatmaps/lime": torch.rand(2, 1, 2, 2)}
+    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
+    files = [folder / "results.json", other / "results.json"]
+    publish(out, files, overlays=True)
+    assert all((out / "overlays" / "odd" / f"0001_b_{name}.png").exists() for name in ("lime", "tve"))
+    own["classes"] = own["classes"].flip(1)  # other classes are explained
+    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
+    publish(tmp_path_factory.mktemp("apart"), files)
+
+
+def test_a_reference_is_a_column_or_a_line(run, capsys):
+    folder, _ = run
+    for name, told in (("tve", False), ("TVE", True)):
+        reference = Reference("paper", "ViT", {"ViT": {"odd": {name: [0.25, 0.5]}}})
+        table = publish(folder, [folder / "results.json"], reference)
+        assert ("0.25" in table) != told == capsys.readouterr().out.startswith("reference: the paper has ")
+
+
+def test_without_results_there_is_nothing(tmp_path):
+    assert publish(tmp_path, []) == "" and not list(tmp_path.iterdir())
+
+
+def test_the_default_figures_draw_the_curves_of_any_preset():
+    row = {"sparsity": [0.0, 1.0], "aopc": 0.5, "aopc_curve": [0.0, 0.5], "log_odds": -1.0, "log_odds_curve": [0, -2]}
+    for draw in (fidelity_curves, fidelity_bars):
+        figure = draw({"odd": {"tve": row, "chance": row}})
+        assert [axis.get_ylabel() for axis in figure.axes] == ["AOPC ↑", "LOdds ↓"]
+
+
+def test_overlays_of_images_of_an_earlier_command_are_removed_and_nothing_else(run):
+    folder, tensors = run
+    publish(folder, [folder / "results.json"], overlays=True)
+    kept = folder / "overlays" / "odd" / "mine.png"
+    Image.new("RGB", (2, 2)).save(kept)
+    write_pictures(
+        folder / "pictures" / "odd.safetensors",
+        {name: values[:1] for name, values in tensors.items()},
+        ["c.png"],
+        ["even", "odd"],
+    )
+    publish(folder, [folder / "results.json"], overlays=True)
+    found = {path.name for path in kept.parent.iterdir()}
+    assert found == {"0000_c_tve.png", "0000_c_chance.png", "mine.png"}

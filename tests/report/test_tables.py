@@ -1,0 +1,125 @@
+import csv
+import io
+import re
+
+import pytest
+from commands import ROOT, composed
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from explainers.posthoc.names import method_names
+from explainers.report.tables import FIDELITIES, Reference, comma_separated, in_all_formats, latex, markdown, rows
+
+GROUPS = ("tasks", "explainers")
+
+FOUND = {
+    "images": 3,
+    "sparsity": [0.0, 0.5, 1.0],
+    "fidelity_plus": 0.4321,
+    "fidelity_plus_error": 0.0123,
+    "fidelity_plus_curve": [0.0, 0.4, 0.5],
+    "fidelity_minus": 0.1,
+    "fidelity_minus_error": 0.02,
+    "fidelity_minus_curve": [0.5, 0.1, 0.0],
+    "images_per_second": 12.345,
+}
+RESULTS = {"odd_one": {"tve": FOUND | {"rank_correlation": -0.5}, "oracle": FOUND}, "loop": {"tve": FOUND}}
+TITLES = {
+    "fidelity_plus": "Fidelity⁺ ↑",
+    "fidelity_minus": "Fidelity⁻ ↓",
+    "pointing_game": "Hit rate ↑",
+    "rank_correlation": "ρ with the reference ↑",
+    "images_per_second": "Images/s ↑",
+}
+PRINTED = {"ViT-Base": {"odd_one": {"tve": [0.4, 0.355], "lime": [1.0, 1.0]}}, "Swin-Base": {}}
+REFERENCE = Reference("paper", "ViT-Base", PRINTED)
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("| ").split("|")]
+
+
+def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_are_known():
+    header, rule, *lines = markdown(rows(RESULTS, TITLES)).splitlines()
+    wanted = ["Task", "Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "ρ with the reference ↑", "Images/s ↑"]
+    assert cells(header) == wanted
+    assert set(rule) <= set("|- ")
+    assert cells(lines[0]) == ["odd_one", "tve", "0.432 ± 0.012", "0.100 ± 0.020", "-0.500", "12.3"]
+    assert cells(lines[1]) == ["odd_one", "oracle", "0.432 ± 0.012", "0.100 ± 0.020", "–", "12.3"]
+    assert cells(lines[2])[0] == "loop"
+
+
+def test_what_nobody_measured_has_no_column():
+    assert "Hit rate" not in markdown(rows(RESULTS, TITLES))
+
+
+def test_the_csv_file_holds_every_number_unrounded():
+    lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS))))
+    wanted = [("odd_one", "tve"), ("odd_one", "oracle"), ("loop", "tve")]
+    assert [(row["task"], row["explainer"]) for row in lines] == wanted
+    assert float(lines[0]["fidelity_plus"]) == FOUND["fidelity_plus"]
+    assert lines[1]["rank_correlation"] == ""
+
+
+def test_latex_has_the_same_cells_with_its_own_signs():
+    lines = latex(rows(RESULTS, TITLES)).splitlines()
+    assert lines[1] == r"\begin{tabular}{llrrrr}" and lines[-1] == r"\end{tabular}"
+    found = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r"\\")]
+    header = ["Task", "Explainer", r"Fidelity$^{+}$ $\uparrow$", r"Fidelity$^{-}$ $\downarrow$"]
+    assert found[0][:4] == header
+    assert found[1] == [r"odd\_one", "tve", r"0.432 $\pm$ 0.012", r"0.100 $\pm$ 0.020", "$-$0.500", "12.3"]
+    assert found[2][:2] == ["", "oracle"] and found[2][4] == "--"
+    assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
+    assert not re.search(r"[^\x00-\x7f]", latex(rows(RESULTS, TITLES, REFERENCE)))  # pdflatex knows no other signs
+
+
+def test_a_reference_adds_columns_that_name_its_source_and_target():
+    header, _, *lines = markdown(rows(RESULTS, TITLES, REFERENCE)).splitlines()
+    wanted = ["Fidelity⁺ ↑", "Fidelity⁺ ↑ paper, ViT-Base", "Fidelity⁻ ↓", "Fidelity⁻ ↓ paper, ViT-Base"]
+    assert cells(header)[2:6] == wanted
+    assert (cells(lines[0])[3], cells(lines[0])[5]) == ("0.40", "0.355")
+    assert all((cells(line)[3], cells(line)[5]) == ("–", "–") for line in lines[1:])
+    lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS, REFERENCE))))
+    assert [row["fidelity_minus (paper, ViT-Base)"] for row in lines] == ["0.355", "", ""]
+
+
+def test_a_reference_to_another_target_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match="got ViT-Tiny.*ViT-Base, Swin-Base"):
+        Reference("paper", "ViT-Tiny", PRINTED)
+
+
+def test_the_papers_values_are_pairs_of_fidelities_of_explainers_and_tasks(tmp_path):
+    cfg = composed("experiment=quickstart_eval", "reference=paper", folder=tmp_path, config="eval")
+    reference = instantiate(cfg.reference)
+    assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_plus") == 0.16
+    assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_minus") == 0.09
+    assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
+    assert reference.value("odd", "tve_paper", "fidelity_minus") is None
+    values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
+    pairs = [pair for tasks in values.values() for explainers in tasks.values() for pair in explainers.values()]
+    assert len(pairs) == 27 + 2 + 3 + 5 + 6 and all(len(pair) == 2 and 0 < min(pair) < 0.5 for pair in pairs)
+
+
+def test_every_name_of_the_papers_values_is_that_of_a_row(tmp_path):
+    """What `tasks=[...]`, `explainers=[...]` and `methods=[...]` take, and the columns are measured by default."""
+    tasks, explainers = ({path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS)
+    values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
+    for of_target in values.values():
+        assert of_target.keys() <= tasks
+        for names in of_target.values():
+            assert names.keys() <= explainers | set(method_names())
+    measured = composed("metrics=tve", folder=tmp_path, config="eval").evaluation.curves
+    assert list(measured) == list(FIDELITIES)
+
+
+def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has():
+    assert REFERENCE.missing(RESULTS) is None
+    line = REFERENCE.missing({"odd_one": {"light": FOUND}, "other": {"tve": FOUND}})
+    assert "tve, lime on odd_one, and of no row of these results" in line and "reference.target" in line
+    assert "\n" not in line
+    assert REFERENCE.missing({"odd_one": {"tve": {"aopc": 0.5}}})  # the row is there, its number is not
+
+
+def test_of_nothing_there_are_no_tables():
+    assert in_all_formats({}, TITLES) == {}
+    assert in_all_formats(RESULTS, TITLES).keys() == {"results.csv", "table.md", "table.tex"}

@@ -1,0 +1,109 @@
+"""Direct paths, against sums that are written out for one image, and the embedding that they are parts of."""
+
+import pytest
+import references_attention as slow
+import torch
+from references_attention import SWIN, agree
+
+from explainers.errors import InputError
+from explainers.transformer.direct_paths import direct_paths
+
+MODELS = {name: model for name, model in slow.MODELS.items() if name != "distilled"}
+MODELS["average_of_normalised"] = ("vit_tiny_patch16_224", {"global_pool": "avg", "fc_norm": False})
+
+
+@pytest.fixture(params=MODELS)
+def model(request, make_target):
+    name, arguments = MODELS[request.param]
+    return make_target(name, **arguments)
+
+
+def scaled(norm, tokens, part):
+    """A part of tokens (T, D) after their normalisation, whose standard deviation is theirs, without the bias."""
+    if isinstance(norm, torch.nn.Identity):
+        return part
+    deviation = ((tokens - tokens.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True).add(norm.eps).sqrt()
+    return (part - part.mean(-1, keepdim=True)) / deviation * norm.weight
+
+
+def part_of_embedding(seen, part):
+    """What a part (T, D) of the last block's output is of the embedding."""
+    backbone, tokens = seen.target.backbone, seen.outputs[-1]
+    rows = slow.readers(seen.target, len(tokens))
+    mean = sum(scaled(backbone.norm, tokens, part)[i] for i in rows) / len(rows)
+    whole = sum(slow.normalise_tokens(backbone.norm, tokens)[i] for i in rows) / len(rows)
+    return scaled(backbone.fc_norm, whole, mean)
+
+
+def moved(seen, layer, token):
+    """What the attention of a block moves from one token to all: (T, D)."""
+    return sum(
+        head[:, token, None] * path[token] for head, path in zip(seen.attention[layer], seen.paths[layer], strict=True)
+    )
+
+
+def paths_of(target, images, blocks):
+    with torch.no_grad(), direct_paths(target, blocks) as record:
+        target.embed(target.normalise(images))
+    return record.paths()
+
+
+def test_each_path_is_what_attention_moves_from_the_patch(model, images):
+    model = model.double()
+    with slow.in_double(), torch.no_grad():
+        found = paths_of(model, images, [0, 1])
+        seen, prefix = slow.walk(model, model.normalise(images)[1]), model.backbone.num_prefix_tokens
+        wanted = [[part_of_embedding(seen, moved(seen, layer, prefix + z)) for z in range(16)] for layer in (0, 1)]
+        agree(found[1], torch.stack([torch.stack(row) for row in wanted]), 1e-10)
+
+
+def test_paths_are_parts_of_the_embedding(model, images):
+    """With all that other tokens, biases and MLPs add to the output tokens, they sum to the embedding."""
+    model = model.double()
+    with slow.in_double(), torch.no_grad():
+        found = paths_of(model, images[:1], range(len(model.backbone.blocks)))[0].sum((0, 1))
+        seen, prefix = slow.walk(model, model.normalise(images)[0]), model.backbone.num_prefix_tokens
+        rest = seen.inputs[0]
+        for layer, (start, middle, output) in enumerate(zip(seen.inputs, seen.middles, seen.outputs, strict=True)):
+            rest = rest + output - middle + seen.biases[layer]
+            rest = rest + sum((moved(seen, layer, token) for token in range(prefix)), torch.zeros_like(start))
+        norms = (model.backbone.norm, model.backbone.fc_norm)
+        bias = sum(norm.bias for norm in norms if isinstance(norm, torch.nn.LayerNorm))
+        agree(found + part_of_embedding(seen, rest) + bias, seen.embedding, 1e-10)
+
+
+def test_recording_leaves_the_model_and_its_output_as_they_are(target, images):
+    target.backbone.blocks[1].attn.fused_attn = False
+    normalised = target.normalise(images)
+    with torch.no_grad():
+        before = target.embed(normalised)
+        with direct_paths(target, [1]) as record:
+            inside = target.embed(normalised)
+        torch.testing.assert_close(inside, before)
+    assert record.paths().shape == (5, 1, 16, 24)
+    assert not target.backbone.blocks[1].attn.fused_attn
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+
+
+def test_what_has_no_known_direct_paths_is_refused(target, make_target):
+    name, arguments = SWIN
+    lines = {
+        "^expected direct paths of blocks from 0 to 1 of vit_tiny_patch16_224, in ascending order, got \\[2\\]$": (
+            target,
+            [2],
+        ),
+        "got \\[1, 0\\]$": (target, [1, 0]),
+        "^expected a model with global attention, got swin": (make_target(name, **arguments), [0]),
+        "^expected one class token or average pooling, and LayerNorm before the head, got deit_tiny_distilled": (
+            make_target("deit_tiny_distilled_patch16_224"),
+            [0],
+        ),
+        "^expected a transformer with blocks": (make_target("test_resnet"), [0]),
+    }
+    for line, (model, blocks) in lines.items():
+        with pytest.raises(InputError, match=line), direct_paths(model, blocks):
+            pass
+    with direct_paths(target, [0]) as record:
+        pass
+    with pytest.raises(InputError, match="recorded 0: embed images once inside the context$"):
+        record.paths()

@@ -1,0 +1,221 @@
+"""A recorded forward pass is the forward pass, and the model is afterwards what it was."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from explainers.errors import InputError
+from explainers.posthoc.attention import GenAtt
+from explainers.posthoc.gradients import AttIxG, FullGrad
+from explainers.posthoc.propagation import FROZEN, LRP_RULES
+from explainers.transformer.rules import Rules
+from explainers.transformer.tracing import trace
+
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
+MODELS = {
+    "vit": ("vit_tiny_patch16_224", {"init_values": 0.5}),
+    "one head": ("vit_tiny_patch16_224", {"num_heads": 1, "class_token": False, "global_pool": "avg"}),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "quick GELU": ("vit_base_patch32_clip_quickgelu_224", {}),
+    "DINOv3": ("vit_small_patch16_dinov3", {}),
+    "EVA": ("eva02_tiny_patch14_224", TINY),  # rotary positions, SwiGLU
+    "separate EVA": ("eva02_base_patch14_224", TINY),  # with a norm inside the MLP, and queries of their own
+    "no biases": ("aimv2_large_patch14_224", TINY),  # and RMSNorm
+    "Swin": ("swin_tiny_patch4_window7_224", SWIN),
+}
+RULES = {
+    "gradient": Rules(),
+    "frozen": FROZEN,
+    "AttnLRP": Rules("halved", "frozen", "ratio"),
+    "ResLRP": Rules("halved", "frozen", "ratio", residual="signed"),
+    "LRP": LRP_RULES,
+}
+
+
+@pytest.fixture(params=MODELS)
+def target(request, make_target):
+    name, arguments = MODELS[request.param]
+    return make_target(name, **arguments)
+
+
+def embed(target, images):
+    return target.embed(target.normalise(images))
+
+
+def recorded(target, images, *args, **kwargs):
+    with trace(target, *args, **kwargs) as record:
+        embeddings = embed(target, images)
+    return record, embeddings
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_a_recorded_pass_computes_what_the_model_computes(target, images, rules, attention):
+    with torch.no_grad():
+        expected = embed(target, images[:2])
+    record, embeddings = recorded(target, images[:2], rules, attention=attention, biases=True, start=1)
+    torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+    count = len(record.inputs)
+    assert len(record.outputs) == len(record.biases) == count
+    assert len(record.attention) == len(record.values) == len(record.middles) == count * attention
+
+
+def test_every_setting_of_the_rules_is_in_one_of_those_tested():
+    for name, choices in {
+        "attention": ["gradient", "frozen", "halved"],
+        "norm": ["gradient", "frozen"],
+        "activation": ["gradient", "ratio"],
+        "linear": ["gradient", "positive"],
+        "residual": ["sum", "signed", "conserved"],
+    }.items():
+        assert {getattr(rules, name) for rules in RULES.values()} == set(choices)
+
+
+def blocks_and_modules(target):
+    blocks = [m for m in target.backbone.modules() if hasattr(m, "attn") and hasattr(m, "mlp")]
+    return blocks, list(target.modules())
+
+
+def condition(target):
+    """Everything that a trace could leave behind."""
+    blocks, modules = blocks_and_modules(target)
+    hooks = [(dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._backward_hooks)) for m in modules]
+    flags = [block.attn.fused_attn for block in blocks]
+    weights = [(p.requires_grad, None if p.grad is None else p.grad.clone(), p.clone()) for p in target.parameters()]
+    return hooks, flags, [m.training for m in modules], weights
+
+
+def assert_equal(condition, other):
+    assert condition[:3] == other[:3]
+    for (needs, grad, weight), (needs_other, grad_other, weight_other) in zip(condition[3], other[3], strict=True):
+        assert needs == needs_other and torch.equal(weight, weight_other)
+        assert (grad is None) == (grad_other is None) and (grad is None or torch.equal(grad, grad_other))
+
+
+def test_the_model_is_as_before(target, images):
+    blocks, _ = blocks_and_modules(target)
+    blocks[0].attn.fused_attn, blocks[-1].attn.fused_attn = False, True
+    blocks[0].register_forward_hook(lambda *call: None)
+    weights = list(target.parameters())
+    weights[0].requires_grad_(False)
+    weights[1].grad = torch.ones_like(weights[1])
+    before = condition(target)
+    record, embeddings = recorded(target, images, FROZEN, attention=True, biases=True)
+    assert_equal(condition(target), before)
+    record.gradients(embeddings, torch.ones(5, 2, embeddings.shape[1]), record.inputs)
+    assert_equal(condition(target), before)
+    assert torch.is_grad_enabled()
+    with pytest.raises(KeyError, match="inside"), trace(target, FROZEN):
+        embed(target, images)
+        raise KeyError("inside")
+    assert_equal(condition(target), before)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_no_mode_around_it_changes_the_gradients(make_target, images, around):
+    target = make_target()
+    functionals = torch.randn(5, 3, 24)
+    record, embeddings = recorded(target, images, attention=True)
+    expected = record.gradients(embeddings, functionals, [*record.inputs, *record.attention])
+    with around():
+        record, embeddings = recorded(target, images.clone(), attention=True)  # inference mode marks its own tensors
+        gradients = record.gradients(embeddings, functionals.clone(), [*record.inputs, *record.attention])
+        assert not torch.is_grad_enabled()
+    for gradient, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_gradients_of_several_functionals_are_those_of_each(target, images, rules):
+    record, embeddings = recorded(target, images[:2], rules)
+    functionals = torch.randn(2, 3, embeddings.shape[1])
+    together = record.gradients(embeddings, functionals, record.inputs)
+    for i in range(3):
+        alone = record.gradients(embeddings, functionals[:, i, None], record.inputs)
+        for all_of_them, one in zip(together, alone, strict=True):
+            size = all_of_them.abs().max().item()
+            torch.testing.assert_close(all_of_them[:, i], one[:, 0], rtol=1e-3, atol=1e-4 * size)
+
+
+def test_plain_gradients_are_those_of_the_model(target, images):
+    record, embeddings = recorded(target, images, attention=True)
+    functionals = torch.randn(5, 1, embeddings.shape[1])
+    (gradient,) = record.gradients(embeddings, functionals, record.inputs[:1])
+    first = blocks_and_modules(target)[0][0]
+    seen = []
+    hook = first.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    output = (embed(target, images) * functionals[:, 0]).sum()
+    hook.remove()
+    (expected,) = torch.autograd.grad(output, seen)
+    torch.testing.assert_close(gradient[:, 0], expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_attention_rows_sum_to_one_and_make_the_output_of_attention(target, images):
+    blocks, _ = blocks_and_modules(target)
+    outputs = []
+    hooks = [block.attn.register_forward_hook(lambda *call: outputs.append(call[-1])) for block in blocks]
+    record, _ = recorded(target, images[:2], FROZEN, attention=True)
+    for hook in hooks:
+        hook.remove()
+    for block, weights, values, output in zip(blocks, record.attention, record.values, outputs, strict=True):
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        heads = (weights @ values).transpose(1, 2).flatten(2)
+        weight, bias = block.attn.proj.weight, block.attn.proj.bias
+        torch.testing.assert_close(heads @ weight.T + (0 if bias is None else bias), output, rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_inputs_and_biases_sum_to_the_functional(target, images):
+    """The network is then linear in its tokens and biases: nothing is lost, in any architecture."""
+    target = target.double()
+    record, embeddings = recorded(target, images[:2], FROZEN, biases=True)
+    functionals = torch.randn(2, 3, embeddings.shape[1], dtype=torch.double)
+    pairs = [(record.inputs[0], record.inputs[0]), *(pair for layer in record.biases for pair in layer)]
+    gradients = record.gradients(embeddings, functionals, [output for output, _ in pairs])
+    total = torch.zeros(2, 3, dtype=torch.double)
+    for (output, summand), gradient in zip(pairs, gradients, strict=True):
+        summand = summand[:, None] if summand is output else summand
+        total += (gradient * summand).reshape(2, -1, 3, *gradient.shape[2:]).transpose(1, 2).flatten(2).sum(-1)
+    torch.testing.assert_close(total, (functionals * embeddings[:, None]).sum(-1), rtol=1e-8, atol=1e-8)
+
+
+def test_gradients_end_where_the_trace_starts(make_target, images):
+    record, embeddings = recorded(make_target(depth=3), images, start=1)
+    functionals = torch.ones(5, 1, 24)
+    assert all(gradient.abs().max() > 0 for gradient in record.gradients(embeddings, functionals, record.inputs[1:]))
+    assert record.inputs[1].is_leaf
+    assert torch.equal(record.inputs[1], record.outputs[0])
+
+
+def test_what_cannot_be_recorded_is_refused(make_target, images):
+    target = make_target()
+    with pytest.raises(InputError, match="recorded 0 blocks"), trace(target):
+        pass
+    with pytest.raises(InputError, match="recorded 4 blocks"), trace(target):
+        embed(target, images)
+        embed(target, images)
+    with pytest.raises(InputError, match="test_resnet.*such as RISE"), trace(make_target("test_resnet")):
+        pass
+
+
+@pytest.mark.parametrize("method", [AttIxG, FullGrad, GenAtt])
+def test_methods_that_need_global_attention_refuse_windows(make_target, grid, method):
+    with pytest.raises(InputError, match="global attention, got swin_tiny_patch4_window7_224"):
+        method(make_target("swin_tiny_patch4_window7_224", **SWIN), grid)
+
+
+def test_the_memory_of_a_trace_is_free_without_the_garbage_collector(target, images):
+    gc.disable()
+    try:
+        with trace(target, attention=True, biases=True) as record:
+            embeddings = target.embed(target.normalise(images))
+        record.gradients(embeddings, torch.ones(len(images), 1, target.embed_dim), record.inputs)
+        tokens = weakref.ref(record.inputs[0])
+        del record, embeddings
+        assert tokens() is None
+    finally:
+        gc.enable()
