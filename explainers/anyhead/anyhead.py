@@ -8,6 +8,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from explainers.anyhead.functionals import class_rows, score_functionals
+from explainers.anyhead.network import AnyHeadNetwork
 from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, recipe
@@ -64,6 +65,8 @@ class AnyHead(NetworkExplainer):
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
     """
+
+    networks = (AnyHeadNetwork,)
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from explainers.anyhead.anyhead import TRAINING as OF_ANYHEAD
 from explainers.shapley.shapley import TRAINING as OF_SHAPLEY
-from explainers.share import INITIAL_WEIGHTS
+from explainers.training.training_module import INITIAL_WEIGHTS
 from explainers.tve.tve import TRAINING as OF_TVE
 
 OF_SWEEPS_AND_FOLDERS = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")

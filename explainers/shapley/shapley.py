@@ -15,6 +15,7 @@ from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_values import CoalitionValues
+from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
 from explainers.target.storage import load_target
@@ -91,6 +92,8 @@ class Shapley(NetworkExplainer):
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws of coalitions and crops.
     """
+
+    networks = (FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork)
 
     @checks_choices
     def __init__(

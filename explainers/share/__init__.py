@@ -1,6 +1,6 @@
 """Trained explainers as folders and on the Hugging Face Hub."""
 
+from explainers.share.loadable import Loadable
 from explainers.share.pretrained import Pretrained, load
-from explainers.share.reading import INITIAL_WEIGHTS
 
-__all__ = ["INITIAL_WEIGHTS", "Pretrained", "load"]
+__all__ = ["Loadable", "Pretrained", "load"]

@@ -1,12 +1,12 @@
-"""Builds what the config of a trained explainer names.
+"""Builds the arguments of an explainer from the config of its run.
 
-A config from elsewhere is data: `check_permitted` refuses it unless everything that it names is in `PERMITTED`, and all
-arguments are numbers, words, lists of them, or files of weights that hold no programs.
+A config from elsewhere is data. `check_arguments` accepts what `PERMITTED` names, the networks that the explainer's
+class names, numbers, words, lists of them, and files of weights that hold no programs.
 """
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any
@@ -16,27 +16,13 @@ import timm
 from explainers.errors import InputError
 
 PERMITTED: Mapping[str, tuple[str, ...]] = {
-    "explainer": (
-        "explainers.anyhead.AnyHead",
-        "explainers.shapley.Shapley",
-        "explainers.tve.TVE",
-        "explainers.vectors.SelfExplaining",
-    ),
-    "network": (
-        "explainers.shapley.FastSHAPNetwork",
-        "explainers.tve.LightNetwork",
-        "explainers.shapley.LightShapleyNetwork",
-        "explainers.tve.PaperNetwork",
-        "explainers.anyhead.AnyHeadNetwork",
-        "explainers.shapley.ViTShapleyNetwork",
-    ),
     "grid": ("explainers.masking.PatchGrid",),
     "target": ("explainers.target.TargetModel",),
     "model": ("timm.create_model",),
     "embed_layer": ("timm.layers.HybridEmbed",),
     "backbone": ("timm.create_model",),  # of a HybridEmbed
 }
-"""Argument → what a config may name for it. The position counts: a network may not stand where a target is built."""
+"""Argument → what a config may name for it. Nothing else may be named there, and these nowhere else."""
 
 PARTIAL = ("network", "embed_layer")
 """Arguments that are built by others, which add what the config does not know."""
@@ -49,12 +35,14 @@ HARMLESS_OF_TIMM = {"model_name", "pretrained", "pretrained_cfg_overlay", "check
 """Arguments of `timm.create_model` itself, and those that a config may set; all others go to the model."""
 
 
-def build(settings: Any, **given: Any) -> Any:
+Permitted = Mapping[str, tuple[str, ...]]
+
+
+def build(settings: Any) -> Any:
     """Build what resolved settings name as `_target_`, and what their arguments name.
 
     Args:
         settings: nested dictionaries and lists; with `_partial_`, a function that is still to be called is built.
-        given: further arguments.
     """
     if isinstance(settings, list):
         return [build(each) for each in settings]
@@ -63,20 +51,38 @@ def build(settings: Any, **given: Any) -> Any:
     arguments = {name: build(value) for name, value in settings.items() if name not in ("_target_", "_partial_")}
     if "_target_" not in settings:
         return arguments
+    kind = imported(settings["_target_"])
+    return partial(kind, **arguments) if settings.get("_partial_") else kind(**arguments)
+
+
+def imported(name: Any) -> Any:
+    """Import the object with this dotted name."""
     try:
-        kind = resolve_name(settings["_target_"])
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"expected something to build, got {settings['_target_']}: {error}") from error
-    return partial(kind, **arguments, **given) if settings.get("_partial_") else kind(**arguments, **given)
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise InputError(f"expected something to build, got {name}: {error}") from error
 
 
-def check_permitted(settings: Any, argument: str = "explainer", key: str = "explainer") -> None:
-    """Raise an InputError unless a config from elsewhere may build these settings; nothing is built or imported.
+def check_arguments(settings: Mapping[str, Any], networks: Sequence[type]) -> None:
+    """Raise an InputError unless a config from elsewhere may build these arguments of an explainer; builds nothing.
+
+    Args:
+        settings: the arguments.
+        networks: classes that may be named as `network`.
+    """
+    names = tuple(f"{'.'.join(kind.__module__.split('.')[:2])}.{kind.__name__}" for kind in networks)  # of their room
+    for name, value in settings.items():
+        _check_argument(name, value, f"explainer.{name}", set(), {**PERMITTED, "network": names})
+
+
+def check_permitted(settings: Any, argument: str, key: str, permitted: Permitted = PERMITTED) -> None:
+    """Raise an InputError unless a config from elsewhere may build these settings; builds and imports nothing.
 
     Args:
         settings: what the config says for one argument.
-        argument: name of the argument, see `PERMITTED`.
+        argument: name of the argument.
         key: dotted key of the settings, for the message.
+        permitted: see `PERMITTED`.
 
     >>> check_permitted({"_target_": "os.system", "command": "ls"}, "grid", "explainer.grid")
     Traceback (most recent call last):
@@ -84,25 +90,26 @@ def check_permitted(settings: Any, argument: str = "explainer", key: str = "expl
 from elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it
     """
     named = settings.get("_target_") if isinstance(settings, dict) else settings
-    if not isinstance(settings, dict) or named not in PERMITTED[argument]:
-        raise refused(key, " or ".join(PERMITTED[argument]), named)
+    if not isinstance(settings, dict) or named not in permitted[argument]:
+        raise refused(key, " or ".join(permitted[argument]) or "nothing", named)
     if settings.get("_partial_", False) is not (argument in PARTIAL):
         raise refused(f"{key}._partial_", str(argument in PARTIAL).lower(), settings.get("_partial_", False))
+    forbidden = OF_TIMM - HARMLESS_OF_TIMM if named.startswith("timm.") else set()
     for name, value in settings.items():
         if name not in ("_target_", "_partial_"):
-            _check_argument(name, value, f"{key}.{name}", OF_TIMM - HARMLESS_OF_TIMM if named[:5] == "timm." else set())
+            _check_argument(name, value, f"{key}.{name}", forbidden, permitted)
 
 
-def _check_argument(name: Any, value: Any, key: str, forbidden: set[str]) -> None:
+def _check_argument(name: Any, value: Any, key: str, forbidden: set[str], permitted: Permitted) -> None:
     """Check one argument of what is built."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z]\w*", name) or name in forbidden:
         raise refused(key, "arguments that cannot name programs", name)
     if name == "pretrained_cfg_overlay" and isinstance(value, dict) and value.keys() <= {"file"}:
         _check_plain("file", value.get("file"), f"{key}.file")
     elif isinstance(value, dict):
-        if name not in PERMITTED:
+        if name not in permitted:
             raise refused(key, "a number, a word or a list of them", value.get("_target_", value))
-        check_permitted(value, name, key)
+        check_permitted(value, name, key, permitted)
     else:
         _check_plain(name, value, key)
 

@@ -17,7 +17,8 @@ from huggingface_hub import HfApi
 
 from explainers.errors import InputError
 from explainers.saved.files import write_atomically
-from explainers.share.building import build, check_permitted
+from explainers.share.building import build, check_arguments, check_permitted
+from explainers.share.loadable import Loadable, learned_explainer
 from explainers.share.model_cards import model_card
 from explainers.share.reading import (
     CONFIG,
@@ -25,17 +26,17 @@ from explainers.share.reading import (
     VERSIONS,
     check_files,
     downloaded,
+    explainer_settings,
     read_record,
     read_text,
-    settings_and_weights,
 )
 from explainers.target import TargetModel
 
 CARD = "README.md"
 
 
-class Pretrained:
-    """Saves a learned explainer that `load` has built; the methods are named as those of other libraries on the Hub."""
+class Pretrained(Loadable):
+    """Saves an explainer that `load` has built; the methods are named as in other libraries on the Hub."""
 
     record: Mapping[str, str] = {}
     """Name → text of the files beside the weights, `config.yaml` and `versions.json`; `load` reads them."""
@@ -123,7 +124,7 @@ def load(
         target: the model to explain; `None` builds the one of the config, which may need files of other runs.
         revision: branch, tag or commit of the repository; `None` for the latest.
         trust_config: build whatever the config names, such as a network of your own, and read weights of any format.
-            Such a config is a program; by default it is data, see `building.PERMITTED`.
+            Such a config is a program; by default it is data, see `building`.
 
     Returns:
         The explainer, a module on the CPU in eval mode, whose weights need no gradients. `explainer(images)` explains
@@ -143,18 +144,25 @@ def load(
             " folder; train with train.py, or correct the path"
         )
     record = read_record(folder)
-    settings, weights = settings_and_weights(record[CONFIG], folder)
-    if target is None:
-        model = settings["target"]
-        if not trust_config:
-            check_permitted(model, "target", "explainer.target")
-        check_files(model, folder)
-    del settings["target"]
+    settings = explainer_settings(record[CONFIG], folder)
+    model = settings.pop("target")
+    if target is None and not trust_config:
+        check_permitted(model, "target", "explainer.target")
+    kind: Any = learned_explainer(settings.pop("_target_", None), trust_config)
+    weights = folder / kind.weights_file
+    if not weights.is_file():
+        raise InputError(
+            f"expected a trained explainer in {folder}, got a run without {weights.name}, which has not ended: run its"
+            " command again, which goes on from its last checkpoint"
+        )
+    settings = kind.settings_to_load(settings)
     if not trust_config:
-        check_permitted(settings)
+        check_arguments(settings, kind.networks)
+    if target is None:
+        check_files(model, folder)
     try:
         target = build(model) if target is None else target
-        explainer = build(settings | {"weights": str(weights)}, target=target)
+        explainer = kind(target=target, weights=str(weights), **build(settings))
     except InputError:
         raise
     except Exception as error:  # whatever timm and torch say of sizes that do not fit, and of arguments without effect

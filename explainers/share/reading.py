@@ -14,17 +14,11 @@ from explainers.saved.records import leaves
 
 CONFIG, VERSIONS = "config.yaml", "versions.json"
 HUB = "hf://"
+FILES = [CONFIG, VERSIONS, "explainer.safetensors", "model.safetensors"]
+"""Files that are fetched from the Hub."""
+
 MAX_BYTES, DEPTH = 2**18, 50
 """Size and nesting of the largest config that is read; those of train.py have a tenth of both."""
-
-EXPLAINER, MODEL = "explainer.safetensors", "model.safetensors"
-"""Files of weights: of an explainer of a target, and of a model that explains itself, which is its own target."""
-
-INITIAL_WEIGHTS = {"mae": None, "pretrained": False}
-"""Arguments of networks that choose their initial weights, which trained weights replace, and how to choose none."""
-
-TRAINING_ONLY = ("optimizer", "scheduler", "teacher")
-"""Arguments of explainers that only training needs; `None` leaves them out."""
 
 
 def read_record(folder: Path) -> dict[str, str]:
@@ -67,8 +61,7 @@ def downloaded(source: str, revision: str | None) -> Path:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
     try:
-        files = [CONFIG, VERSIONS, EXPLAINER, MODEL]
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
     except OSError as error:  # no repository, no network, no permission
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
@@ -89,8 +82,8 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def settings_and_weights(text: str, folder: Path) -> tuple[dict[str, Any], Path]:
-    """The arguments of the explainer, `target` among them, without those that only training needs; and its weights."""
+def explainer_settings(text: str, folder: Path) -> dict[str, Any]:
+    """The settings of the explainer in the text of a config; `folder` is for messages."""
     config = _parsed(text)
     settings = config.get("explainer") if isinstance(config, dict) else None
     if not isinstance(config, dict) or not isinstance(settings, dict | None):
@@ -100,23 +93,10 @@ def settings_and_weights(text: str, folder: Path) -> tuple[dict[str, Any], Path]
         trained = module.get("_target_") if isinstance(module, dict) else "something else"
         shown = " ".join(str(trained).split())[:80]
         raise InputError(f"expected the run of an explainer in {folder}, got one of {shown}: give another folder")
-    weights = next((folder / name for name in (EXPLAINER, MODEL) if (folder / name).is_file()), None)
-    if weights is None:
-        raise InputError(
-            f"expected a trained explainer in {folder}, got a run without {EXPLAINER}, which has not ended: run its"
-            " command again, which goes on from its last checkpoint"
-        )
-    parts = ("target", "grid") if weights.name == MODEL else ("target", "grid", "network")
-    absent = [name for name in parts if not isinstance(settings.get(name), dict)]
+    absent = [name for name in ("target", "grid") if not isinstance(settings.get(name), dict)]
     if absent:
         raise InputError(f"{folder / CONFIG}: expected settings of explainer.{absent[0]}, got none: fetch it again")
-    if weights.name == MODEL:  # of a training, or of a transfer by an explainability vector
-        own = {"_target_": "explainers.vectors.SelfExplaining", "alpha": 1}
-        return own | {name: settings[name] for name in parts}, weights
-    network = settings["network"]
-    network |= {name: none for name, none in INITIAL_WEIGHTS.items() if name in network}
-    unused = {name: None for name in ("weights", *TRAINING_ONLY) if name in settings}
-    return settings | unused | {"network": network}, weights
+    return settings
 
 
 def check_files(settings: Any, folder: Path) -> None:

@@ -12,10 +12,16 @@ from explainers.errors import InputError
 from explainers.sampling import stream, uniform
 from explainers.saved.identity import Identity, recipe, weights_hash
 from explainers.saved.weights import check_identity, read_weights, save_weights
-from explainers.share import INITIAL_WEIGHTS, Pretrained
+from explainers.share import Pretrained
 from explainers.training.augmentation import random_resized_crop
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
 from explainers.training.state_dicts import check_alike, load_weights, with_part, without_part
+
+INITIAL_WEIGHTS = {"mae": None, "pretrained": False}
+"""Arguments of networks that choose the initial weights, which trained weights replace → the value for no choice."""
+
+UNUSED = ("weights", "optimizer", "scheduler", "teacher")
+"""Arguments of explainers that a trained one does not need; they may be `None`."""
 
 
 class TrainingModule(LightningModule):
@@ -125,6 +131,15 @@ class NetworkExplainer(TrainingModule, Pretrained):
     """A TrainingModule that explains with a trained `network` and a frozen `target`; the network is saved alone."""
 
     network: Any
+
+    @classmethod
+    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Remove the arguments of the training, and the initial weights of the network."""
+        settings = {name: value for name, value in settings.items() if name not in UNUSED}
+        network = settings.get("network")
+        if not isinstance(network, dict):
+            return settings
+        return settings | {"network": network | {k: v for k, v in INITIAL_WEIGHTS.items() if k in network}}
 
     def network_recipe(self) -> Identity:
         """Describe the network by its arguments, without the target and the grid, which are described themselves."""

@@ -17,7 +17,9 @@ from explainers.target.inputs import checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import complete, network_inputs
 from explainers.training.training_module import NetworkExplainer, check_backbone
+from explainers.tve.light_network import LightNetwork
 from explainers.tve.meta_attribution import MetaAttributions, transfer
+from explainers.tve.paper_network import PaperNetwork
 
 TRAINING = {
     "optimizer": "how the weights were found",
@@ -65,6 +67,8 @@ class TVE(NetworkExplainer):
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws of patches and crops.
     """
+
+    networks = (LightNetwork, PaperNetwork)
 
     @checks_choices
     def __init__(

@@ -18,6 +18,7 @@ from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import read_weights, save_weights
+from explainers.share import Loadable
 from explainers.target import TargetModel
 from explainers.training.sources import Pixels, complete
 from explainers.training.state_dicts import State, part
@@ -33,7 +34,7 @@ TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
 
 
-class ExplainabilityVector(LightningModule):
+class ExplainabilityVector(LightningModule, Loadable):
     """Adds the explainability vector of a source task to a model of a target task, and selects λ₁ and λ₂.
 
     Validation measures every pair of λ₁ and λ₂ in one pass over the images. Of the pairs whose accuracy is at most
@@ -60,6 +61,8 @@ class ExplainabilityVector(LightningModule):
         hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value. Without
             `predicting` there is no task vector of the source, and no cosine.
     """
+
+    loaded_as = SelfExplaining
 
     @checks_choices
     def __init__(

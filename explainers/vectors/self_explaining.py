@@ -16,6 +16,7 @@ from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
+from explainers.share import Loadable
 from explainers.target import TargetModel
 from explainers.target.inputs import check_labels, checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
@@ -29,7 +30,7 @@ LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
 """Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.anyhead`."""
 
 
-class SelfExplaining(TrainingModule):
+class SelfExplaining(TrainingModule, Loadable):
     """A classifier whose fixed head computes the attributions of every patch from the patch's embedding.
 
     Minimises α · L_predict + (1 − α) · L_explain. In the paper, L_predict is the cross entropy, and L_explain the mean
@@ -61,6 +62,13 @@ class SelfExplaining(TrainingModule):
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
+
+    weights_file = "model.safetensors"
+
+    @classmethod
+    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """The grid alone: the file of weights holds the head as well."""
+        return {"grid": settings["grid"], "alpha": 1}
 
     @checks_choices
     def __init__(
@@ -239,4 +247,4 @@ class SelfExplaining(TrainingModule):
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
-        return save_weights(self.target.state_dict(), folder / "model.safetensors", self.provenance())
+        return save_weights(self.target.state_dict(), folder / self.weights_file, self.provenance())

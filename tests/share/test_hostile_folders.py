@@ -17,12 +17,14 @@ from safetensors.torch import save_file
 import explainers
 from explainers.errors import InputError
 from explainers.share import reading
-from explainers.share.building import check_permitted
-from explainers.share.reading import CONFIG, EXPLAINER, VERSIONS
+from explainers.share.building import check_arguments, check_permitted
+from explainers.share.loadable import learned_explainer
+from explainers.share.reading import CONFIG, VERSIONS, explainer_settings
 from explainers.target.storage import save_target
 from explainers.tve import LightNetwork
 
 IMAGES = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+EXPLAINER = "explainer.safetensors"
 MADE = "MADE"
 """The file that a hostile folder tries to make."""
 
@@ -108,6 +110,7 @@ TORCHRUN = {
 }
 WRITE = {"_target_": "explainers.saved.files.write_atomically", "path": MADE, "text": ""}
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+FASTSHAP = {"_target_": "explainers.shapley.FastSHAPNetwork", "_partial_": True}
 REFUSED = "a config from elsewhere may not name it; trust_config=True"
 
 HOSTILE = {
@@ -145,12 +148,31 @@ HOSTILE = {
     "a model of the Hub": (setting("target.model.model_name", "hf-hub:user/model"), "got 'hf-hub:user/model': "),
     "a model of a folder": (setting("target.model.model_name", "local-dir:given"), "got 'local-dir:given': "),
     "another model for a network": (
-        setting(
-            "network",
-            {"_target_": "explainers.shapley.FastSHAPNetwork", "backbone": "hf-hub:a/b"} | {"_partial_": True},
-        ),
+        lambda folder: [
+            changed(folder, "explainer._target_", "explainers.shapley.Shapley"),
+            changed(folder, "explainer.network", FASTSHAP | {"backbone": "hf-hub:a/b"}),
+        ],
         "for explainer.network.backbone, got 'hf-hub:a/b': ",
     ),
+    "a network of another explainer": (
+        setting("network", FASTSHAP | {"backbone": "resnet18"}),
+        "expected explainers.tve.LightNetwork or explainers.tve.PaperNetwork for explainer.network, got 'explainers.s",
+    ),
+    "an explainer without training": (
+        setting("_target_", "explainers.posthoc.Occlusion"),
+        "posthoc.Occlusion': " + REFUSED,
+    ),
+    "a base class": (
+        setting("_target_", "explainers.training.NetworkExplainer"),
+        "expected nothing for explainer.network, got ",
+    ),
+    "a module of an explainer": (
+        setting("_target_", "explainers.tve.tve.TVE"),
+        "got 'explainers.tve.tve.TVE': " + REFUSED,
+    ),
+    "a name that a room does not export": (setting("_target_", "explainers.tve.torch"), "got 'explainers.tve.torch': "),
+    "a room that is not there": (setting("_target_", "explainers.evil.TVE"), "got 'explainers.evil.TVE': " + REFUSED),
+    "no explainer": (setting("_target_", None), "for explainer, got None: " + REFUSED),
     "a pickle as the checkpoint": (setting("target.model.checkpoint_path", "evil.pth"), "expected a .safetensors file"),
     "a pickle as the head": (setting("target.head", "evil.pth"), "for explainer.target.head, got 'evil.pth': "),
     "a pickle as pretrained weights": (
@@ -229,17 +251,17 @@ def test_the_example_with_torchrun_runs_nothing_without_weights_either(tmp_path,
 @pytest.mark.parametrize("explainer", ["tve_light", "tve_paper", "anyhead", "vit_shapley", "fastshap", "shapley_light"])
 def test_every_run_of_our_own_configs_is_permitted(explainer, tmp_path):
     cfg = composed("target=tiny", f"explainer={explainer}", folder=tmp_path)
-    (tmp_path / EXPLAINER).touch()
-    settings, _ = reading.settings_and_weights(OmegaConf.to_yaml(cfg, resolve=True), tmp_path)
-    check_permitted(settings.pop("target"), "target")
-    check_permitted(settings)
+    settings = explainer_settings(OmegaConf.to_yaml(cfg, resolve=True), tmp_path)
+    check_permitted(settings.pop("target"), "target", "explainer.target")
+    kind = learned_explainer(settings.pop("_target_"))
+    check_arguments(kind.settings_to_load(settings), kind.networks)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/target").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_target_of_our_own_configs_is_permitted(path):
     settings = yaml.safe_load(path.read_text())
-    check_permitted(settings["target"], "target")
-    check_permitted(settings["grid"], "grid")
+    check_permitted(settings["target"], "target", "target")
+    check_permitted(settings["grid"], "grid", "grid")
 
 
 def test_an_honest_folder_is_loaded_from_the_cache_of_the_hub_too(folder, tmp_path):

@@ -26,7 +26,7 @@ from explainers.shapley import Shapley
 from explainers.share import pretrained, reading
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD
-from explainers.share.reading import CONFIG, EXPLAINER, VERSIONS
+from explainers.share.reading import CONFIG, VERSIONS
 from explainers.target.storage import save_target
 from explainers.tve import TVE
 from explainers.vectors import SelfExplaining
@@ -34,6 +34,7 @@ from explainers.vectors import SelfExplaining
 IMAGES = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 CLASSES = torch.tensor([9, 0, 4])
 GRID = {"image_size": 64, "patch_size": 8}
+EXPLAINER = "explainer.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +129,8 @@ def test_initial_weights_and_the_files_of_training_are_not_needed(run):
     change(run, "explainer.optimizer", {"_target_": "gone.Adam"})
     change(run, "data.root", "gone")
     assert same(explainers.load(run), before)
-    settings = {"network": {"mae": "gone", "pretrained": True, "width": 3}, "target": {}, "grid": {}}
-    built = reading.settings_and_weights(yaml.safe_dump({"explainer": settings}), run)[0]
-    assert built["network"] == {"mae": None, "pretrained": False, "width": 3}
+    settings = TVE.settings_to_load({"network": {"mae": "gone", "pretrained": True, "width": 3}, "grid": {}})
+    assert settings == {"network": {"mae": None, "pretrained": False, "width": 3}, "grid": {}}
 
 
 def test_another_head_on_the_same_backbone_can_be_given_and_no_other_backbone(run):
