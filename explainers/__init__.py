@@ -17,6 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+__version__ = "0.1.0"
+
 SHORTCUTS = {"load": "explainers.share", "overlay": "explainers.report.overlays"}
 """What users find here → where it is; imported when it is used, because every room imports this file first."""
 
