@@ -1,18 +1,22 @@
 """Learned and post-hoc explainers of vision models.
 
-Letters used for tensor shapes in every file of this project:
+`explainers.load` loads a trained explainer, `explainers.overlay` draws a heatmap over its image, and `Explainer` below
+is the interface of every explainer.
 
-    B images   C channels   H, W pixels   P patches per side   N = P·P patches   Z sampled patches per image
-    D embedding width   K classes   M masks per image   L levels of sparsity
+`images` are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N), and True where a
+patch stays visible. Patches are numbered row by row. A letter for a shape means the same in every file:
 
-`images` are uint8, (B, C, H, W): every model normalises them itself. `keep` is boolean, (B, M, N), and True means that
-the patch stays visible. Patches are numbered row by row.
+    B  images              C  channels             H, W  pixels
+    P  patches per side    N  patches, P · P       Z  sampled patches per image
+    M  masks per image     T  tokens               D  embedding width
+    L  layers (blocks)     A  attention heads      K  classes
+    V  functionals v       Q  levels of sparsity   J  tasks
 
-`explainers.load` loads a trained explainer, and `explainers.overlay` shows a heatmap over its image.
+`S` is a set of patches (a coalition), and `t` a temperature.
 """
 
-from collections.abc import Mapping
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -20,10 +24,12 @@ from torch import Tensor
 __version__ = "0.1.0"
 
 SHORTCUTS = {"load": "explainers.share", "overlay": "explainers.report.overlays"}
-"""What users find here → where it is; imported when it is used, because every room imports this file first."""
+"""Function that users call → its module, which is imported at the first use: every module imports this file first."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("transferable-explainers")
     if name not in SHORTCUTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(SHORTCUTS[name]), name)
@@ -73,8 +79,3 @@ class FunctionalExplainer(Protocol):
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""
         ...
-
-
-def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
-    """Forward passes of the target that each explainer takes for one image, by name; at most if they vary."""
-    return {name: getattr(explainer, "forward_passes", 1) for name, explainer in explainers.items()}

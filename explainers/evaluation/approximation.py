@@ -8,9 +8,9 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
-from explainers import forward_passes
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.checks import check_heatmaps, check_target
+from explainers.evaluation.passes import forward_passes
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import spearman
 from explainers.sampling import random_patches, stream, uniform

@@ -10,10 +10,10 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import SumMetric
 
-from explainers import SelfExplainer, forward_passes
+from explainers import SelfExplainer
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.evaluation.checks import check_heatmaps, check_target
-from explainers.evaluation.passes import counted_passes, passes_taken
+from explainers.evaluation.passes import counted_passes, forward_passes, passes_taken
 from explainers.evaluation.probes import Explained, Probe, Probes
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid, Removal

@@ -1,6 +1,6 @@
-"""Counts the forward passes that an explainer takes."""
+"""Forward passes of the target that an explainer announces, and those that it takes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,15 @@ from explainers.target import TargetModel
 
 ENTRANCES = "forward_features", "forward_intermediates"
 """Functions of timm's models through which all forward passes go."""
+
+
+def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
+    """Name of each explainer → the forward passes of the target that it announces for one image; at most, if they vary.
+
+    >>> forward_passes({"chance": object()})
+    {'chance': 1}
+    """
+    return {name: getattr(explainer, "forward_passes", 1) for name, explainer in explainers.items()}
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from explainers import forward_passes
 from explainers.errors import InputError, check_positive
+from explainers.evaluation.passes import forward_passes
 from explainers.report.gallery import Picture
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.saved.files import file_name, printable
