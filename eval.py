@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from datamodules.listing import several
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation.results import ResultsFile
-from explainers.evaluation.settings import row_keys
 from explainers.report.publish import publish as publish_results
+from explainers.results.file import ResultsFile
+from explainers.results.settings import row_keys
 from explainers.running import keys, messages, runs
 from explainers.running.processes import answer_signals, locked, number_of_processes
 from explainers.running.resuming import SharedRun

@@ -17,10 +17,10 @@ from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.evaluation.approximation import TwoPointStudy
-from explainers.evaluation.results import read_results
-from explainers.evaluation.settings import explainers_of
 from explainers.posthoc import masks, token_tm, white_box
 from explainers.posthoc.names import labelled
+from explainers.results import read_results
+from explainers.results.settings import explainers_of
 from explainers.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.meta_attribution import MetaAttributions

@@ -1,7 +1,6 @@
-"""Measures explainers on data sets, and keeps the results."""
+"""Measures explainers on data sets."""
 
 from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.results import read_results
 
-__all__ = ["Evaluation", "TwoPointStudy", "read_results"]
+__all__ = ["Evaluation", "TwoPointStudy"]

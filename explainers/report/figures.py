@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from explainers.errors import InputError
-from explainers.evaluation.results import Results
 from explainers.metrics.curves import CURVES
+from explainers.results.reading import Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
 

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.evaluation.results import Results
 from explainers.report.figures import colours_of, names_in
 from explainers.report.overlays import BLUE, RED, colour_scale
 from explainers.report.tables import rows
+from explainers.results.reading import Results
 from explainers.saved.files import write_atomically
 
 STEPS = 127

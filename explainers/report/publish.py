@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torchvision.transforms.functional import to_pil_image
 
-from explainers.evaluation.results import Results, load, read_columns, read_results
-from explainers.evaluation.settings import row_keys
 from explainers.report.gallery import Picture, write_gallery
 from explainers.report.overlays import draw_heatmaps, overlay
 from explainers.report.pictures import of_other_settings, picture_file, read_pictures
 from explainers.report.tables import Reference, in_all_formats
+from explainers.results.reading import Results, load, read_columns, read_results
+from explainers.results.settings import row_keys
 from explainers.saved.files import atomic, file_name, write_atomically
 
 DRAWN = 6

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from explainers.errors import InputError
-from explainers.evaluation.results import Results
 from explainers.metrics.curves import CURVES
+from explainers.results.reading import Results
 
 FIDELITIES = ("fidelity_plus", "fidelity_minus")
 LATEX = str.maketrans(

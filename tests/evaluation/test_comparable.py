@@ -14,10 +14,10 @@ from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.results import read_columns, read_results
 from explainers.masking import PatchGrid
 from explainers.posthoc.chance import Chance
 from explainers.report.tables import rows
+from explainers.results.reading import read_columns, read_results
 
 COUNTS = {
     "target": lambda target, grid: other_weights(target),

@@ -9,7 +9,7 @@ from commands import DIGITS, NO_FIGURES, QUIET, TVE_RUN, draw_images, evaluate, 
 from test_errors import error
 
 import eval as evaluation
-from explainers.evaluation.results import ResultsFile
+from explainers.results.file import ResultsFile
 
 FOLDER = ("target=tiny", "data=folder", "data.num_workers=0", "data.batch_size=4", "logger=csv", *QUIET)
 HEAD = ("experiment=linear_head", *FOLDER, "cache=none")

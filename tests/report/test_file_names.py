@@ -8,10 +8,10 @@ from commands import QUIET, evaluate
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.evaluation.results import load
 from explainers.report.pictures import Pictures, picture_file, write_pictures
 from explainers.report.publish import publish
 from explainers.report.tables import latex, markdown, rows
+from explainers.results.reading import load
 from explainers.running.unfinished import Unfinished
 from explainers.saved.files import file_name
 

@@ -8,7 +8,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.evaluation.settings import BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
+from explainers.results.settings import BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (

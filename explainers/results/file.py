@@ -1,27 +1,19 @@
-"""Reads and writes results.json: numbers, settings and commands of evaluations, so that a task is measured once."""
+"""Writes results.json: numbers, settings and commands of evaluations, so that a task is measured once."""
 
 import hashlib
 import json
 import platform
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from explainers.errors import InputError, check_distinct
-from explainers.evaluation.settings import explainers_of, hash_files, settings_of
-from explainers.saved.files import printable, write_atomically
+from explainers.results.reading import load
+from explainers.results.settings import explainers_of, hash_files, settings_of
+from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, first_difference, versions
-
-Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Task → explainer → numbers that `Evaluation` measured."""
-
-
-COSTS = "images_per_second", "peak_memory", "forward_passes"
-"""Numbers that may differ between two measurements of one explainer: by the machine, the batches, or a cache."""
 
 
 class Measured(Protocol):
@@ -151,89 +143,3 @@ class ResultsFile:
             self.content[name] = {task: values[task] for task in self.content["config"]["tasks"] if task in values}
         self.record["measured"][task] = list(evaluation.results)
         write_atomically(self.path, json.dumps(self.content, indent=2))
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """Read a results file.
-
-    Raises:
-        InputError: if there is no file, or it is not a results file.
-    """
-    if not Path(path).is_file():
-        raise InputError(f"no results at {path}: measure first, with `python eval.py`, or correct results.files")
-    text = Path(path).read_text()
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: expected the results.json of an evaluation, got no JSON ({error})") from None
-    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
-        raise InputError(f"{path}: expected the results.json of an evaluation, got JSON without results of tasks")
-    for name in [*content["results"], *(name for rows in content["results"].values() for name in rows)]:
-        if not name or printable(name) != name:  # it would steer the terminal, or end the writing of a table
-            raise InputError(f"{path}: expected names that can be printed, got {ascii(name)}: rename it in the file")
-    return content
-
-
-def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Merge the results of several files; an explainer with equal results in two files is included once.
-
-    IoU@K has the name `iou_<K>`, because files may differ in K.
-
-    Raises:
-        InputError: if two files have different results of one explainer on one task, or different settings of a task,
-            or a file is listed twice.
-    """
-    check_distinct(**{"results.files": [str(Path(path).resolve()) for path in files]})
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    origin: dict[tuple[str, str], str | Path] = {}
-    measured: dict[str, tuple[str | Path, dict[str, Any]]] = {}
-    for path in files:
-        content = load(path)
-        for task, explainers in content["results"].items():
-            data = content.get("data", {}).get(task)
-            identity = content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
-            reference = content.get("settings", {}).get(task, {}).get("shared", {}).get("reference")
-            identity |= {"settings of the reference": reference} if reference else {}
-            first, other = measured.setdefault(task, (path, identity))
-            _check_alike(f"{task} in {first} and {path}", other, identity)
-            measured[task] = first, identity | other
-            merged, names = results.setdefault(task, {}), _names(content, task)
-            for name, written in explainers.items():
-                numbers = {names.get(key, key): value for key, value in written.items()}
-                if name in merged and _without_costs(merged[name]) != _without_costs(numbers):
-                    raise InputError(
-                        f"expected one result of {name} on {task}, got two, in {origin[task, name]} and {path}: "
-                        "leave a file out, or measure one of them under another name (+explainer@explainers.<name>=...)"
-                    )
-                origin.setdefault((task, name), path)
-                merged.setdefault(name, numbers)
-    return results
-
-
-def read_columns(files: Sequence[str | Path]) -> dict[str, str]:
-    """Number → column title of several files, in the order of the columns."""
-    titles: dict[str, str] = {}
-    for path in files:
-        content = load(path)
-        for task, columns in content.get("columns", {}).items():
-            names = _names(content, task)
-            titles |= {names.get(key, key): title for key, title in columns.items()}
-    return titles
-
-
-def _names(content: Mapping[str, Any], task: str) -> dict[str, str]:
-    """Number in a file → its name beside those of other files."""
-    k = re.fullmatch(r"IoU@(\d+).*", content.get("columns", {}).get(task, {}).get("iou", ""))
-    return {"iou": f"iou_{k[1]}", "iou_error": f"iou_{k[1]}_error"} if k else {}
-
-
-def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Compare the settings in both identities, except the accuracy: rounding on another device may change a class."""
-    shared = sorted((one.keys() & other.keys()) - {"accuracy"})
-    difference = first_difference({key: one[key] for key in shared}, {key: other[key] for key in shared})
-    if difference:
-        raise InputError(f"{where} cannot be compared, they differ in {difference}: measure both alike")
-
-
-def _without_costs(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in numbers.items() if key not in COSTS}

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from explainers.errors import InputError
-from explainers.evaluation.results import ResultsFile, read_columns, read_results
+from explainers.results.file import ResultsFile
+from explainers.results.reading import read_columns, read_results
 
 CONFIG = {
     "seed": 0,
