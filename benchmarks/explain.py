@@ -34,11 +34,11 @@ from explainers.running.runs import versions
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 METHODS = {
     "plain": [],
-    "light": ["explainer=tve_light"],
-    "anyhead": ["explainer=anyhead"],
-    "shared": ["explainer=tve_paper", "explainer.network.shared_trunk=true"],
-    "paper": ["explainer=tve_paper"],
-    "oracle": ["explainer=oracle", "explainer.cache_dir=null"],
+    "light": ["explainers@explainer=tve"],
+    "anyhead": ["explainers@explainer=anyhead"],
+    "shared": ["explainers@explainer=tve_paper", "explainer.network.shared_trunk=true"],
+    "paper": ["explainers@explainer=tve_paper"],
+    "oracle": ["explainers@explainer=oracle", "explainer.cache_dir=null"],
 }
 """Method → overrides of the target's config. The oracle explains one image only: it takes 2 N forward passes."""
 

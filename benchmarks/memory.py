@@ -44,7 +44,7 @@ LARGER = (
 """Experiments with other targets than their configs'."""
 CHECKS = {
     "tve, light network": "experiment=quickstart_tve target=tiny cache=none explainer.network.width=96",
-    "tve, paper's network": "target=tiny data=digits explainer=tve_paper_small data.batch_size=16",
+    "tve, paper's network": "target=tiny data=digits explainers@explainer=tve_paper_small data.batch_size=16",
     "anyhead": "experiment=quickstart_anyhead target=tiny cache=none",
     "classifier": "experiment=quickstart_base target=digits_vit",
 }

@@ -3,7 +3,7 @@
     python benchmarks/throughput.py --threads 1
     python benchmarks/throughput.py --images 64        # on a GPU, which also trains ViT-B/16
 
-TVE with the light network and AnyHead (`configs/explainer`) train on a target with random weights and random
+TVE with the light network and AnyHead (`configs/explainers`) train on a target with random weights and random
 images, which take the same time as others. In every round each option takes one step; the first round is not counted,
 and a relative time is the median of the rounds' ratios. Without a GPU, time is that of the processor, which other work
 on the machine changes less; compilation is without caches, in one process. `as it is` is float32 with the target's

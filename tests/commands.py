@@ -31,7 +31,7 @@ SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in
 QUIET = ("trainer.enable_model_summary=false", "trainer.accelerator=cpu", "trainer.precision=32-true")
 NO_PICTURES = "callbacks=train"  # matplotlib takes longer for them than the training
 NO_FIGURES = ("pictures=null", "figures=[]")  # and than the evaluation
-SMALL_NETWORK = ("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]")
+SMALL_NETWORK = ("explainers@explainer=tve", "explainer.network.width=24", "explainer.hops=[1]")
 TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", NO_PICTURES, *QUIET)
 TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "explainer.network.width=24")
 

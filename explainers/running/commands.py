@@ -20,9 +20,6 @@ from explainers.tve.tve import TRAINING as OF_TVE
 OF_SWEEPS_AND_FOLDERS = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")
 """Beginnings of the overrides of Hydra's own config that a process of one run does not need."""
 
-NAMES = {"tve_light": "tve", "tve_paper": "tve_paper", "anyhead": "anyhead"}
-"""File of configs/explainer → the file of configs/explainers with the same explainer, for those that have one."""
-
 TASKS = ("cats_vs_dogs", "cifar10", "cifar100", "digits", "folder", "imagenette", "mura")
 """Files of configs/data, with classes, that have a file of configs/tasks."""
 
@@ -34,7 +31,7 @@ OF_LEARNING = {"target", "grid", *OF_TVE, *OF_ANYHEAD, *OF_SHAPLEY, *INITIAL_WEI
 
 PHOTOS = ["experiment=explain", "data.root=photos/"]
 ANY_MODEL = "methods=[IntegratedGradients]"
-SELF_EXPLAINER = "+explainer@explainers.self_explainer=self_explainer"
+SELF_EXPLAINER = "explainers=[chance,self_explainer]"
 
 
 def arguments(config: Any, folder: Path) -> list[str]:
@@ -112,9 +109,8 @@ def _evaluation(
         explains = kind == "ExplainabilityVector" or module["alpha"] < 1
         given = [SELF_EXPLAINER, f"explainers.self_explainer.weights={_text(file)}"] if explains else [ANY_MODEL]
     else:
-        choice = str(choices["explainer"])
-        name = NAMES.get(choice, choice)
-        given = [f"explainers=[chance,{name}]" if choice in NAMES else f"+explainer@explainers.{name}={choice}"]
+        name = str(choices["explainers@explainer"])
+        given = [f"explainers=[chance,{name}]"]
         given += [f"explainers.{name}.weights={_text(f'{folder}/explainer.safetensors')}"]
         wanted["explainers"] = {name: _without(module, OF_LEARNING)}
     wanted["target"] = target

@@ -95,7 +95,9 @@ def of_the_command(error: Exception, configs: Path) -> str:
         return f"no {group or 'config'} named {name}: {meant(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return _unknown_key(cause, configs)
-    unknown = re.search(r"Could not (?:override|delete) '([^']+)'\. No match in the defaults list", text)
+    unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
+    if unknown and unknown[2]:
+        return f"no group {unknown[1]} in the config of this program: did you mean {unknown[2]}?"
     if unknown:
         groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
         return f"no group {unknown[1]} in the config of this program: {meant(unknown[1], groups)}"

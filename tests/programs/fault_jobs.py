@@ -66,7 +66,7 @@ ON_TARGET = ("target=tiny", "target.model.checkpoint_path={place}/inputs/target.
 ONE_PICTURE = ("explainer.patches_per_image=2", "callbacks.heatmaps.images=1")
 TVE = (*TINY_RUN, *DIGITS, *ON_TARGET, *ONE_PICTURE)
 FROM_FILES = (
-    *("explainer=tve_light", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv", *QUIET, *ON_TARGET),
+    *("explainers@explainer=tve", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv", *QUIET, *ON_TARGET),
     *("trainer.max_epochs=1", "data.batch_size=8", "data.num_workers=1", *ONE_PICTURE),
 )
 MEASURED = (

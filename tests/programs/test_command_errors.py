@@ -11,7 +11,7 @@ from test_errors import DIGITS_EVALUATION, error
 from explainers.errors import InputError
 from explainers.running import messages
 
-TRAINING = ("target=tiny", "data=digits", "explainer=tve_light", "logger=csv", "callbacks=train")
+TRAINING = ("target=tiny", "data=digits", "explainers@explainer=tve", "logger=csv", "callbacks=train")
 COMMANDS = {
     ("train", "trainer.max_epoch=3"): "no setting trainer.max_epoch: did you mean trainer.max_epochs, ",
     ("train", "callback=train"): "no setting callback: did you mean callbacks?",
@@ -19,7 +19,10 @@ COMMANDS = {
     ("train", "data=digitz"): "no data named digitz: did you mean digits?",
     ("train", "experiment=nothing"): "no experiment named nothing: there are anyhead_finetune, ",
     ("train", "experiment=tve_vitg"): "no experiment named tve_vitg: did you mean tve_vitb",
-    ("train", "explainers=[chance]"): "no group explainers in the config of this program: did you mean explainer?",
+    (
+        "train",
+        "explainers=[chance]",
+    ): "in the config of this program: did you mean explainers@explainer?",
     ("train", "experiment=explain"): "one of eval.py: python eval.py experiment=explain",
     ("train", "callbacks=null"): "got callbacks=null: leave the group out with ~, as in ~callbacks",
     ("train", "trainer.max_epochs"): "cannot read 'trainer.max_epochs': ",

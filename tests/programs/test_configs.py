@@ -41,12 +41,17 @@ IMAGE_FOLDERS = (
     "caltech",
     *(f"{name}/{split}" for name in ("imagenette", "cats_vs_dogs") for split in ("train", "val")),
 )
-GROUPS = ("cache", "callbacks", "data", "explainer", "logger", "module", "target", "trainer")
+EXPLAINERS = sorted(
+    path.stem for path in (ROOT / "configs/explainers").glob("*.yaml") if not path.stem.endswith("_common")
+)
+SELF_EXPLAINING = ("explainability_vector", "self_explainer", "self_explaining")  # they need what a training leaves
+GROUPS = ("cache", "callbacks", "data", "logger", "module", "target", "trainer")
 OPTIONS = {
     group: sorted(f"{group}={path.stem}" for path in (ROOT / f"configs/{group}").glob("*.yaml"))
     for group in (*GROUPS, "debug")
 }
-ROWS = [tuple(filter(None, row)) for row in zip_longest(*(OPTIONS[group] for group in GROUPS))]
+OPTIONS["explainers"] = [f"explainers@explainer={name}" for name in EXPLAINERS]
+ROWS = [tuple(filter(None, row)) for row in zip_longest(*(OPTIONS[group] for group in (*GROUPS, "explainers")))]
 
 
 SMALL_EXPLAINERS = {
@@ -156,19 +161,19 @@ def test_the_papers_network_has_its_own_size_with_nothing_downloaded(tmp_path, m
 def test_every_option_of_every_group_composes(row, tmp_path):
     """One option of each group at a time: they change nothing in one another, but `debug` does."""
     resolved = OmegaConf.to_container(composed(*row, folder=tmp_path), resolve=True)
-    for group, _, option in (override.partition("=") for override in row):
+    for group, _, option in (override.rpartition("@")[2].partition("=") for override in row):
         if group not in ("debug", "callbacks", "logger") and option != "none":
             assert "_target_" in resolved[group]
 
 
 def test_every_group_of_configs_is_tested_here():
-    elsewhere = {"experiment", "explainers", "figures", "labels", "metrics", "projection"}
+    elsewhere = {"experiment", "figures", "labels", "metrics", "projection"}
     elsewhere |= {"reference", "sweeps", "tasks", "teacher"}
     assert {path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")} == elsewhere | OPTIONS.keys()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "configs/explainers").glob("*.yaml"))])
+@pytest.mark.parametrize("name", sorted({*EXPLAINERS} - {*SELF_EXPLAINING}))
 def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_explains(name, tmp_path):
     cfg = composed(
         "target=tiny", f"explainers=[{name}]", *SMALL_EXPLAINERS.get(name, ()), folder=tmp_path, config="eval"
@@ -222,6 +227,14 @@ def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
     tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
     with pytest.raises(SystemExit, match="(?s)^error: .*misspelt"):
         train(*tiny, f"+{node}.misspelt=1", folder=tmp_path)
+
+
+@pytest.mark.parametrize("given", ["explainer=tve", "explainer.teacher=propagation"])
+def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(given, tmp_path):
+    key, _, name = given.partition("=")
+    group = {"explainer": "explainers", "explainer.teacher": "teacher"}[key]
+    with pytest.raises(SystemExit, match=f"^error: expected {group}@{given}, .* got {given}"):
+        train("experiment=quickstart_anyhead", given, folder=tmp_path)
 
 
 @pytest.mark.slow

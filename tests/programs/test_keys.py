@@ -16,7 +16,7 @@ import eval as evaluation
 import train as training
 from explainers.running import messages, runs
 
-ALL = "chance,anyhead,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley"
+ALL = "chance,anyhead,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley,vit_shapley_general"
 FILES = ("figures.passes.passes={a:1}", "figures.passes.one=[b]")
 FILES += tuple(f"figures.{name}.files={{a:x}}" for name in ("lambdas", "losses"))
 FILES += tuple(f"figures.{name}.file=x" for name in ("cost", "theorem1", "throughput"))
@@ -42,7 +42,7 @@ CONFIGS = {
     "train surrogate": ("train", "experiment=surrogate"),
     "train shapley": ("train", "experiment=vit_shapley", "trainer=gpu"),
     "train fastshap": ("train", "experiment=fastshap", "debug=profile"),
-    "train light": ("train", "experiment=fastshap", "explainer=shapley_light"),
+    "train light": ("train", "experiment=fastshap", "explainers@explainer=shapley_light"),
     "train explaining": ("train", "experiment=self_explaining", "data=cifar100"),
     "train vector": ("train", "experiment=explainability_vector"),
     "train imagenet": ("train", "experiment=tve_vitb", "debug=overfit"),

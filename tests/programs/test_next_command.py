@@ -41,7 +41,10 @@ def same(wanted, got, *without):
         (("experiment=anyhead_white_box", "direct=[3]"), "anyhead"),
         (("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"), "vit_shapley"),
         (("experiment=fastshap", "explainer.network.backbone=resnet34", "grid.patch_size=32"), "fastshap"),
-        (("data=digits", "target=digits", "explainer=shapley_light", "explainer.network.width=24"), "shapley_light"),
+        (
+            ("data=digits", "target=digits", "explainers@explainer=shapley_light", "explainer.network.width=24"),
+            "shapley_light",
+        ),
     ],
 )
 def test_after_an_explainer_a_command_explains_with_the_same_network(overrides, name, tmp_path):

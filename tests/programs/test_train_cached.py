@@ -102,7 +102,14 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
         else:
             dies.__call__ = at_call(2, dies.__call__, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
-    common = ("target=tiny", "explainer=self_explaining", "data=digits", "cache=sources", "logger=csv", *QUIET)
+    common = (
+        "target=tiny",
+        "explainers@explainer=self_explaining",
+        "data=digits",
+        "cache=sources",
+        "logger=csv",
+        *QUIET,
+    )
     common += (*SMALL_DIGITS, "cache.batch_size=4", "explainer.labels.budget=10")
     common += ("projection@explainer.projection=simplex",)  # 16 images show not every class
     train(*common, "explainer.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")

@@ -13,7 +13,7 @@ from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
     "experiment=quickstart_eval",
-    "explainers=[chance,tve,tve_paper,tve_hg,vit_shapley,kernel_shap,oracle]",
+    "explainers=[chance,tve,tve_paper,tve_hg,vit_shapley_general,kernel_shap,oracle]",
     "methods=[GAE,{TokenTM:{scale:softmax}}]",
     "reference=paper",
     "figures=[curves]",

@@ -47,7 +47,7 @@ def honest(tmp_path_factory):
     path = folder.parent / "target.safetensors"
     save_target(wake(instantiate(composed("target=tiny", folder=folder).target)), path)
     given = ("explainer.network.width=8", f"target.model.checkpoint_path={path}")
-    cfg = composed("target=tiny", "explainer=tve_light", *QUIET, *given, folder=folder)
+    cfg = composed("target=tiny", "explainers@explainer=tve", *QUIET, *given, folder=folder)
     explainer = instantiate(cfg.explainer)
     wake(explainer.network)
     explainer.export(folder)
@@ -248,9 +248,9 @@ def test_the_example_with_torchrun_runs_nothing_without_weights_either(tmp_path,
     assert not Path(MADE).exists()
 
 
-@pytest.mark.parametrize("explainer", ["tve_light", "tve_paper", "anyhead", "vit_shapley", "fastshap", "shapley_light"])
+@pytest.mark.parametrize("explainer", ["tve", "tve_paper", "anyhead", "vit_shapley", "fastshap", "shapley_light"])
 def test_every_run_of_our_own_configs_is_permitted(explainer, tmp_path):
-    cfg = composed("target=tiny", f"explainer={explainer}", folder=tmp_path)
+    cfg = composed("target=tiny", f"explainers@explainer={explainer}", folder=tmp_path)
     settings = explainer_settings(OmegaConf.to_yaml(cfg, resolve=True), tmp_path)
     check_permitted(settings.pop("target"), "target", "explainer.target")
     kind = learned_explainer(settings.pop("_target_"))

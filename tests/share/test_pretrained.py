@@ -76,9 +76,9 @@ def same(explainer, other):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (TVE, ("explainer=tve_light", "explainer.pooling=3")),
-        (AnyHead, ("explainer=anyhead",)),
-        (Shapley, ("explainer=shapley_light",)),
+        (TVE, ("explainers@explainer=tve", "explainer.pooling=3")),
+        (AnyHead, ("explainers@explainer=anyhead",)),
+        (Shapley, ("explainers@explainer=shapley_light",)),
     ],
     ids=["tve", "anyhead", "shapley"],
 )

@@ -60,7 +60,7 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
 
     So do the blocks of direct paths, which AnyHead reads.
     """
-    cfg = composed(f"target={name}", "explainer=tve_light", "target.model.pretrained=false", folder=tmp_path)
+    cfg = composed(f"target={name}", "explainers@explainer=tve", "target.model.pretrained=false", folder=tmp_path)
     with torch.device("meta"):
         target, grid = instantiate(cfg.target).eval(), instantiate(cfg.grid)
         network = instantiate(cfg.explainer.network)(target, grid)
@@ -165,7 +165,7 @@ def test_a_fully_tuned_target_comes_back_by_the_options_of_a_later_command(small
     (classifier,) = trained
     path = tmp_path / "run" / "target.safetensors"
     options += ("++target.model.num_classes=3", f"target.model.checkpoint_path={path}")
-    cfg = composed("explainer=tve_light", *options, folder=tmp_path)
+    cfg = composed("explainers@explainer=tve", *options, folder=tmp_path)
     again, tuned = instantiate(cfg.target).eval(), classifier.target.eval()
     images = torch.randint(0, 256, (4, 3, cfg.grid.image_size, cfg.grid.image_size), dtype=torch.uint8)
     assert again(images).shape == (4, 3) and again(images).std() > 0

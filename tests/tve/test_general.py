@@ -59,7 +59,7 @@ def test_the_map_moves_with_the_module_and_is_not_saved(target, grid):
     assert not any("class_map" in name for name in general.state_dict())
 
 
-@pytest.mark.parametrize("name", ["tve_hg", "vit_shapley"])
+@pytest.mark.parametrize("name", ["tve_hg", "vit_shapley_general"])
 def test_an_evaluation_keeps_the_general_head_for_it(name, tmp_path):
     """`eval.py` gives the target of the task to every explainer; this one explains by the general head all the same."""
     cfg = composed("target=tiny", f"explainers=[{name}]", folder=tmp_path, config="eval")
