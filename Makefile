@@ -10,7 +10,7 @@ apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update 
   && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) </dev/null >/dev/null; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ffcv peers browser demo demo-vectors test check test-portable gpu coverage lint lock clean
+.PHONY: help setup ffcv peers browser demo demo-vectors test check test-portable gpu coverage lint docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -89,6 +89,13 @@ lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/docs ## build the documentation into site/; a broken link or an unknown argument in a docstring is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.venv/docs: .venv/ready requirements-docs.txt
+	$(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-docs.txt
+	@touch $@
+
 lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
 	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  --extra test setup.cfg -o requirements.txt
@@ -98,6 +105,8 @@ lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
 	printf 'quantus\nopencv-python-headless\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --no-annotate --python-version 3.11 - -c requirements.txt -c requirements-ffcv.txt \
 	  --override <(echo 'opencv-python; python_version < "3"') -o requirements-peers.txt
+	printf 'mkdocs-material\nmkdocstrings[python]\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
+	  --no-annotate --python-version 3.11 - -c requirements.txt -o requirements-docs.txt
 
-clean: ## delete runs and caches of tools; .venv and cache/ stay
-	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .coverage
+clean: ## delete runs, the site and caches of tools; .venv and cache/ stay
+	rm -rf runs site .pytest_cache .mypy_cache .ruff_cache .coverage
