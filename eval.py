@@ -1,6 +1,5 @@
 """Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 from datamodules.listing import several
 from explainers import posthoc
 from explainers.errors import InputError
+from explainers.evaluation.evaluation import Evaluation
 from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile
 from explainers.results.settings import row_keys
-from explainers.running import keys, messages, runs
-from explainers.running.processes import answer_signals, locked, number_of_processes
-from explainers.running.resuming import SharedRun
-from explainers.running.unfinished import Unfinished
+from explainers.running import program
+from explainers.running.folder import relative, run_dir
+from explainers.running.keys import check_settings
+from explainers.running.processes import check_number_of_images, launch, total_processes
+from explainers.running.record import start_record
+from explainers.running.resuming import SharedRun, UnfinishedTest
+from explainers.running.trainer import build_all, build_trainer, seed_all
 from explainers.saved.files import atomic, file_name
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -30,53 +33,55 @@ CONFIGS = Path(__file__).parent / "configs"
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     check(cfg)
-    folder = runs.run_dir()
-    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
-        images.setup("test")  # missing images of the last task show before the first one is measured
+        images.setup("test")  # missing images of the last task are reported before the first task is measured
+        check_number_of_images(cfg.trainer, images, "test")
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
-    processes = number_of_processes(cfg.trainer) * cfg.trainer.get("num_nodes", 1)
-    for images in data.values():
-        runs.check_number_of_images(cfg.trainer, images, "test")
-    file = ResultsFile(folder / "results.json", resolved, fingerprints, cfg.fresh, processes)
-    missing = {task: names for task in cfg.tasks if (names := file.missing(task)) is not None}
-    if runs.launch(cfg.trainer):
+    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, total_processes(cfg.trainer))
+    if launch(cfg.trainer):
         return
-    runs.start_record(cfg, folder, go_on=True)
+    start_record(cfg, run_dir(), go_on=True)
     file.tell()
-    for task, names in missing.items():
-        runs.seed_all(cfg.seed)  # the same for every task, whichever came before
-        evaluation = build(cfg, cfg.tasks[task], names)
-        evaluation.target.check_classes(data[task].class_names("test"))
-        announce(task, data[task].size("test"), evaluation.forward_passes, evaluation.explainers)
-        going_on = Unfinished(folder / "unfinished", task, file.key(task))
-        if cfg.fresh:
-            going_on.remove()
-        shown = [instantiate(cfg.progress, name=task)] if cfg.progress else []
-        if cfg.pictures:
-            shown.insert(0, instantiate(cfg.pictures, name=task, settings=row_keys(file.settings[task])))
-        callbacks = [SharedRun(folder), *shown, going_on]
-        trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=runs.build_all(cfg.get("logger")))
-        trainer.test(evaluation, data[task], verbose=False)
-        if trainer.is_global_zero and not names and not evaluation.results:  # a study of targets needs no names
-            raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
-        tell_corrupt(task, data[task].dataset("test"), trainer)
-        file.add(task, evaluation)
-        going_on.remove()
+    for task, images in data.items():
+        names = file.missing(task)
+        if names is not None:
+            measure(cfg, task, names, images, file)
     publish(cfg)
 
 
 def check(cfg: DictConfig) -> None:
     """Raise an InputError for settings that nothing reads, are of another type, or leave nothing to do."""
-    keys.check_keys(cfg, CONFIGS / "eval.yaml")
-    messages.check_types(cfg, seed=int, fresh=bool, overlays=bool)
+    check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool)
     if cfg.overlays and not cfg.pictures:
         raise InputError("expected pictures, which overlays=true draws, got pictures=null: leave one of the two out")
-    instantiate(cfg.get("reference"))  # a name that it does not have shows before hours of measuring
-    own = runs.run_dir() / "results.json"
+    instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
+    own = run_dir() / "results.json"
     if not cfg.tasks and str(own) in cfg.results.files and not own.exists():
         raise InputError("nothing to measure: name tasks, such as tasks=[imagenette], and explainers=[chance,tve]")
+
+
+def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: ResultsFile) -> None:
+    """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
+    seed_all(cfg.seed)  # the same for every task, whichever came before
+    evaluation = build(cfg, cfg.tasks[task], names)
+    if isinstance(evaluation, Evaluation) and not names:
+        raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
+    evaluation.target.check_classes(images.class_names("test"))
+    announce(task, images.size("test"), evaluation)
+    unfinished = UnfinishedTest(run_dir() / "unfinished", task, file.key(task))
+    if cfg.fresh:
+        unfinished.remove()
+    settings = row_keys(file.settings[task])
+    pictures = [instantiate(cfg.pictures, name=task, settings=settings)] if cfg.pictures else []
+    progress = [instantiate(cfg.progress, name=task)] if cfg.progress else []
+    callbacks = [SharedRun(run_dir()), *pictures, *progress, unfinished]
+    trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=build_all(cfg.get("logger")))
+    trainer.test(evaluation, images, verbose=False)
+    tell_corrupt(task, images.dataset("test"), trainer)
+    file.add(task, evaluation)
+    unfinished.remove()
 
 
 def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:
@@ -111,12 +116,12 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
 
 
 @rank_zero_only
-def announce(task: str, images: int, forward_passes: dict[str, int], explainers: Mapping[str, Any]) -> None:
-    """Print an estimate of what a task costs, the most expensive first, before it starts."""
-    each = sorted(forward_passes.items(), key=lambda item: -item[1])
-    vary = [name for name, explainer in explainers.items() if getattr(explainer, "passes_vary", False)]
-    parts = ", ".join(f"{name} {'at most ' * (name in vary)}{count}" for name, count in each if count)
-    print(f"{task}: {images} images, about {sum(forward_passes.values())} forward passes each ({parts})")
+def announce(task: str, images: int, evaluation: Any) -> None:
+    """Print an estimate of what a task costs before it starts, the most expensive explainers first."""
+    passes = sorted(evaluation.forward_passes.items(), key=lambda item: -item[1])
+    vary = {name for name, explainer in evaluation.explainers.items() if getattr(explainer, "passes_vary", False)}
+    parts = ", ".join(f"{name} {'at most ' * (name in vary)}{count}" for name, count in passes if count)
+    print(f"{task}: {images} images, about {sum(dict(passes).values())} forward passes each ({parts})")
 
 
 def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
@@ -133,24 +138,22 @@ def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
 @rc_context({"text.parse_math": False})  # a $ in the name of a class or task is no formula
 def publish(cfg: DictConfig) -> None:
     """Tables, figures and the gallery, of what stands in files alone."""
-    folder = runs.run_dir()
+    folder = run_dir()
     table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays)
     for name, figure in (cfg.get("figures") or {}).items():
         with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
             instantiate(figure).savefig(unfinished, dpi=120)
     pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
-    print(table, f"Tables and pictures are in {runs.relative(folder)}: {', '.join(pictures)}", sep="\n")
+    print(table, f"Tables and pictures are in {relative(folder)}: {', '.join(pictures)}", sep="\n")
     if "gallery.html" in pictures:
-        print(f"Open {runs.relative(folder)}/gallery.html in a browser")
+        print(f"Open {relative(folder)}/gallery.html in a browser")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")
 def main(cfg: DictConfig) -> None:
-    runs.quiet_libraries()
-    answer_signals()
-    with messages.errors_in_one_line(), locked(runs.run_dir()):
+    with program.command():
         evaluate(cfg)
 
 
 if __name__ == "__main__":
-    messages.start(main, CONFIGS)
+    program.start(main, CONFIGS)

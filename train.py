@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,19 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning import Trainer
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from explainers.running import keys, messages, runs
-from explainers.running.commands import next_command
+from explainers.running import program
+from explainers.running.folder import relative, run_dir
+from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
-from explainers.running.processes import answer_signals, locked
-from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of, read_json
+from explainers.running.next_command import next_command
+from explainers.running.processes import check_number_of_images, launch
+from explainers.running.record import read_json, start_record
+from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
+from explainers.running.trainer import build_all, build_trainer, seed_all
 from explainers.saved.files import write_atomically
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -25,74 +30,93 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
-    keys.check_keys(cfg, CONFIGS / "train.yaml")
-    messages.check_types(cfg, seed=int, fit=bool, test=bool)
-    folder, start = runs.run_dir(), time.monotonic()
+    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool)
+    folder, start = run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
-    steps, metrics = progress_of(checkpoint)
+    step, metrics = progress_of(checkpoint)
     metrics |= read_json(folder / "metrics.json")
-    runs.seed_all(cfg.seed)
-    data = images = instantiate(cfg.data)
-    if cfg.get("cache") is not None:
-        data = instantiate(cfg.cache, data)
-    data.setup("fit")  # missing images show before weights are fetched and other processes started
-    runs.check_number_of_images(cfg.trainer, images, "val")
-    runs.start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
-    if runs.launch(cfg.trainer):
+    seed_all(cfg.seed)
+    images = instantiate(cfg.data)
+    data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
+    data.setup("fit")  # missing images are reported before weights are fetched and other processes started
+    check_number_of_images(cfg.trainer, images, "val")
+    start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
+    if launch(cfg.trainer):
         return read_json(folder / "metrics.json").get(cfg.objective)
     module = instantiate(cfg.get("module") or cfg.explainer)
-    if cfg.fit or checkpoint is None:
-        forget_later_rows(folder, steps)
-        trainer = build_trainer(cfg, runs.build_all(cfg.get("logger")), steps)
-    else:  # the history of a run that is only measured stays as it is
-        trainer = build_trainer(cfg, [], steps)
-    if cfg.fit:
-        trainer.fit(module, data, ckpt_path=checkpoint)
-    else:
-        trainer.validate(module, data, ckpt_path=checkpoint, verbose=False)
-    # A run that was complete measures nothing new
-    metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
-    if cfg.test:
-        trainer.test(module, data, verbose=False)
-        metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
+    trainer = trainer_of(cfg, checkpoint, step)
+    metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
     untrained = not cfg.fit and is_overridden("training_step", module)
     exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
     if exports:
         module.export(folder)
-    runs.summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
+    summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
     if exports:
         choices = HydraConfig.get().runtime.choices
-        print("next:", next_command(cfg, choices, runs.relative(folder), getattr(images, "classes", ())))
+        print("next:", next_command(cfg, choices, relative(folder), getattr(images, "classes", ())))
     return metrics.get(cfg.objective)
 
 
-def build_trainer(cfg: DictConfig, loggers: list[Logger], step: int) -> Trainer:
-    """Build the trainer of a run that goes on from a step, and log the config."""
-    callbacks = [SharedRun(runs.run_dir(), step), *runs.build_all(cfg.get("callbacks"))]
-    trainer = runs.build_trainer(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
+def trainer_of(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:
+    """Build the trainer of a run that starts, or resumes from a checkpoint of a step; its loggers record the config."""
+    loggers = []
+    if cfg.fit or checkpoint is None:  # the history of a run that is only measured stays as it is
+        forget_later_rows(run_dir(), step)
+        loggers = build_all(cfg.get("logger"))
+    callbacks = [SharedRun(run_dir(), step), *build_all(cfg.get("callbacks"))]
+    trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     for logger in trainer.loggers:
         logger.log_hyperparams(settings)
     return trainer
 
 
+def fit_and_measure(
+    cfg: DictConfig, trainer: Trainer, module: Any, data: Any, checkpoint: Path | None
+) -> dict[str, float]:
+    """Fit or only validate, then test where the config asks for it; returns the metrics, none for a complete run."""
+    if cfg.fit:
+        trainer.fit(module, data, ckpt_path=checkpoint)
+    else:
+        trainer.validate(module, data, ckpt_path=checkpoint, verbose=False)
+    metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    if cfg.test:
+        trainer.test(module, data, verbose=False)
+        metrics |= {name: value.item() for name, value in trainer.callback_metrics.items()}
+    return metrics
+
+
 def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
-    """What a run of a trainable module without training has measured."""
+    """Say what was measured by a run of a trainable module that was not trained."""
     if checkpoint is not None:
-        return f"measured {runs.relative(checkpoint)}"
+        return f"measured {relative(checkpoint)}"
     weights = (cfg.get("module") or cfg.explainer).get("weights")
     what = weights or "an untrained network (fit=false without ckpt_path)"
     return f"measured {what}, nothing exported"
 
 
+@rank_zero_only
+def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float, note: str = "") -> None:
+    """Print one line: what a run did, its metrics, its duration and its folder.
+
+    Args:
+        cfg: the config of the run.
+        metrics: name → value.
+        seconds: duration.
+        note: a remark on the metrics.
+    """
+    shown = {name: metrics[name] for name in (cfg.objective, "val/accuracy") if name in metrics}
+    values = ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
+    line = "; ".join(part for part in (values, note, f"{seconds:.0f} s, {relative(run_dir())}") if part)
+    print(f"{cfg.title or cfg.name}: {line}")
+
+
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")
 def main(cfg: DictConfig) -> float | None:
-    runs.quiet_libraries()
-    answer_signals()
-    with messages.errors_in_one_line(), locked(runs.run_dir()):
+    with program.command():
         return train(cfg)
 
 
 if __name__ == "__main__":
-    messages.start(main, CONFIGS)
+    program.start(main, CONFIGS)

@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules of this folder that are not installed
 
-from explainers.running.runs import versions
+from explainers.saved.records import versions
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 METHODS = {

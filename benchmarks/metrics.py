@@ -45,7 +45,7 @@ from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
 from explainers.metrics.perturbation import PerturbationCurves
-from explainers.running.runs import versions
+from explainers.saved.records import versions
 from explainers.share.adapters import to_pixels
 from explainers.target import TargetModel
 

@@ -44,7 +44,7 @@ from explainers import posthoc
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.decomposition import contribution_norms
-from explainers.running.runs import versions
+from explainers.saved.records import versions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths

@@ -65,12 +65,12 @@ def one_thread():
 
 
 def train(*overrides, folder):
-    with one_thread(), training.messages.errors_in_one_line():
+    with one_thread(), training.program.errors_in_one_line():
         return training.train(composed(*overrides, folder=folder))
 
 
 def evaluate(*overrides, folder):
-    with one_thread(), evaluation.messages.errors_in_one_line():
+    with one_thread(), evaluation.program.errors_in_one_line():
         evaluation.evaluate(composed(*overrides, folder=folder, config="eval"))
 
 

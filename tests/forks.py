@@ -13,14 +13,14 @@ from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed import run as torchrun
 
-from explainers.running import processes, runs
+from explainers.running import processes, record
 
 FORK = multiprocessing.get_context("fork")
 
 
 def ask_no_gpu():
     """For a fork, which cannot start CUDA where its parent has: to ask a GPU for its name would do so."""
-    runs.devices = list
+    record.devices = list
 
 
 def run_program(program, *overrides, folder):

@@ -1,19 +1,39 @@
-"""Keys of a config that nothing reads: they are misspelt."""
+"""Checks of a config before anything is built from it: its keys, and the types of their values."""
 
+import inspect
 import re
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
 from explainers.running.messages import meant
+from explainers.running.trainer import check_precision
 
 OF_PARTS = ("blocks", "direct", "evaluation", "grid")
 """Keys at the top of a config that groups set for others, even where the others do not read them."""
 
 OF_TASKS = ("data", "target", "explainers")
+
+
+def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
+    """Raise an InputError for a setting that nothing reads, or that has a wrong type, or for an unknown precision.
+
+    Args:
+        cfg: the config of a run.
+        program: the config file of its program, which has the keys that the program reads.
+        own: key → type of the settings that the program itself reads.
+    """
+    check_keys(cfg, program)
+    check_types(cfg, **own)
+    check_precision(cfg.trainer.precision)
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:
@@ -45,3 +65,64 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
         if name and isinstance(file := OmegaConf.select(cfg, name), str):
             folder = f"configs/{group.partition('@')[0]}"
             raise InputError(f"expected {group}={file}, which names a file in {folder}, got {name}={file}")
+
+
+def check_types(node: Any, **own: type) -> None:
+    """Raise an InputError for the first setting of another type than the argument of its `_target_` has.
+
+    Only numbers, texts, truth values and lists of them are compared.
+
+    Args:
+        node: a config, or a part of one.
+        own: name → type of settings that the program itself reads from it.
+
+    >>> check_types(DictConfig({"data": {"_target_": "datamodules.digits.DigitImages", "batch_size": "eight"}}))
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
+    """
+    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing() or node._is_interpolation():
+        return
+    hints, defaults = _arguments(str(node._target_)) if "_target_" in node else (own, {})
+    for name, hint in hints.items():
+        if name not in node or OmegaConf.is_missing(node, name) or isinstance(node[name], DictConfig):
+            continue
+        value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
+        if not _fits(value, hint) and (value is not None or defaults.get(name, value) is not None):
+            kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
+            kind = kind.replace("Sequence[", "list[").replace("None", "null")
+            raise InputError(f"expected {node._get_full_key(name)} of type {kind}, got {value!r}")
+    for part in map(node._get_node, node):
+        check_types(part)
+
+
+@cache
+def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Type hints and default values of the arguments of what a `_target_` names; none where they cannot be read."""
+    try:
+        found: Any = get_object(target)
+        function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
+        signature = inspect.signature(function)
+        hints = get_type_hints(function)
+    except (ImportError, NameError, TypeError, ValueError, HydraException):
+        return {}, {}  # building it tells why
+    return (
+        {name: hint for name, hint in hints.items() if name in signature.parameters},
+        {name: parameter.default for name, parameter in signature.parameters.items()},
+    )
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of a config is of a type; True for a type that is not compared.
+
+    >>> _fits(3, int | None), _fits(3, float), _fits(True, int), _fits([1, "a"], Sequence[int]), _fits("x", Path)
+    (True, True, False, False, True)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin in (list, Sequence):
+        chosen = get_origin(inner[0]) is Literal  # compared by `checks_choices`, which lists them
+        return chosen or (isinstance(value, list) and all(_fits(item, inner[0]) for item in value))
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    return isinstance(value, hint) if hint in (bool, str, type(None)) else True

@@ -1,23 +1,16 @@
-"""One line for what a user got wrong: a command, a config, or what a disk allows."""
+"""The line that a user reads for a mistake: in a command, in a config, or on a disk."""
 
 import difflib
 import errno
-import inspect
 import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
+from hydra.errors import InstantiationException, MissingConfigException
 from hydra.errors import OverrideParseException as ParseException
-from hydra.types import RunMode
-from hydra.utils import get_object
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -32,52 +25,6 @@ OF_THE_DISK = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
 }
 """Error number of the operating system → what a user can do."""
-
-TRACEBACK = "HYDRA_FULL_ERROR"
-"""Environment variable with which a user asks for tracebacks: 1."""
-
-COMPOSING = "EXPLAINERS_COMPOSING"
-"""Environment variable that says that `start` has set `TRACEBACK`; jobs that SLURM starts later inherit both."""
-
-MISTAKES = (InputError, InstantiationException, MisconfigurationException, OmegaConfBaseException, OSError)
-
-
-def start(program: Callable[[], Any], configs: Path) -> None:
-    """Run a program of `hydra.main`; mistakes in its command end it with one line, before anything else is done.
-
-    Args:
-        program: the decorated function.
-        configs: folder of the config files.
-    """
-    if os.environ.get(TRACEBACK) == "1" and COMPOSING not in os.environ:
-        program()
-        return
-    os.environ[TRACEBACK] = os.environ[COMPOSING] = "1"  # Hydra raises its errors then, instead of printing them
-    try:
-        check_program(sys.argv, configs)
-        program()
-    except (InputError, ConfigCompositionException, ParseException) as error:
-        sys.exit(f"error: {of_the_command(error, configs)}")
-    except ValueError as error:  # of a group, in Hydra's list of defaults
-        if "Config group override must be" not in str(error):
-            raise
-        groups = {path.name for path in configs.iterdir() if path.is_dir()}
-        named = [word for word in sys.argv if re.fullmatch(rf"({'|'.join(groups)})=(null|None)?", word)]
-        sys.exit(
-            f"error: expected a file for a group, got {' '.join(named)}: leave the group out with ~, as in ~callbacks"
-        )
-
-
-def check_program(command: list[str], configs: Path) -> None:
-    """Raise an InputError if the command names an experiment of another program."""
-    own = Path(command[0]).name
-    for name in (word.partition("=")[2] for word in command[1:] if word.startswith("experiment=")):
-        path = configs / "experiment" / f"{name}.yaml"
-        found = re.search(r"^# Command: python (\S+\.py)", path.read_text(), re.MULTILINE) if path.is_file() else None
-        if found and own != found[1]:
-            raise InputError(
-                f"expected an experiment of {own}, got {name}, one of {found[1]}: python {found[1]} experiment={name}"
-            )
 
 
 def of_the_command(error: Exception, configs: Path) -> str:
@@ -141,85 +88,6 @@ def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> st
     near, far = (difflib.get_close_matches(name, known, 3, likeness) for likeness in (0.7, 0.5))
     close = near or list(others)[:3] or far
     return f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
-
-
-def check_types(node: Any, **own: type) -> None:
-    """Raise an InputError for the first setting of another type than the argument of its `_target_` has.
-
-    Only numbers, texts, truth values and lists of them are compared.
-
-    Args:
-        node: a config, or a part of one.
-        own: name → type of settings that the program itself reads from it.
-
-    >>> check_types(DictConfig({"data": {"_target_": "datamodules.digits.DigitImages", "batch_size": "eight"}}))
-    Traceback (most recent call last):
-    explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
-    """
-    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing() or node._is_interpolation():
-        return
-    hints, defaults = _arguments(str(node._target_)) if "_target_" in node else (own, {})
-    for name, hint in hints.items():
-        if name not in node or OmegaConf.is_missing(node, name) or isinstance(node[name], DictConfig):
-            continue
-        value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
-        if not _fits(value, hint) and (value is not None or defaults.get(name, value) is not None):
-            kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
-            kind = kind.replace("Sequence[", "list[").replace("None", "null")
-            raise InputError(f"expected {node._get_full_key(name)} of type {kind}, got {value!r}")
-    for part in map(node._get_node, node):
-        check_types(part)
-
-
-@cache
-def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Type hints and default values of the arguments of what a `_target_` names; none where they cannot be read."""
-    try:
-        found: Any = get_object(target)
-        function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
-        signature = inspect.signature(function)
-        hints = get_type_hints(function)
-    except (ImportError, NameError, TypeError, ValueError, HydraException):
-        return {}, {}  # building it tells why
-    return (
-        {name: hint for name, hint in hints.items() if name in signature.parameters},
-        {name: parameter.default for name, parameter in signature.parameters.items()},
-    )
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of a config is of a type; True for a type that is not compared.
-
-    >>> _fits(3, int | None), _fits(3, float), _fits(True, int), _fits([1, "a"], Sequence[int]), _fits("x", Path)
-    (True, True, False, False, True)
-    """
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin in (list, Sequence):
-        chosen = get_origin(inner[0]) is Literal  # compared by `checks_choices`, which lists them
-        return chosen or (isinstance(value, list) and all(_fits(item, inner[0]) for item in value))
-    if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool)
-    return isinstance(value, hint) if hint in (bool, str, type(None)) else True
-
-
-@contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
-
-    Such errors are `InputError`s, config keys that are misspelt or missing, values that a constructor refuses, full
-    disks and missing permissions. All other errors keep their traceback, and so does every error of a sweep's job.
-    """
-    if os.environ.pop(COMPOSING, None):
-        os.environ.pop(TRACEBACK, None)
-    try:
-        yield
-    except (*MISTAKES, SafetensorError) as error:
-        message = of_the_run(error)
-        if message is None or os.environ.get(TRACEBACK) == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
-        sys.exit(f"error: {' '.join(message.split())}")
 
 
 def of_the_run(error: BaseException) -> str | None:

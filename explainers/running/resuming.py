@@ -1,27 +1,58 @@
-"""What a resumed run goes on with: its checkpoint, and the files that its folder and its models were read from."""
+"""What a killed run resumes from: a training from its checkpoint, an evaluation from what it has measured."""
 
+import glob
 import io
-import json
-import os
 import pickle
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from safetensors import SafetensorError, safe_open
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torchmetrics import Metric
 
 from explainers.errors import InputError
-from explainers.saved.files import atomic, file_hashes, shared_by_all
-from explainers.saved.records import leaves
+from explainers.evaluation.evaluation import Evaluation
+from explainers.report.pictures import Pictures
+from explainers.saved.files import atomic, file_name, shared_by_all
 
-MODELS = ("target", "explainer", "module")
-"""Config keys of models. Files of data are not hashed, because they may have many gigabytes."""
 
-DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_batches"), "data": ("batch_size",)}
-"""Config keys that divide the images of a step among machines, processes and batches."""
+def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
+    """The checkpoint to go on from: the run's last one by default, or the one that was asked for.
+
+    Args:
+        asked: path of a checkpoint; `last` for the run's last one, or `None` for that one if there is one.
+        last: path of the run's last checkpoint.
+
+    Raises:
+        InputError: if the one that was asked for is not there.
+    """
+    if asked is None:
+        return last if last.exists() else None
+    path = last if asked == "last" else Path(asked)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
+    return path
+
+
+def progress_of(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
+    """Number of training steps before a checkpoint, and the metrics at its time; 0 and none if there is no checkpoint.
+
+    Raises:
+        InputError: if the file is not a whole checkpoint of a run.
+    """
+    if checkpoint is None:
+        return 0, {}
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(saved["global_step"]), dict(saved.get("metrics", {}))
+    except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or something else: go on from another"
+            " checkpoint (ckpt_path=...), or delete it to start the run again"
+        ) from error
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -64,128 +95,94 @@ class SharedRun(Callback):
             )
 
 
-def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
-    """The checkpoint to go on from: the run's last one by default, or the one that was asked for.
+class UnfinishedTest(Callback):
+    """Saves the sums of all metrics and the pictures of an `Evaluation`, and continues from the file of a killed test.
+
+    Every process has a file of its own, which holds the number of its measured batches. It is read only if the settings
+    and the number of processes are the same.
 
     Args:
-        asked: path of a checkpoint; `last` for the run's last one, or `None` for that one if there is one.
-        last: path of the run's last checkpoint.
-
-    Raises:
-        InputError: if the one that was asked for is not there.
+        folder: folder of the files.
+        task: name of the task.
+        key: hash of everything that the numbers depend on.
+        seconds: time between two savings.
     """
-    if asked is None:
-        return last if last.exists() else None
-    path = last if asked == "last" else Path(asked)
-    if not path.is_file():
-        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
-    return path
+
+    def __init__(self, folder: Path, task: str, key: str, seconds: float = 60) -> None:
+        self.folder, self.task, self.key, self.seconds = folder, task, key, seconds
+        self.name = file_name(task)
+        self.saved = time.monotonic()
+        self.state: dict[str, Any] = {}
+        """What the last whole batch has left."""
+
+    def _path(self, trainer: Trainer) -> Path:
+        return self.folder / f"{self.name}_{trainer.global_rank}_of_{trainer.world_size}.pt"
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Continue from the file, if there is one of the same settings."""
+        if not isinstance(pl_module, Evaluation) or not self._path(trainer).exists():
+            return
+        state = torch.load(self._path(trainer), map_location="cpu", weights_only=True)
+        if state["key"] != self.key or state["metrics"].keys() != _metrics(pl_module).keys():  # of another version
+            return
+        for name, metric in _metrics(pl_module).items():
+            for part, value in state["metrics"][name].items():
+                setattr(metric, part, value.to(pl_module.device))  # pictures stay on the CPU
+            metric._update_count = state["updates"][name]
+        for pictures in _pictures(trainer):
+            pictures.rows = state["pictures"]
+        pl_module.batches = state["batches"]
+        print(f"{self.task}: goes on after {state['batches']} measured batches")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not isinstance(pl_module, Evaluation):
+            return
+        metrics = _metrics(pl_module)
+        self.state = {
+            "key": self.key,
+            "batches": pl_module.batches,
+            "metrics": {name: _copied(metric.metric_state) for name, metric in metrics.items()},
+            "updates": {name: metric._update_count for name, metric in metrics.items()},
+            "pictures": next((pictures.rows for pictures in _pictures(trainer)), {}),
+        }
+        if time.monotonic() - self.saved >= self.seconds:
+            self._save(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save all whole batches of a test that is told to end."""
+        if self.state and isinstance(exception, KeyboardInterrupt | SystemExit):
+            self._save(trainer)
+            print(f"{self.task}: saved {self.state['batches']} of {sum(trainer.num_test_batches)} measured batches")
+
+    def _save(self, trainer: Trainer) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic(self._path(trainer)) as unfinished:
+            torch.save(self.state, unfinished)
+        self.saved = time.monotonic()
+
+    @rank_zero_only
+    def remove(self) -> None:
+        """Delete the files of all processes."""
+        for path in self.folder.glob(f"{glob.escape(self.name)}_*_of_*.pt"):
+            path.unlink(missing_ok=True)
 
 
-def progress_of(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
-    """Number of training steps before a checkpoint, and the metrics at its time; 0 and none if there is no checkpoint.
-
-    Raises:
-        InputError: if the file is not a whole checkpoint of a run.
-    """
-    if checkpoint is None:
-        return 0, {}
-    try:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        return int(saved["global_step"]), dict(saved.get("metrics", {}))
-    except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or something else: go on from another"
-            " checkpoint (ckpt_path=...), or delete it to start the run again"
-        ) from error
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Sums that the next batch, which may not end, does not change."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else list(value) for name, value in state.items()}
 
 
-def images_per_step(config: Mapping[str, Any], processes: int) -> int | None:
-    """Images of one step of the optimiser, of all processes together; `None` if the config has no batch size.
-
-    >>> images_per_step({"data": {"batch_size": 8}, "trainer": {"num_nodes": 2, "accumulate_grad_batches": 3}}, 4)
-    192
-
-    Args:
-        config: resolved config, in nested dicts and lists.
-        processes: number of processes of each machine.
-    """
-    size, trainer = (config.get("data") or {}).get("batch_size"), config.get("trainer") or {}
-    return size and size * processes * trainer.get("num_nodes", 1) * trainer.get("accumulate_grad_batches", 1)
+def _metrics(module: LightningModule) -> dict[str, Any]:
+    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
 
 
-def divided_as(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The config `now`, whose steps are divided as those of `earlier`."""
-    taken = {group: {key: (earlier.get(group) or {}).get(key) for key in keys} for group, keys in DIVISION.items()}
-    return dict(now) | {group: now[group] | keys for group, keys in taken.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that a run has written to its folder; empty if there is none.
-
-    Raises:
-        InputError: if the file is damaged.
-    """
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected what a run has written there, got a damaged file: delete it to go on")
-    return content
-
-
-def check_model_files(config: Any) -> None:
-    """Raise an InputError for a file of weights that is missing or damaged, because timm does not name it.
-
-    Args:
-        config: resolved config, in nested dicts and lists.
-    """
-    for key, path in leaves(config):
-        if key.endswith("checkpoint_path") and path and not os.path.isfile(path):
-            raise InputError(f"no model at {path}: train it first with train.py, or correct checkpoint_path")
-        if isinstance(path, str) and path.endswith(".safetensors") and os.path.isfile(path):
-            try:
-                with safe_open(path, "pt"):
-                    pass
-            except SafetensorError as error:
-                raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error
-
-
-def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:
-    """Dotted config key → `path` and `sha256` of every file that a model of the config is read from.
-
-    >>> config = {"explainer": {"weights": __file__, "hops": [1]}, "data": {"root": __file__}}
-    >>> files = model_files(config, Path("runs/tve"))
-    >>> list(files), Path(files["explainer.weights"]["path"]).name
-    (['explainer.weights'], 'resuming.py')
-
-    Args:
-        config: resolved config, in nested dicts and lists.
-        folder: the run's folder, whose own files are left out, because the run changes them.
-    """
-    own = folder.resolve()
-
-    def read_by_a_model(node: Any) -> bool:
-        return isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own)
-
-    models = {name: config.get(name) for name in MODELS}
-    found = {key: path for key, path in leaves(models) if read_by_a_model(path)}
-    hashes = file_hashes(list(found.values()))
-    return {key: {"path": path, "sha256": value} for (key, path), value in zip(found.items(), hashes, strict=True)}
-
-
-def replaced_file(earlier: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Describe the first file with other contents as `key: path (hash → hash)`; None if there is none.
-
-    Args:
-        earlier: `model_files` of the run when it began.
-        now: `model_files` of the run when it goes on.
-    """
-    for key, file in now.items():
-        before, after = earlier.get(key, file)["sha256"], file["sha256"]
-        if before != after:
-            return f"{key}: {file['path']} (SHA-256 {before[:12]} → {after[:12]})"
-    return None
+def _pictures(trainer: Any) -> list[Pictures]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, Pictures)]

@@ -9,7 +9,8 @@ from test_configs import EXPERIMENTS, program
 from test_errors import DIGITS_EVALUATION, error
 
 from explainers.errors import InputError
-from explainers.running import messages
+from explainers.running import keys
+from explainers.running import program as programs
 
 TRAINING = ("target=tiny", "data=digits", "explainers@explainer=tve", "logger=csv", "callbacks=train")
 COMMANDS = {
@@ -43,11 +44,11 @@ def test_a_command_that_cannot_be_composed_says_what_was_meant_in_one_line(name,
             compose(name, ["target=tiny", override])
 
     monkeypatch.setattr(sys, "argv", [f"/somewhere/{name}.py", "target=tiny", override])
-    monkeypatch.delenv(messages.TRACEBACK, raising=False)
+    monkeypatch.delenv(programs.TRACEBACK, raising=False)
     with monkeypatch.context() as own, pytest.raises(SystemExit) as ending:
-        own.setenv(messages.COMPOSING, "")  # restored afterwards
-        own.setenv(messages.TRACEBACK, "")
-        messages.start(main, ROOT / "configs")
+        own.setenv(programs.COMPOSING, "")  # restored afterwards
+        own.setenv(programs.TRACEBACK, "")
+        programs.start(main, ROOT / "configs")
     line = ending.value.code
     assert line.startswith("error: ") and "\n" not in line and COMMANDS[name, override] in line
 
@@ -89,13 +90,13 @@ def test_a_command_with_a_value_that_cannot_be_says_what_was_expected_in_one_lin
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_value_of_an_experiment_has_the_type_of_its_argument(experiment, tmp_path):
-    messages.check_types(composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment)))
+    keys.check_types(composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment)))
 
 
 def test_the_traceback_of_hydras_own_errors_can_be_asked_for(monkeypatch):
     def main():
         raise InputError("mistake")
 
-    monkeypatch.setenv(messages.TRACEBACK, "1")
+    monkeypatch.setenv(programs.TRACEBACK, "1")
     with pytest.raises(InputError):
-        messages.start(main, ROOT / "configs")
+        programs.start(main, ROOT / "configs")

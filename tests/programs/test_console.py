@@ -12,6 +12,7 @@ from commands import DIGITS, NO_FIGURES, QUIET, SMALL_DIGITS, TINY_RUN, TVE_RUN,
 from lightning import Trainer
 from lightning.fabric.accelerators.mps import MPSAccelerator as FabricMPS
 from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 from toys import ADAM, LIGHT, SILENT, fit
@@ -23,8 +24,8 @@ from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
 from explainers.progress import Lines
-from explainers.running import runs
-from explainers.running.processes import accelerator_of
+from explainers.running import program
+from explainers.running.trainer import accelerator_of, build_trainer, fastest_precision
 from explainers.saved.files import file_hashes
 from explainers.tve import TVE
 
@@ -155,7 +156,7 @@ def test_bf16_is_for_hardware_that_computes_it(accelerator, cuda, features, prec
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
-    assert runs.fastest_precision(accelerator) == precision
+    assert fastest_precision(accelerator) == precision
     cfg = composed("target=tiny", f"trainer.accelerator={accelerator}", folder=tmp_path)
     assert OmegaConf.to_container(cfg.trainer, resolve=True)["precision"] == precision
 
@@ -176,7 +177,7 @@ def mac(monkeypatch):
 def test_a_mac_computes_on_its_cpu_and_says_so_once(mac, tmp_path, capsys):
     cfg = composed("target=tiny", "trainer.precision=32-true", folder=tmp_path)
     for _ in range(2):
-        trainer = runs.build_trainer(cfg.trainer, callbacks=[], logger=[])
+        trainer = build_trainer(cfg.trainer, callbacks=[], logger=[])
         assert isinstance(trainer.accelerator, CPUAccelerator)
     said = "computing on the CPU, because Apple's GPU (MPS) has no float64, in which metrics are summed"
     assert capsys.readouterr().out.splitlines() == [said]
@@ -224,10 +225,10 @@ def test_a_test_has_a_bar_over_its_batches(target, grid, images):
     ],
 )
 def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown, monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", runs.with_place)
+    monkeypatch.setattr(warnings, "formatwarning", program.with_place)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        runs.quiet_libraries()
+        program.quiet_libraries()
         warnings.warn(message, FutureWarning, stacklevel=1)
     assert [str(each.message) for each in warned] == [message] * shown
 
@@ -236,13 +237,13 @@ def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message
     ("inherited", "rank", "said"), [("", 0, True), ("/run", 0, False), ("", 1, False)], ids=["parent", "child", "srun"]
 )
 def test_a_warning_is_one_line_and_what_all_processes_know_is_said_once(inherited, rank, said, monkeypatch):
-    monkeypatch.setattr(runs.rank_zero_only, "rank", rank, raising=False)
-    monkeypatch.setattr(warnings, "formatwarning", runs.with_place)
+    monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
+    monkeypatch.setattr(warnings, "formatwarning", program.with_place)
     if inherited:
-        monkeypatch.setenv(runs.LOCKED, inherited)
+        monkeypatch.setenv(program.LOCKED, inherited)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        runs.quiet_libraries()
+        program.quiet_libraries()
         for message in ("left out: 2 files (a.txt, b.txt) that Pillow does not read", "left out: c.jpg is broken"):
             warnings.warn(message, UserWarning, stacklevel=1)
         warnings.warn("an own function is deprecated", FutureWarning, stacklevel=1)

@@ -10,7 +10,7 @@ from forks import forked
 from hydra.errors import InstantiationException
 from safetensors import SafetensorError
 
-from explainers.running import messages, runs
+from explainers.running import program
 
 RUN = (*TVE_RUN, *DIGITS)
 
@@ -29,7 +29,7 @@ RUN = (*TVE_RUN, *DIGITS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_what_the_disk_refuses_is_named_in_one_line(mistake, place, told, wrapped, tmp_path):
     composed(*TVE_RUN, folder=tmp_path)
-    with pytest.raises(SystemExit) as ending, messages.errors_in_one_line():
+    with pytest.raises(SystemExit) as ending, program.errors_in_one_line():
         if wrapped:
             raise InstantiationException("Error in call to target") from mistake
         raise mistake
@@ -40,20 +40,20 @@ def test_what_the_disk_refuses_is_named_in_one_line(mistake, place, told, wrappe
 def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
     composed(*TVE_RUN, folder=tmp_path)
     for mistake in (FileNotFoundError(errno.ENOENT, "none", "/x"), OSError("odd"), SafetensorError("header too small")):
-        with pytest.raises(type(mistake)), messages.errors_in_one_line():
+        with pytest.raises(type(mistake)), program.errors_in_one_line():
             raise mistake
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(tmp_path, monkeypatch):
     """A limit of the size of files stands for the full disk."""
-    quiet, folder = runs.quiet_libraries, tmp_path / "run"
+    quiet, folder = program.quiet_libraries, tmp_path / "run"
 
     def limited():
         quiet()
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    monkeypatch.setattr(runs, "quiet_libraries", limited)
+    monkeypatch.setattr(program, "quiet_libraries", limited)
     with forked("train.py", *RUN, folder=folder) as process:
         process.join(120)
     output = Path(f"{folder}.log").read_text()

@@ -14,7 +14,7 @@ from hydra.errors import MissingConfigException
 from safetensors.torch import save_file
 
 from explainers.errors import InputError
-from explainers.running import messages
+from explainers.running import program
 
 EVALUATION = ("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", *QUIET)
 DIGITS_EVALUATION = ("tasks=[digits]", "target=tiny", "evaluation.levels=3", *QUIET)
@@ -173,7 +173,7 @@ def test_to_go_on_needs_something_to_go_on_from(tmp_path):
 def test_an_error_in_the_code_keeps_its_traceback(tmp_path):
     composed(*TVE_RUN, folder=tmp_path)
     for mistake in (RuntimeError("shapes"), TypeError("unsupported operand"), KeyError("embedding")):
-        with pytest.raises(type(mistake)), messages.errors_in_one_line():
+        with pytest.raises(type(mistake)), program.errors_in_one_line():
             raise mistake
 
 

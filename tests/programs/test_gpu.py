@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from test_mid_epoch import TORCH, killed, results
 
 from explainers import posthoc
-from explainers.running.runs import fastest_precision
+from explainers.running.trainer import fastest_precision
 
 pytestmark = [
     pytest.mark.gpu,

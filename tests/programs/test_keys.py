@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 import eval as evaluation
 import train as training
-from explainers.running import messages, runs
+from explainers.running import trainer
 
 ALL = "chance,anyhead,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley,vit_shapley_general"
 FILES = ("figures.passes.passes={a:1}", "figures.passes.one=[b]")
@@ -140,19 +140,22 @@ def build(tmp_path, monkeypatch):
     def build(program, cfg, checks=True):
         trace = Trace()
         with monkeypatch.context() as patch:
-            for module in (training, evaluation, runs):
+            for module in (training, evaluation, trainer):
                 patch.setattr(module, "instantiate", trace)
             patch.setattr(evaluation.posthoc, "build_all", lambda methods, *_: trace.built.append(str(methods)) or {})
             patch.setattr(evaluation, "publish_results", lambda *args: trace.built.append(str([args[1], args[3]])))
             for name, result in (("launch", False), ("start_record", None), ("check_number_of_images", None)):
-                patch.setattr(runs, name, lambda *_, result=result, **__: result)
-            patch.setattr(runs, "seed_all", lambda seed: trace.built.append(seed))
-            patch.setattr(runs, "accelerator_of", lambda accelerator: accelerator)
+                for module in (training, evaluation):
+                    patch.setattr(module, name, lambda *_, result=result, **__: result)
+            for module in (training, evaluation):
+                patch.setattr(module, "seed_all", lambda seed: trace.built.append(seed))
+            patch.setattr(trainer, "accelerator_of", lambda accelerator: accelerator)
             patch.setattr(training, "is_overridden", lambda *_: True)
-            patch.setattr(evaluation, "number_of_processes", lambda _: 1)
+            patch.setattr(evaluation, "total_processes", lambda _: 1)
             patch.setattr(evaluation, "tell_corrupt", lambda *_: None)
             if not checks:
-                patch.setattr(messages, "check_types", lambda *_, **__: None)
+                patch.setattr("explainers.running.keys.check_types", lambda *_, **__: None)
+                patch.setattr("explainers.running.keys.check_precision", lambda _: None)
             out = io.StringIO()
             try:
                 with contextlib.redirect_stdout(out):

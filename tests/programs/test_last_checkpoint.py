@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from callbacks.last_checkpoint import LastCheckpoint
 from explainers.errors import InputError
-from explainers.running.processes import ignore_lightnings_signals
+from explainers.running.signals import ignore_lightnings_signals
 
 EPOCHS, STEPS = 2, 4
 
@@ -86,7 +86,7 @@ def test_a_signal_ends_the_run_after_its_step(number, tmp_path, capsys):
         fit(tmp_path, step=5, action=lambda: os.kill(os.getpid(), number))
     assert ending.value.code == 128 + number and signal.getsignal(number) == before
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 6
-    assert capsys.readouterr().out == f"{number.name}: saved step 6, from which the same command goes on\n"
+    assert capsys.readouterr().out == f"{number.name}: saved step 6, from which the same command resumes\n"
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, capfd):
@@ -97,7 +97,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, capfd):
     process.start()
     process.join(60)
     assert process.exitcode == 128 + signal.SIGINT and not (tmp_path / "last.ckpt").exists()
-    assert capfd.readouterr().err.count("SIGINT: saves after this step; Ctrl-C again ends at once") == 1
+    assert capfd.readouterr().err.count("SIGINT: saving after this step; Ctrl-C again ends at once") == 1
 
 
 def test_a_signal_in_the_last_step_of_an_epoch_ends_the_run_after_the_epoch(tmp_path):

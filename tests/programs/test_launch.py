@@ -10,7 +10,7 @@ from forks import FORK, forked
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from explainers.running import processes, runs
+from explainers.running import processes, record
 
 TWO = ("trainer.devices=2", "data.size.train=16", *QUIET)
 
@@ -31,7 +31,7 @@ def configs(tmp_path):
     return folder
 
 
-def record(cfg, folder, go_on):
+def keep(cfg, folder, go_on):
     """Instead of a training: keep the config."""
     (folder / "child.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
     (folder / "metrics.json").write_text("{}")
@@ -41,7 +41,7 @@ def record(cfg, folder, go_on):
 def child(program, *arguments):
     """One of the processes that torchrun starts."""
     os.environ["LOCAL_RANK"] = "0"
-    runs.start_record = record
+    record.start_record = keep
     GlobalHydra.instance().clear()  # of the process that this one is a fork of
     sys.argv = [program, *arguments]
     runpy.run_path(program, run_name="__main__")
@@ -111,10 +111,9 @@ def test_overrides_of_hydra_reach_the_processes_except_those_of_the_sweep_and_th
     dropped = ["hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=1", "hydra/sweeper=basic", "hydra/launcher=basic"]
     commands = []
     monkeypatch.setattr(processes, "torchrun", lambda count, program: commands.append(program) or 0)
-    monkeypatch.setattr(runs, "torchrun", processes.torchrun)
     folder = tmp_path / "it's here"
     composed("seed=5", *passed, *dropped, folder=folder)
-    assert runs.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
+    assert processes.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
     ((_, *arguments),) = commands
     assert {*passed, "seed=5", "hydra.mode=RUN"} <= set(arguments) and not {*dropped} & set(arguments)
     assert arguments[-1] == "hydra.run.dir='" + str(folder).replace("'", r"\'") + "'"

@@ -10,8 +10,8 @@ from forks import FORK, forked
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
-from explainers.running import processes
-from explainers.running.processes import locked
+from explainers.running import folder as run_folder
+from explainers.running.folder import locked
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
@@ -51,7 +51,7 @@ def free(folder):
 
 def test_a_second_command_is_told_who_has_the_folder(held, monkeypatch):
     folder, process = held
-    monkeypatch.setattr(processes.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(run_folder.socket, "gethostname", lambda: "elsewhere")
     told = rf"{folder} is in use by process {process.pid} on \S+: wait until .*name=\.\.\."
     with pytest.raises(InputError, match=told) as raised, locked(folder):
         pass
@@ -76,11 +76,11 @@ def test_processes_that_the_holder_starts_work_under_its_lock_and_do_not_end_it(
         stranger.start()
         stranger.join()
         assert stranger.exitcode != 0
-    assert free(tmp_path) and processes.LOCKED not in os.environ
+    assert free(tmp_path) and run_folder.LOCKED not in os.environ
 
 
 def hold_as_stranger(folder):
-    del os.environ[processes.LOCKED]
+    del os.environ[run_folder.LOCKED]
     hold(folder, 0.0)
 
 

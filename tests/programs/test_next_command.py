@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from explainers.running.commands import next_command
+from explainers.running.next_command import next_command
 
 FOLDER = Path("runs/x=1")  # of a sweep's job
 

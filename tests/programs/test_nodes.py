@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from test_processes import losses
 
 from explainers.errors import InputError
-from explainers.running import processes, runs
+from explainers.running import processes
 from explainers.running.resuming import progress_of
 
 RUN = (
@@ -207,7 +207,7 @@ def test_a_process_that_was_started_as_one_of_many_starts_no_others(environment,
     monkeypatch.setattr(processes.subprocess, "Popen", lambda *_, **__: pytest.fail("started another process"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert not runs.launch(OmegaConf.create({"devices": count, "precision": "32-true"}))
+    assert not processes.launch(OmegaConf.create({"devices": count, "precision": "32-true"}))
 
 
 @pytest.mark.slow

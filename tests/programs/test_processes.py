@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from explainers.report.pictures import read_pictures
-from explainers.running import processes, runs
+from explainers.running import processes
 from explainers.running.resuming import progress_of
 from explainers.saved.files import file_name
 
@@ -175,7 +175,7 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Failed())
     composed(*RUN, f"hydra.mode={mode}", "hydra.job.num=0", folder=tmp_path)
     with pytest.raises(ending) as raised:
-        runs.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
+        processes.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
     assert mode == "MULTIRUN" or raised.value.code == 3
 
 
@@ -192,7 +192,7 @@ def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_pa
         wait_for(lambda: not command.left(), 20, "torchrun had to kill its processes")  # which it does after 30 s
     finally:
         ending = command.ending(0)
-    saved = re.search(r"SIGTERM: saved step (\d+), from which the same command goes on", ending.output)
+    saved = re.search(r"SIGTERM: saved step (\d+), from which the same command resumes", ending.output)
     assert ending.code not in (0, None) and saved and int(saved[1]) == progress_of(checkpoint)[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from commands import DIGITS, NO_PICTURES, QUIET, TVE_RUN, csv_rows, train
 
-from explainers.running.resuming import model_files
+from explainers.running.record import model_files
 
 RUN = (*TVE_RUN, *DIGITS, "trainer.log_every_n_steps=1")
 HISTORY = "csv/version_0/metrics.csv"

@@ -12,7 +12,7 @@ from forks import FORK
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
-from explainers.running import processes
+from explainers.running import processes, signals
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 
@@ -28,8 +28,8 @@ def ending(work, *arguments):
 def command(number, again=False):
     """A command that gets a signal, and maybe SIGINT while it ends."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ[processes.LOCKED] = "runs/x"
-    processes.answer_signals()
+    os.environ[signals.LOCKED] = "runs/x"
+    signals.answer_signals()
     try:
         os.kill(os.getpid(), number)
     finally:
@@ -40,7 +40,7 @@ def command(number, again=False):
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_command_says_how_to_go_on_and_ends(number, capfd):
     assert ending(command, number) == 128 + number
-    told = f"{number.name}: stopped; the same command goes on with what is saved in runs/x\n"
+    told = f"{number.name}: stopped; the same command resumes from what is saved in runs/x\n"
     assert capfd.readouterr().err == told
 
 
@@ -51,7 +51,7 @@ def test_a_second_ctrl_c_ends_it_at_once():
 def launch(number, popen):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     processes.subprocess.Popen = popen
-    processes.answer_signals()
+    signals.answer_signals()
     processes.torchrun(2, ["train.py"])
 
 
@@ -89,8 +89,8 @@ def rank(number, **told):
     for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
         signal.signal(each, handler)
     os.environ.update(told)
-    processes.rank_zero_only.rank = 1
-    processes.answer_signals()
+    signals.rank_zero_only.rank = 1
+    signals.answer_signals()
     os.kill(os.getpid(), number)
 
 

@@ -1,4 +1,4 @@
-"""Commands: the one that another process of a run is started with, and the one that follows a training."""
+"""The command that follows a training: its last line names it."""
 
 import re
 import shlex
@@ -17,9 +17,6 @@ from explainers.shapley.shapley import TRAINING as OF_SHAPLEY
 from explainers.training.training_module import INITIAL_WEIGHTS
 from explainers.tve.tve import TRAINING as OF_TVE
 
-OF_SWEEPS_AND_FOLDERS = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")
-"""Beginnings of the overrides of Hydra's own config that a process of one run does not need."""
-
 TASKS = ("cats_vs_dogs", "cifar10", "cifar100", "digits", "folder", "imagenette", "mura")
 """Files of configs/data, with classes, that have a file of configs/tasks."""
 
@@ -32,30 +29,6 @@ OF_LEARNING = {"target", "grid", *OF_TVE, *OF_ANYHEAD, *OF_SHAPLEY, *INITIAL_WEI
 PHOTOS = ["experiment=explain", "data.root=photos/"]
 ANY_MODEL = "methods=[IntegratedGradients]"
 SELF_EXPLAINER = "explainers=[chance,self_explainer]"
-
-
-def arguments(config: Any, folder: Path) -> list[str]:
-    """Command-line arguments with which another process composes the config of this run, or of this job of a sweep.
-
-    They name the config files that the user's flags have named, and repeat all overrides except those that choose the
-    sweep and the folder.
-
-    Args:
-        config: Hydra's own config of this run.
-        folder: the run's folder.
-    """
-    flags = {"main": "--config-path", "command-line": "--config-dir"}
-    places = [
-        f"{flags[source.provider]}={'' if source.schema == 'file' else source.schema + '://'}{source.path}"
-        for source in config.runtime.config_sources
-        if source.provider in flags
-    ]
-    of_hydra = [text for text in config.overrides.hydra if not text.lstrip("+~").startswith(OF_SWEEPS_AND_FOLDERS)]
-    if config.mode.name == "MULTIRUN":
-        of_hydra.append(f"hydra.job.num={config.job.num}")  # a config may contain it
-    quoted = str(folder).replace("'", r"\'")
-    own = ["hydra.mode=RUN", f"hydra.run.dir='{quoted}'"]
-    return [f"--config-name={config.job.config_name}", *places, *config.overrides.task, *of_hydra, *own]
 
 
 def next_command(cfg: DictConfig, choices: Mapping[str, Any], folder: Path, classes: Sequence[str]) -> str:

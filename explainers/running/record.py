@@ -1,0 +1,183 @@
+"""The record of a run in its folder: config, versions and hashes of weight files, which a resumed run must share."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from yaml import YAMLError
+
+from explainers.errors import InputError
+from explainers.running.processes import total_processes
+from explainers.saved.files import file_hashes, write_atomically
+from explainers.saved.records import devices, first_difference, leaves, versions
+
+MODELS = ("target", "explainer", "module")
+"""Config keys of models. Files of data are not hashed, because they may have many gigabytes."""
+
+MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test")
+"""Config keys that may differ between a run and the command that resumes it."""
+
+DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_batches"), "data": ("batch_size",)}
+"""Config keys that divide the images of a step among machines, processes and batches."""
+
+
+@rank_zero_only
+def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
+    """Write config, versions, command and hashes of weight files into the folder of a run that starts or resumes.
+
+    Args:
+        cfg: the config of the run.
+        folder: the run's folder.
+        go_on: resume the run of this folder even if its config or its files were different.
+
+    Raises:
+        InputError: if a file of weights is damaged, or the folder holds a run of another config or of other such files.
+    """
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    check_model_files(config)
+    images = images_per_step(config, total_processes(cfg.trainer))
+    files = model_files(config, folder)
+    if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not go_on:
+        check_same_run(folder, config, images, files)
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
+    record: dict[str, Any] = {
+        "command": sys.argv,
+        "python": sys.version.split()[0],
+        "packages": versions(),
+        "devices": devices(),
+    }
+    record |= {"images_per_step": images, "files": files}
+    write_atomically(folder / "versions.json", json.dumps(record, indent=2))
+
+
+def check_same_run(folder: Path, config: dict[str, Any], images: int | None, files: Mapping[str, Any]) -> None:
+    """Raise an InputError if the run in a folder has another config, or other files of weights.
+
+    Args:
+        folder: the run's folder.
+        config: resolved config of the command that resumes the run.
+        images: its `images_per_step`.
+        files: its `model_files`.
+    """
+    earlier, record = _read_config(folder / "config.yaml"), read_json(folder / "versions.json")
+    same = config | {key: earlier.get(key) for key in MAY_DIFFER}
+    if images is not None and record.get("images_per_step") == images:
+        same = divided_as(earlier, same)
+    difference = first_difference(earlier, same) or replaced_file(record.get("files", {}), files)
+    if difference:
+        raise InputError(
+            f"{folder} holds a run of another config: {difference}. Give this run its own name (name=...), delete the"
+            " folder, or resume from its checkpoint anyway (ckpt_path=last)"
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read the config that a run has written to its folder."""
+    try:
+        text = path.read_text()
+        config: Any = OmegaConf.to_container(OmegaConf.create(text)) if text.endswith("\n") else None  # cut off
+    except (YAMLError, OmegaConfBaseException, ValueError):
+        config = None
+    if not config or not isinstance(config, dict):
+        raise InputError(
+            f"{path}: expected the config of the run, got a damaged file: delete it to go on with any config"
+        )
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that a run has written to its folder; empty if there is none.
+
+    Raises:
+        InputError: if the file is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected what a run has written there, got a damaged file: delete it to go on")
+    return content
+
+
+def images_per_step(config: Mapping[str, Any], processes: int) -> int | None:
+    """Images of one step of the optimiser, of all processes together; `None` if the config has no batch size.
+
+    >>> images_per_step({"data": {"batch_size": 8}, "trainer": {"accumulate_grad_batches": 3}}, processes=8)
+    192
+
+    Args:
+        config: resolved config, in nested dicts and lists.
+        processes: number of processes of all machines.
+    """
+    size = (config.get("data") or {}).get("batch_size")
+    return size and size * processes * (config.get("trainer") or {}).get("accumulate_grad_batches", 1)
+
+
+def divided_as(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The config `now`, with the number of machines, processes and batches in a step that `earlier` has."""
+    taken = {group: {key: (earlier.get(group) or {}).get(key) for key in keys} for group, keys in DIVISION.items()}
+    return dict(now) | {group: now[group] | keys for group, keys in taken.items()}
+
+
+def check_model_files(config: Any) -> None:
+    """Raise an InputError for a file of weights that is missing or damaged, because timm does not name it.
+
+    Args:
+        config: resolved config, in nested dicts and lists.
+    """
+    for key, path in leaves(config):
+        if key.endswith("checkpoint_path") and path and not os.path.isfile(path):
+            raise InputError(f"no model at {path}: train it first with train.py, or correct checkpoint_path")
+        if isinstance(path, str) and path.endswith(".safetensors") and os.path.isfile(path):
+            try:
+                with safe_open(path, "pt"):
+                    pass
+            except SafetensorError as error:
+                raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error
+
+
+def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:
+    """Dotted config key → `path` and `sha256` of every file that a model of the config is read from.
+
+    >>> config = {"explainer": {"weights": __file__, "hops": [1]}, "data": {"root": __file__}}
+    >>> files = model_files(config, Path("runs/tve"))
+    >>> list(files), Path(files["explainer.weights"]["path"]).name
+    (['explainer.weights'], 'record.py')
+
+    Args:
+        config: resolved config, in nested dicts and lists.
+        folder: the run's folder, whose own files are left out, because the run changes them.
+    """
+    own = folder.resolve()
+
+    def read_by_a_model(node: Any) -> bool:
+        return isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own)
+
+    models = {name: config.get(name) for name in MODELS}
+    found = {key: path for key, path in leaves(models) if read_by_a_model(path)}
+    hashes = file_hashes(list(found.values()))
+    return {key: {"path": path, "sha256": value} for (key, path), value in zip(found.items(), hashes, strict=True)}
+
+
+def replaced_file(earlier: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Describe the first file with other contents as `key: path (hash → hash)`; None if there is none.
+
+    Args:
+        earlier: `model_files` of the run when it began.
+        now: `model_files` of the run when it goes on.
+    """
+    for key, file in now.items():
+        before, after = earlier.get(key, file)["sha256"], file["sha256"]
+        if before != after:
+            return f"{key}: {file['path']} (SHA-256 {before[:12]} → {after[:12]})"
+    return None

@@ -1,0 +1,182 @@
+"""What the processes of a command do on a signal, and the exit code that they end with.
+
+- A command, and each process that srun starts (`answer_signals`): on SIGINT (Ctrl-C) or SIGTERM, it says how to resume
+  and exits with 128 + the number of the signal. A second Ctrl-C ends it at once.
+- A command that has started torchrun (`passed_on_to`): it first ends the processes of torchrun, so that they can save.
+- A process of torchrun: it ends without a message, also when torchrun is killed (`end_with_parent`).
+- A SLURM job: on SIGUSR1, it is requeued.
+- Any of these while it trains (`Pending`): the above happens once `LastCheckpoint` has saved the step.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+LIBRARY = ctypes.CDLL(None)  # loaded here, because a fork may not
+
+LOCKED = "EXPLAINERS_LOCKED_FOLDER"
+"""Environment variable with the folder that this process or one of its parents has locked."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What Ctrl-C, torchrun, SLURM and submitit send to a process that has to end."""
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process of a command, or the first of those that torchrun or SLURM have started."""
+    return not getattr(rank_zero_only, "rank", 0)
+
+
+class Handler:
+    """Calls a function with the number of a signal, in this process alone: loader processes inherit handlers."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self.act = act
+        self.process = os.getpid()
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if os.getpid() == self.process:
+            self.act(number)
+
+
+def answer_signals() -> None:
+    """Install the handlers of a process that `train.py` or `eval.py` runs in; the docstring of this file lists them."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C reaches a torchrun of the user
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    else:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # submitit and nohup have set their own
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+                signal.signal(number, Handler(end_run))
+    if "SLURM_JOB_ID" in os.environ and LOCKED not in os.environ:  # otherwise the parent process requeues
+        signal.signal(signal.SIGUSR1, Handler(requeue))
+
+
+def end_run(number: int) -> None:
+    """End a command, and say how to resume; the next Ctrl-C ends it at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if is_first_process():
+        saved = os.environ.get(LOCKED, "its folder")
+        say(f"{signal.Signals(number).name}: stopped; the same command resumes from what is saved in {saved}")
+    sys.exit(128 + number)
+
+
+def requeue(number: int) -> None:
+    """Ask SLURM to requeue the job of this process, and end; SLURM warns a job by `#SBATCH --signal=USR1@120`."""
+    if is_first_process():
+        array = os.environ.get("SLURM_ARRAY_JOB_ID")
+        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
+        try:
+            subprocess.run(["scontrol", "requeue", job], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"cannot requeue job {job}: {error}; submit it again to resume the run")
+    sys.exit(128 + number)
+
+
+def say(line: str) -> None:
+    """Write a line to stderr; unlike `print`, it may be called while a signal interrupts another `print`."""
+    os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+
+
+def end_with_parent() -> None:
+    """Ask Linux to send this process SIGTERM when its parent ends.
+
+    A launcher that is killed cannot end its processes, which would continue to train.
+    """
+    if sys.platform == "linux":
+        LIBRARY.prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG
+
+
+@contextmanager
+def passed_on_to(launcher: Any) -> Iterator[None]:
+    """Inside, a signal terminates a launcher, for whose end the body waits; then this process handles the signal.
+
+    Args:
+        launcher: the `Popen` of torchrun.
+    """
+    received: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        if number == signal.SIGINT and number in received:
+            os._exit(128 + number)  # a second Ctrl-C; Linux ends the processes
+        received.append(number)
+        launcher.terminate()
+
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+    earlier: dict[int, Any] = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    for number in received:
+        if callable(earlier[number]):
+            earlier[number](number, None)
+
+
+class Pending:
+    """Keeps the first signal that ends a training, until the training has saved its step and calls `end`.
+
+    A second Ctrl-C ends the process at once. While `at_once` is true, as in a validation, after which nothing exact can
+    be saved, the handler that the signal had before the training is called immediately, if it had one: the time may be
+    too short for the rest.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0  # of the signal; 0 for none
+        self.at_once = False
+        self.earlier: dict[int, Any] = {}
+
+    def start(self) -> None:
+        """Handle signals from now on."""
+        self.number = 0
+        self.earlier = {number: signal.signal(number, Handler(self._receive)) for number in ENDING}
+
+    def stop(self) -> None:
+        """Restore the handlers of before."""
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+        self.earlier = {}
+
+    def _receive(self, number: int) -> None:
+        if number == self.number == signal.SIGINT:
+            os._exit(128 + number)
+        if number == signal.SIGINT and not self.number:
+            say("SIGINT: saving after this step; Ctrl-C again ends at once")
+        self.number = self.number or number  # torchrun sends SIGTERM after SIGUSR1 has ended it
+        if self.at_once:
+            self.call_handler()
+
+    def call_handler(self) -> bool:
+        """Call the handler that the signal had before the training; False if that was Python's own or `end_run`."""
+        handler = self.earlier.get(self.number)
+        if not callable(handler) or handler is signal.default_int_handler or getattr(handler, "act", None) is end_run:
+            return False
+        number, self.number = self.number, 0
+        handler(number, None)
+        return True
+
+    def end(self, number: int) -> None:
+        """Do what the signal did before the training, which continues if that does not end it."""
+        self.number = number
+        if not self.call_handler() and self.earlier[number] != signal.SIG_IGN:
+            sys.exit(128 + number)
+        self.number = 0
+
+
+def ignore_lightnings_signals(trainer: Trainer) -> None:
+    """Keep Lightning from handling signals.
+
+    Its handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other for
+    ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
