@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of th
 
 from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 CLASSES = 10
 """Number of classes where the config takes it from the images."""

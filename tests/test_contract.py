@@ -27,7 +27,8 @@ from explainers.shapley import (
 )
 from explainers.tve import TVE, General, LightNetwork, Oracle, PaperNetwork
 from explainers.vectors import ExplainabilityVector, SelfExplaining
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 

@@ -23,7 +23,8 @@ from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.vectors import ExplainabilityVector, SelfExplaining
-from explainers.vectors.projections import FixedHead, prototypes_of, text_of
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import prototypes_of, text_of
 
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}

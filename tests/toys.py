@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from explainers.anyhead.network import AnyHeadNetwork
 from explainers.training.trunk import at_patches
 from explainers.tve.light_network import LightNetwork
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=3e-3)

@@ -1,18 +1,75 @@
-"""A sweep of λ₁ and λ₂: its best point, and its table."""
+"""The sweep of λ₁ and λ₂: what is measured at every point, which point is selected, and how the sweep is reported."""
 
+import logging
 import math
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from lightning import Trainer
+from lightning.pytorch.loggers import WandbLogger
+from torch import Tensor, nn
 
 from explainers.errors import InputError, checks_choices
-from explainers.metrics.agreement import Agreement, agreement_metrics
+from explainers.metrics.accuracy import Accuracy
+from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
+
+log = logging.getLogger(__name__)
 
 Point = tuple[float, float]
 """(λ₁, λ₂)."""
 
+UNCHANGED: Point = (1.0, 0.0)
+"""The point of the target task's model itself."""
+
+
+def sweep_points(lambda_1: Sequence[float], lambda_2: Sequence[float]) -> list[Point]:
+    """All pairs of λ₁ and λ₂, after the unchanged model.
+
+    >>> sweep_points([1.0], [0.0, 0.5])
+    [(1.0, 0.0), (1.0, 0.5)]
+    """
+    return [UNCHANGED, *(point for point in product(lambda_1, lambda_2) if point != UNCHANGED)]
+
+
+class PointMetrics(nn.Module):
+    """Accuracy of the model at one point, agreement of its attributions with the labels, and their best factor.
+
+    Args:
+        k: K of IoU@K.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.accuracy = Accuracy()
+        self.agreement = nn.ModuleDict(agreement_metrics(k))
+        self.best_factor = BestFactor()
+
+    def update(self, logits: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> None:
+        """Add a batch.
+
+        Args:
+            logits: (B, K).
+            attributions: attributions of the patches to the explained class, (B, N).
+            rows: holds `label` (B,), and the attributions to agree with, `shapley` (B, N).
+        """
+        self.accuracy.update(logits.argmax(-1), rows["label"])
+        for metric in (*self.agreement.values(), self.best_factor):
+            metric.update(attributions, rows["shapley"])  # type: ignore[operator]
+
+    def result(self) -> tuple[dict[str, float], float]:
+        """Compute the metrics and the best factor over the images of all processes, and reset them."""
+        metrics: dict[str, Any] = {"accuracy": self.accuracy, **self.agreement}
+        values = {name: metric.compute().item() for name, metric in metrics.items()}
+        factor = self.best_factor.compute().item()
+        for metric in (*metrics.values(), self.best_factor):
+            metric.reset()
+        return values, factor
+
 
 @checks_choices
 def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
-    """The row with the best metric among those that lose at most `tolerance` of the accuracy of the first row.
+    """The row with the best metric among the rows whose accuracy is at most `tolerance` below that of the first row.
 
     Args:
         sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
@@ -44,7 +101,43 @@ def table(sweep: Sequence[dict[str, float]], best: Point) -> str:
     """
     names = list(sweep[0])
     lines = [f"| {' | '.join(names)} | |", "| --- " * (len(names) + 1) + "|"]
-    for row in sorted(sweep, key=lambda row: (row["lambda_1"], row["lambda_2"])):
+    for row in _ordered(sweep):
         mark = "best" if (row["lambda_1"], row["lambda_2"]) == best else ""
         lines.append(f"| {' | '.join(f'{row[name]:.3f}' for name in names)} | {mark} |")
     return "\n".join(lines)
+
+
+def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: Agreement) -> str:
+    """One line: the selected point, and how it changes the accuracy and the metric that selected it.
+
+    >>> rows = [{"lambda_1": 1.0, "lambda_2": value, "accuracy": 0.9, "iou": value} for value in (0.0, 0.5)]
+    >>> summary(rows, rows[1], "iou")
+    'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
+    """
+    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in ("accuracy", select))
+    point = f"λ₁ = {best['lambda_1']:g}, λ₂ = {best['lambda_2']:g}"
+    return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"
+
+
+def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, float], select: Agreement) -> None:
+    """Log the metrics of all points as curves over λ₂ to the trainer's loggers, and print the summary."""
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.define_metric("sweep/*", step_metric="sweep/lambda_2")
+        for step, row in enumerate(_ordered(sweep)):
+            logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
+    if trainer.is_global_zero:
+        print(summary(sweep, best, select))
+
+
+def warn_if_hurtful(cosine: float, limit: float) -> None:
+    """Warn if the cosine of the source's and the target's task vectors is below a limit."""
+    if cosine < limit:
+        log.warning(
+            f"the transfer may hurt: the cosine of the source's and the target's task vectors is {cosine:.2f}, below"
+            f" {limit:g}; take a source that is more like the target"
+        )
+
+
+def _ordered(sweep: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    return sorted(sweep, key=lambda row: (row["lambda_1"], row["lambda_2"]))

@@ -1,134 +1,19 @@
-"""Fixed heads: one projection computes logits from an image's embedding, and attributions from its patch embeddings.
+"""Three ways to compute the projection W of a fixed head without training.
 
-A self-explaining model is trained with a fixed head. The backbone then holds all that is learned, so that arithmetic on
-its weights can transfer it (Yoshikawa et al., 2025). Three functions compute the projection W (K, D) without training:
-`simplex`, `prototypes` and `text_embeddings`.
+`simplex`, `prototypes` and `text_embeddings` return W, (K, D). `simplex_of`, `prototypes_of` and `text_of` call them
+with what a model and a datamodule hold.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, check_positive
 from explainers.target import TargetModel
-
-Reading = Literal["patch", "difference"]
-
-
-class FixedHead(nn.Module):
-    """Multiplies embeddings by a fixed projection W.
-
-    >>> head = FixedHead(torch.eye(2), scale=10.0)
-    >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
-    [[0.0, 10.0]]
-    >>> head.attributions(torch.tensor([[[0.0, 4.0]]]), torch.tensor([[1.0, 0.0]])).tolist()  # of one patch
-    [[[0.0, 1.0]]]
-
-    Args:
-        weight: W, (K, D'). D' is the width of the embeddings after `projection`.
-        projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
-        normalise: divide every embedding, after `projection`, by its length.
-        scale: factor of the logits, such as CLIP's logit scale.
-        bias: added to the logits, (K,), such as that of a model's own head; `None` for none.
-        reading: how patches are read: `patch` as an image is, or `difference` from a blank image, without division by
-            the length, so that a patch that contributes nothing need not have an embedding of its own.
-        patch_scale: factor of the attributions.
-    """
-
-    weight: Tensor
-    projection: Tensor | None
-    bias: Tensor | None
-    scale: Tensor
-    patch_scale: Tensor
-
-    @checks_choices
-    def __init__(
-        self,
-        weight: Tensor,
-        projection: Tensor | None = None,
-        normalise: bool = True,
-        scale: float = 1.0,
-        bias: Tensor | None = None,
-        reading: Reading = "patch",
-        patch_scale: float = 1.0,
-    ) -> None:
-        super().__init__()
-        check_positive(scale=scale)
-        self.register_buffer("weight", weight)
-        self.register_buffer("projection", projection)
-        self.register_buffer("bias", bias)
-        self.register_buffer("scale", torch.tensor(float(scale)))
-        self.register_buffer("patch_scale", torch.tensor(float(patch_scale)))
-        self.normalise, self.reading = normalise, reading
-
-    @property
-    def in_features(self) -> int:
-        """D, the width of the embeddings."""
-        return (self.weight if self.projection is None else self.projection).shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """K, the number of classes."""
-        return len(self.weight)
-
-    def extra_repr(self) -> str:
-        """The options that the state dict does not hold."""
-        return f"normalise={self.normalise}, reading={self.reading}"
-
-    def read_as(self, other: "FixedHead") -> None:
-        """Take over how patches are read from the head of another model."""
-        self.reading = other.reading
-        self.patch_scale.copy_(other.patch_scale)
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """Embeddings (..., D) → logits (..., K)."""
-        logits = self.scale * F.linear(self._project(embeddings, self.normalise), self.weight)
-        return logits if self.bias is None else logits + self.bias
-
-    def attributions(self, patches: Tensor, embeddings: Tensor) -> Tensor:
-        """Attributions of every patch to every class, (B, N, K).
-
-        Args:
-            patches: patch embeddings, or with the reading `difference` theirs minus that of a blank image, (B, N, D).
-            embeddings: embeddings of the images, (B, D). With `difference`, attributions are parts of the logits, so
-                they have the factor of the logits and are divided by the same length.
-        """
-        vectors = self.vectors(patches)
-        if self.reading == "difference":
-            vectors = self.scale * vectors
-            if self.normalise:
-                vectors = vectors / self._project(embeddings, False).norm(dim=-1)[:, None, None]
-        return F.linear(vectors, self.weight)
-
-    def vectors(self, patches: Tensor) -> Tensor:
-        """Vectors c_z of patches, whose products with the rows of W are their attributions, (B, N, D')."""
-        return self.patch_scale * self._project(patches, self.normalise and self.reading == "patch")
-
-    def _project(self, embeddings: Tensor, normalise: bool) -> Tensor:
-        if self.projection is not None:
-            embeddings = F.linear(embeddings, self.projection)
-        return F.normalize(embeddings, dim=-1) if normalise else embeddings
-
-
-@checks_choices
-def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
-    """Fix the linear head of a model. Rows are relative to their mean, which changes no probability.
-
-    Raises:
-        InputError: for a model without a linear head.
-    """
-    if not isinstance(target.head, nn.Linear):
-        raise InputError(
-            f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
-            " explainer.projection, or fit a head with experiment=linear_head"
-        )
-    weight, bias = target.head.weight.detach(), target.head.bias
-    centred = None if bias is None else bias.detach() - bias.detach().mean()
-    return FixedHead(weight - weight.mean(0), normalise=False, bias=centred, reading=reading, patch_scale=patch_scale)
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:

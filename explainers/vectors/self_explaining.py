@@ -22,9 +22,10 @@ from explainers.target.inputs import check_labels, checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
-from explainers.vectors.exported import exported_target
-from explainers.vectors.patches import explained, patch_means
-from explainers.vectors.projections import FixedHead, ProjectionBuilder, Reading, own_head
+from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
+from explainers.vectors.model_files import exported_target
+from explainers.vectors.patches import embed_as_read, explained
+from explainers.vectors.projections import ProjectionBuilder
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
 """Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.anyhead`."""
@@ -33,31 +34,31 @@ LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
 class SelfExplaining(TrainingModule, Loadable):
     """A classifier whose fixed head computes the attributions of every patch from the patch's embedding.
 
-    Minimises α · L_predict + (1 − α) · L_explain. In the paper, L_predict is the cross entropy, and L_explain the mean
-    squared error of the attributions of the patches to one class, or to all. With α = 1 it is the prediction-only twin,
-    which is trained without attributions.
+    Training minimises α · L_predict + (1 − α) · L_explain. In the paper, L_predict is the cross entropy, and L_explain
+    the mean squared error of the attributions of the patches to one class, or to all classes. With α = 1, the model
+    learns predictions alone: it is the prediction-only twin of the paper.
 
-    A teacher of `explainers.anyhead` explains no class but the embedding itself: patches learn vectors c_z whose
-    products v · c_z attribute every functional v. With its predictions held by those of the base model, the model then
-    needs neither labels nor classes, and what it learned serves every head.
+    A teacher of `explainers.anyhead` explains the embedding instead of a class: patches learn vectors c_z, and v · c_z
+    attributes any functional v. If the predictions are those of the base model (`predictions="teacher"`), training
+    needs neither labels nor classes, and the vectors serve every head.
 
     Args:
         target: the base model. The backbone of a copy is trained; a `FixedHead` replaces its head.
         grid: the patches that are explained; the embeddings of smaller patches of the model are averaged.
-        projection: computes W for the classes of the trainer's datamodule. If the width of W is not that of the
-            embeddings, the model's own head, which is CLIP's visual projection, is applied before W. `None` fixes the
-            model's own head, see `own_head`.
-        normalise: see `FixedHead`; not for the model's own head.
-        scale: see `FixedHead`; not for the model's own head.
-        reading: see `FixedHead`; `saved` is that of `weights`, and `patch` without weights.
-        patch_scale: see `FixedHead`; `None` takes that of the first batch at which the vectors c_z are as large as the
-            labels' source expects, which must be a teacher of `explainers.anyhead`.
+        projection: computes W for the classes of the trainer's datamodule. If the width of W is not the width of the
+            embeddings, the model's own head, CLIP's visual projection, is applied before W. `None` fixes the model's
+            own head, see `own_head`.
+        normalise: see `FixedHead`; has no effect on the model's own head.
+        scale: see `FixedHead`; has no effect on the model's own head.
+        reading: see `FixedHead`; `saved` keeps the reading of `weights`, and is `patch` without weights.
+        patch_scale: see `FixedHead`; `None` computes it from the first batch, so that the vectors c_z have the size
+            that the labels expect. Labels must then be a teacher of `explainers.anyhead`.
         alpha: α, in (0, 1].
         predictions: L_predict: the cross entropy with the `labels`, or the divergence from the predictions of the
             `teacher`, KL(teacher ‖ model).
-        labels: builds the source of the attributions to learn, from the teacher and the grid.
-        teacher: file (see `export`) of the model that these attributions explain, such as the prediction-only twin;
-            `None` takes the base model itself, if it keeps its own head.
+        labels: builds the source of the attributions to learn, from the teacher and the grid; not used with α = 1.
+        teacher: the model that these attributions explain: the file of one (see `export`), such as the prediction-only
+            twin, or `base` for the base model itself; `None` to learn predictions alone.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
@@ -67,7 +68,7 @@ class SelfExplaining(TrainingModule, Loadable):
 
     @classmethod
     def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """The grid alone: the file of weights holds the head as well."""
+        """Keep the grid alone: the file of weights holds the head as well."""
         return {"grid": settings["grid"], "alpha": 1}
 
     @checks_choices
@@ -91,30 +92,34 @@ class SelfExplaining(TrainingModule, Loadable):
         if not 0 < alpha <= 1:
             raise InputError(f"expected alpha above 0 and at most 1, where nothing is explained, got {alpha}")
         check_positive(scale=scale, patch_scale=1 if patch_scale is None else patch_scale)
-        self_taught = labels is not None and teacher is None and projection is None and weights is None
-        super().__init__(optimizer, scheduler, frozen=("teacher",) if teacher is not None or self_taught else ())
+        target.check_grid(grid)
+        super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
+        self.grid = grid
+        self.projection = projection
+        self.normalise = normalise
+        self.scale = scale
+        self.reading: Reading = "patch" if reading == "saved" else reading
+        self.patch_scale = 1.0 if patch_scale is None else patch_scale
+        self.alpha = alpha
+        self.predictions = predictions
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
-        target.check_grid(grid)
-        self.grid, self.alpha, self.predictions = grid, alpha, predictions
-        self.projection, self.normalise, self.scale = projection, normalise, scale
-        self.reading: Reading = "patch" if reading == "saved" else reading
-        self.patch_scale = 1.0 if patch_scale is None else patch_scale
-        self.teacher: Any = None
-        if teacher is not None:
-            self.teacher = exported_target(target, teacher).requires_grad_(False)
-        elif self_taught:
-            self.teacher = copy.deepcopy(target).eval().requires_grad_(False)
-        self.labels: Any = None if alpha == 1 or labels is None or self.teacher is None else labels(self.teacher, grid)
-        self.sources: tuple[Source, ...] = (Pixels(),) if self.labels is None else (Pixels(), self.labels)
+        self.base_hash = weights_hash(target.backbone)
+        self.teacher: Any = None if teacher is None else _frozen_teacher(target, teacher)
+        self.labels: Any = None
+        if self.teacher is not None and labels is not None and alpha < 1:
+            self.labels = labels(self.teacher, grid)
+        self.sources: list[Source] = [Pixels()]
+        if self.labels is not None:
+            self.sources.append(self.labels)
         if self.teacher is not None and (predictions == "teacher" or hasattr(self.labels, "loss")):
-            self.sources += (Features(self.teacher),)
+            self.sources.append(Features(self.teacher))
         if patch_scale is None and self.labels is not None and not hasattr(self.labels, "unit"):
             raise InputError("expected a number for explainer.patch_scale with labels of a class, got null")
-        self.uncalibrated = patch_scale is None and self.labels is not None
-        self.base_hash = weights_hash(target.backbone)
-        self.val_loss, self.accuracy = MeanMetric(), MeanMetric()
+        self.needs_patch_scale = patch_scale is None and self.labels is not None
+        self.val_loss = MeanMetric()
+        self.accuracy = MeanMetric()
         self.rank_correlation = RankCorrelation()
         self.train()  # the trainer keeps the current mode of every module
 
@@ -130,33 +135,25 @@ class SelfExplaining(TrainingModule, Loadable):
         """Build the head for the datamodule's classes, unless the model was loaded with its head."""
         if stage == "fit" and self.alpha < 1 and self.labels is None:
             raise InputError(
-                f"expected explainer.labels and explainer.teacher, a file, for alpha={self.alpha}, got none: "
+                f"expected explainer.labels and explainer.teacher, a file or base, for alpha={self.alpha}, got none: "
                 "train the prediction-only twin first, with alpha=1"
             )
         if stage == "fit" and self.predictions == "teacher" and self.teacher is None:
-            raise InputError("expected explainer.teacher, a file, for explainer.predictions=teacher, got none")
+            raise InputError("expected explainer.teacher, a file or base, for explainer.predictions=teacher, got none")
         if not isinstance(self.target.head, FixedHead):
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
-            if self.projection is None:
-                self.target.check_classes(list(getattr(data, "classes", ())))
-                self.target.head = own_head(self.target, self.reading, self.patch_scale).to(self.device)
-            else:
-                self.target.classes = list(data.classes)
-                self.target.head = self._head(self.projection(self.target.eval(), data).to(self.device))
+            self.target.head = self._head(data).to(self.device)
             self.train()
 
-    def _head(self, weight: Tensor) -> FixedHead:
-        """The fixed head of W, after the model's own head if the width of W requires it."""
-        visual_projection = None
-        if weight.shape[1] != self.target.embed_dim:
-            visual_projection = getattr(self.target.head, "weight", torch.empty(0)).detach()
-            if visual_projection.shape[:1] != weight.shape[1:]:
-                raise InputError(
-                    f"expected W for embeddings of width {self.target.embed_dim}, or a model that projects them to"
-                    f" {weight.shape[1]}, got a head of {list(visual_projection.shape)}: take CLIP's own image tower"
-                )
-        options: Any = {"reading": self.reading, "patch_scale": self.patch_scale}
-        return FixedHead(weight, visual_projection, self.normalise, self.scale, **options)
+    def _head(self, data: Any) -> FixedHead:
+        """Build the fixed head: the model's own head, or one for the classes of a datamodule."""
+        if self.projection is None:
+            self.target.check_classes(list(getattr(data, "classes", ())))
+            return own_head(self.target, self.reading, self.patch_scale)
+        self.target.classes = list(data.classes)
+        weight = self.projection(self.target.eval(), data).to(self.device)
+        settings = {name: getattr(self, name) for name in ("normalise", "scale", "reading", "patch_scale")}
+        return projected_head(self.target, weight, **settings)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
@@ -171,21 +168,10 @@ class SelfExplaining(TrainingModule, Loadable):
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Predict and explain uint8 images (B, C, H, W): logits (B, K) and attributions to all classes (B, N, K)."""
-        embeddings, patches = self.embed(images)
+        embeddings, patches = embed_as_read(self.target, self.grid, images)
         with torch.autocast(images.device.type, enabled=False):
             attributions = self.target.head.attributions(patches, embeddings.float())
         return self.target.classify(embeddings), attributions
-
-    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed uint8 images (B, C, H, W), and their patches as the head reads them: (B, D) and float32 (B, N, D)."""
-        self.grid.check(images)
-        normalised = self.target.normalise(images)
-        if self.target.head.reading == "patch":
-            embeddings, patches = self.target.embed_with_patches(normalised)
-            return embeddings, patch_means(patches.float(), self.grid.side)
-        with_blank = torch.cat([normalised, torch.zeros_like(normalised[:1])])  # 0 is the mean colour
-        embeddings, patches = self.target.embed_with_patches(with_blank)
-        return embeddings[:-1], patch_means(patches[:-1].float(), self.grid.side) - embeddings[-1:, None].float()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         rows = complete(batch, self.sources)
@@ -195,46 +181,49 @@ class SelfExplaining(TrainingModule, Loadable):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
-        loss, agrees, attributions = self._losses(rows)
-        self.val_loss.update(loss, len(agrees))
-        self.accuracy.update(agrees.float())
+        loss, right, attributions = self._losses(rows)
+        self.val_loss.update(loss, len(right))
+        self.accuracy.update(right.float())
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
         if attributions is not None:
             self.rank_correlation.update(attributions, rows["shapley"])
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
     def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """α · L_predict + (1 − α) · L_explain, which predictions are right (B,), and attributions that have labels."""
-        embeddings, patches = self.embed(rows["image"])
-        logits, wanted, attributions = self.target.classify(embeddings), self._wanted(rows), None
+        """α · L_predict + (1 − α) · L_explain, which predictions are right (B,), and the attributions to classes."""
+        embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
+        logits = self.target.classify(embeddings)
+        wanted = self._wanted(rows)
+        right = logits.argmax(-1) == wanted.argmax(-1)
         with torch.autocast(patches.device.type, enabled=False):
-            if self.training and self.uncalibrated and self.global_step == 0:
-                self._calibrate(patches, rows)
-            entropy = torch.special.entr(wanted).sum(-1).mean()  # 0 for labels
-            loss = self.alpha * (F.cross_entropy(logits, wanted) - entropy)
-            if "shapley" in rows:
-                attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
-                loss = loss + (1 - self.alpha) * F.mse_loss(attributions, rows["shapley"])
-            elif self.labels is not None:
-                loss = loss + (1 - self.alpha) * self.labels.loss(self.target.head.vectors(patches), rows)
-        return loss, logits.argmax(-1) == wanted.argmax(-1), attributions
+            loss = self.alpha * F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
+            if self.labels is None:
+                return loss, right, None
+            if self.training and self.needs_patch_scale and self.global_step == 0:
+                self._set_patch_scale(patches, rows)
+            if hasattr(self.labels, "loss"):
+                explain_loss = self.labels.loss(self.target.head.vectors(patches), rows)
+                return loss + (1 - self.alpha) * explain_loss, right, None
+            attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
+            explain_loss = F.mse_loss(attributions, rows["shapley"])
+            return loss + (1 - self.alpha) * explain_loss, right, attributions
 
     def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
-        """The probabilities to predict, (B, K): 1 for the label, or those of the teacher."""
+        """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""
         if self.predictions == "teacher":
             return self.teacher.classify(rows["embedding"]).softmax(-1)
         check_labels(rows["label"], self.target.num_classes, "explainer.projection for their classes")
         return F.one_hot(rows["label"], self.target.num_classes).float()
 
     @torch.no_grad()
-    def _calibrate(self, patches: Tensor, rows: dict[str, Tensor]) -> None:
-        """Set the scale of the patches, without which nothing is learned: they can be hundreds of times too large."""
-        self.uncalibrated = False
+    def _set_patch_scale(self, patches: Tensor, rows: dict[str, Tensor]) -> None:
+        """Multiply `patch_scale` so that c_z have the size of the labels; they can be hundreds of times too large."""
+        self.needs_patch_scale = False
         factor = self.labels.unit(rows) / self.target.head.vectors(patches).std()
         self.target.head.patch_scale *= self.of_all_processes(factor).mean()
 
     def provenance(self) -> Identity:
-        """The identity of the exported file: the model, its base model, α, the grid and the options of the head."""
+        """What the exported file says of itself: the model, its base model, α, the grid and the options of the head."""
         head = self.target.head
         return {
             "target": self.target.identity(),
@@ -248,3 +237,9 @@ class SelfExplaining(TrainingModule, Loadable):
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
         return save_weights(self.target.state_dict(), folder / self.weights_file, self.provenance())
+
+
+def _frozen_teacher(target: TargetModel, teacher: str) -> TargetModel:
+    """Load the teacher from a file, or copy the base model."""
+    model = copy.deepcopy(target) if teacher == "base" else exported_target(target, teacher)
+    return model.eval().requires_grad_(False)

@@ -5,6 +5,8 @@ the batch counts and running statistics of BatchNorm, because a difference of va
 which is fixed and specific to the task.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -86,10 +88,10 @@ def cosine(first: State, second: State) -> float:
         InputError: if they are not of one architecture; it names the first key that differs.
     """
     check_alike(first, second)
-    product, squares = 0.0, [0.0, 0.0]
-    for name, value in first.items():
-        one, other = value.double().flatten(), second[name].double().flatten()
-        product += (one @ other).item()
-        squares = [squares[0] + (one @ one).item(), squares[1] + (other @ other).item()]
-    length = (squares[0] * squares[1]) ** 0.5
-    return product / length if length else float("nan")
+    lengths = math.sqrt(_dot(first, first) * _dot(second, second))
+    return _dot(first, second) / lengths if lengths else math.nan
+
+
+def _dot(first: State, second: State) -> float:
+    """The scalar product of two vectors of weights, in double precision."""
+    return sum((first[name].double() * second[name].double()).sum().item() for name in first)

@@ -15,7 +15,8 @@ from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
 from explainers.target.heads import DistilledHead
 from explainers.training.sources import complete
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 

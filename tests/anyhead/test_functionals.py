@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from explainers.anyhead.functionals import class_rows, random_functionals, score_functionals
 from explainers.errors import InputError
 from explainers.target.heads import DistilledHead
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 
 KINDS = ["predicted", "other", "difference", "mixture", "isotropic"]
 

@@ -15,7 +15,8 @@ from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
 from explainers.report.tables import markdown, rows
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 MODULES = {"evaluation": lambda *args: Evaluation(*args, levels=3), "study": lambda *args: TwoPointStudy(*args, 1, 4)}

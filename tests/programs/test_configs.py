@@ -24,7 +24,8 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.vectors.projections import FixedHead, simplex
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
@@ -116,8 +117,8 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     if "k" in explainer:
         overrides += ["explainer.k=2"]
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
-    if explainer.get("predictions") == "teacher":
-        files -= {"teacher"}  # the base model itself
+    if explainer.get("teacher") == "base":
+        files -= {"teacher"}
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
         overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):

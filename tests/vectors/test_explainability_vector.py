@@ -19,8 +19,8 @@ from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.vectors.explainability_vector import ExplainabilityVector
-from explainers.vectors.exported import exported_target
 from explainers.vectors.lambda_sweep import best_point, table
+from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
 
 LABELS = partial(ShapleyLabels, budget=20)
@@ -176,11 +176,11 @@ def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
     module = build(lambda_2=[1.0], labels=partial(ShapleyLabels, budget=20, classes="predicted"))
     batch = marked_splits()[0]["val"][torch.arange(7)]
     module._measure(batch, module.points[:1])
-    known = module._found(module.points[0])["accuracy"]
+    known = module._metrics(module.points[0]).result()[0]["accuracy"]
     unlabelled = {name: torch.cat([value, value]) for name, value in batch.items()}
     unlabelled["label"] = torch.cat([batch["label"], torch.full((7,), -1)])
     module._measure(unlabelled, module.points[:1])
-    assert module._found(module.points[0])["accuracy"] == pytest.approx(known) and known > 0
+    assert module._metrics(module.points[0]).result()[0]["accuracy"] == pytest.approx(known) and known > 0
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from toys import Marked
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.target import TargetModel
+from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import (
-    FixedHead,
     prototypes,
     prototypes_of,
     simplex,

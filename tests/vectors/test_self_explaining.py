@@ -18,9 +18,10 @@ from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target.storage import save_target
 from explainers.training.sources import Pixels
-from explainers.vectors.exported import exported_target
+from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.model_files import exported_target
 from explainers.vectors.patches import explained
-from explainers.vectors.projections import FixedHead, simplex, simplex_of
+from explainers.vectors.projections import simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -133,7 +134,9 @@ def test_the_prediction_only_twin_needs_no_attributions(target, grid, tmp_path):
 
 @pytest.mark.parametrize("labels", [LABELS, None])
 def test_what_explains_itself_needs_a_teacher(target, grid, labels):
-    with pytest.raises(ValueError, match=r"explainer\.teacher, a file, for alpha=0\.8, got none: train the") as caught:
+    with pytest.raises(
+        ValueError, match=r"explainer\.teacher, a file or base, for alpha=0\.8, got none: train the"
+    ) as caught:
         fit(build(target, grid, labels=labels))
     assert "\n" not in str(caught.value)
 

@@ -22,7 +22,7 @@ from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.vectors.explainability_vector import ExplainabilityVector
-from explainers.vectors.exported import exported_target
+from explainers.vectors.model_files import exported_target
 from explainers.vectors.patches import explained
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import cosine, vector
@@ -167,7 +167,11 @@ def test_a_model_of_another_kind_or_of_another_base_is_refused_with_both(
     refused(build, rf"a vit_tiny_patch16_224 for explainer\.{role}, got test_resnet in .*resnet/", **{role: path})
     path = exported(other, grid, tmp_path / "other", alpha=alpha, seed=1)
     hashes = weights_hash(target.backbone)[:12], weights_hash(other.backbone)[:12]
-    refused(build, rf"explainer\.{role} a model .* {hashes[0]}\), got one from another \({hashes[1]}\)", **{role: path})
+    refused(
+        build,
+        rf"explainer\.{role} a model .* {hashes[0]}\), got one from another base model \({hashes[1]}\)",
+        **{role: path},
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +244,7 @@ def test_the_best_factor_is_that_of_the_validation_images_alone(build, tmp_path)
     images = Marked(7, seed=1)[torch.arange(7)]
     rows = module.sources[1](images)
     assert torch.equal(before["head.patch_scale"], after["head.patch_scale"])
-    module._load_point((1.0, 0.0))
+    module._load((1.0, 0.0))
     attributions = explained(module.model.look(images["image"])[1], rows)
     factor = (attributions * rows["shapley"]).sum() / attributions.square().sum()
     torch.testing.assert_close(

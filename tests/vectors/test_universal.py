@@ -17,7 +17,7 @@ from explainers.errors import InputError
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import TargetModel
 from explainers.vectors.explainability_vector import ExplainabilityVector
-from explainers.vectors.exported import exported_target
+from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
 
@@ -38,7 +38,8 @@ class Unlabelled(Marked):
 
 
 def build(target, grid, labels, **settings):
-    settings = {"alpha": 0.5, "predictions": "teacher", "reading": "difference", "optimizer": ADAM} | settings
+    defaults = {"alpha": 0.5, "predictions": "teacher", "reading": "difference", "teacher": "base", "optimizer": ADAM}
+    settings = defaults | settings
     return SelfExplaining(copy.deepcopy(target), grid, labels=labels, **settings)
 
 
@@ -148,8 +149,10 @@ def test_statistics_of_batch_norm_stay_those_of_the_base_model(make_model, grid)
 
 
 def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
-    with pytest.raises(InputError, match=r"explainer\.teacher, a file, for explainer\.predictions=teacher, got none"):
-        fit(build(target, grid, None, alpha=1), tmp_path)
+    with pytest.raises(
+        InputError, match=r"explainer\.teacher, a file or base, for explainer\.predictions=teacher, got none"
+    ):
+        fit(build(target, grid, None, alpha=1, teacher=None), tmp_path)
     other = TargetModel(make_model(), head=torch.nn.Sequential(torch.nn.Linear(24, 5))).eval()
     with pytest.raises(InputError, match="expected a linear head to keep, got Sequential of vit_tiny"):
         fit(build(other, grid, None, alpha=1, predictions="labels"), tmp_path)

@@ -1,0 +1,153 @@
+"""Fixed heads: one projection computes logits from an image's embedding, and attributions from its patch embeddings.
+
+A self-explaining model is trained with a fixed head, so that the backbone holds everything that is learned, and
+arithmetic on the backbone's weights can transfer it (Yoshikawa et al., 2025).
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explainers.errors import InputError, check_positive, checks_choices
+from explainers.target import TargetModel
+
+Reading = Literal["patch", "difference"]
+
+
+class FixedHead(nn.Module):
+    """Multiplies embeddings by a fixed projection W.
+
+    >>> head = FixedHead(torch.eye(2), scale=10.0)
+    >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
+    [[0.0, 10.0]]
+    >>> head.attributions(torch.tensor([[[0.0, 4.0]]]), torch.tensor([[1.0, 0.0]])).tolist()  # of one patch
+    [[[0.0, 1.0]]]
+
+    Args:
+        weight: W, (K, D'). D' is the width of the embeddings after `projection`.
+        projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
+        normalise: divide every embedding, after `projection`, by its length.
+        scale: factor of the logits, such as CLIP's logit scale; above 0.
+        bias: added to the logits, (K,), such as the bias of a model's own head; `None` for none.
+        reading: how a patch becomes attributions. `patch`: its embedding is treated as the embedding of an image.
+            `difference`: the embedding of a blank image is subtracted first, and the length of the image's embedding
+            replaces the patch's own, so that a patch without a contribution has attributions of 0.
+        patch_scale: factor of the attributions.
+    """
+
+    weight: Tensor
+    projection: Tensor | None
+    bias: Tensor | None
+    scale: Tensor
+    patch_scale: Tensor
+
+    @checks_choices
+    def __init__(
+        self,
+        weight: Tensor,
+        projection: Tensor | None = None,
+        normalise: bool = True,
+        scale: float = 1.0,
+        bias: Tensor | None = None,
+        reading: Reading = "patch",
+        patch_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_positive(scale=scale)
+        self.register_buffer("weight", weight)
+        self.register_buffer("projection", projection)
+        self.register_buffer("bias", bias)
+        self.register_buffer("scale", torch.tensor(float(scale)))
+        self.register_buffer("patch_scale", torch.tensor(float(patch_scale)))
+        self.normalise = normalise
+        self.reading = reading
+
+    @property
+    def in_features(self) -> int:
+        """D, the width of the embeddings."""
+        return (self.weight if self.projection is None else self.projection).shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """K, the number of classes."""
+        return len(self.weight)
+
+    def extra_repr(self) -> str:
+        """The options that the state dict does not hold."""
+        return f"normalise={self.normalise}, reading={self.reading}"
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Compute logits (..., K) from embeddings of images (..., D)."""
+        logits = self.scale * F.linear(self._project(embeddings, self.normalise), self.weight)
+        return logits if self.bias is None else logits + self.bias
+
+    def attributions(self, patches: Tensor, embeddings: Tensor) -> Tensor:
+        """Compute the attributions of every patch to every class, (B, N, K).
+
+        Args:
+            patches: patch embeddings, (B, N, D); with `difference`, minus the embedding of a blank image.
+            embeddings: embeddings of the images, (B, D). With `difference`, attributions are parts of the logits, and
+                so they have the factor of the logits and are divided by the length of the image's embedding.
+        """
+        vectors = self.vectors(patches)
+        if self.reading == "difference":
+            vectors = self.scale * vectors
+            if self.normalise:
+                vectors = vectors / self._project(embeddings, False).norm(dim=-1)[:, None, None]
+        return F.linear(vectors, self.weight)
+
+    def vectors(self, patches: Tensor) -> Tensor:
+        """Compute the vectors c_z of patches, (B, N, D'); their products with the rows of W are attributions."""
+        return self.patch_scale * self._project(patches, self.normalise and self.reading == "patch")
+
+    def _project(self, embeddings: Tensor, normalise: bool) -> Tensor:
+        if self.projection is not None:
+            embeddings = F.linear(embeddings, self.projection)
+        return F.normalize(embeddings, dim=-1) if normalise else embeddings
+
+
+@checks_choices
+def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
+    """Fix a model's own linear head. Its rows are centred, which changes no probability.
+
+    Args:
+        target: the model.
+        reading: see `FixedHead`.
+        patch_scale: see `FixedHead`.
+
+    Raises:
+        InputError: for a model without a linear head.
+    """
+    if not isinstance(target.head, nn.Linear):
+        raise InputError(
+            f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
+            " explainer.projection, or fit a head with experiment=linear_head"
+        )
+    weight, bias = target.head.weight.detach(), target.head.bias
+    centred = None if bias is None else bias.detach() - bias.detach().mean()
+    return FixedHead(weight - weight.mean(0), normalise=False, bias=centred, reading=reading, patch_scale=patch_scale)
+
+
+def projected_head(target: TargetModel, weight: Tensor, **settings: Any) -> FixedHead:
+    """Fix a head that multiplies a model's embeddings by W.
+
+    Args:
+        target: the model.
+        weight: W, (K, D'). If D' is not D, the width of the model's embeddings, the model's own head projects them to
+            D' first, as CLIP's visual projection does.
+        settings: `normalise`, `scale`, `reading` and `patch_scale`, see `FixedHead`.
+
+    Raises:
+        InputError: if neither the model's embeddings nor the outputs of its own head have the width of W.
+    """
+    if weight.shape[1] == target.embed_dim:
+        return FixedHead(weight, **settings)
+    projection = getattr(target.head, "weight", torch.empty(0)).detach()
+    if projection.shape[:1] != weight.shape[1:]:
+        raise InputError(
+            f"expected W for embeddings of width {target.embed_dim}, or a model that projects them to"
+            f" {weight.shape[1]}, got a head of {list(projection.shape)}: take CLIP's own image tower"
+        )
+    return FixedHead(weight, projection, **settings)
