@@ -107,7 +107,7 @@ def table(sweep: Sequence[dict[str, float]], best: Point) -> str:
     return "\n".join(lines)
 
 
-def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: Agreement) -> str:
+def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: str) -> str:
     """One line: the selected point, and how it changes the accuracy and the metric that selected it.
 
     >>> rows = [{"lambda_1": 1.0, "lambda_2": value, "accuracy": 0.9, "iou": value} for value in (0.0, 0.5)]
@@ -119,7 +119,7 @@ def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: A
     return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"
 
 
-def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, float], select: Agreement) -> None:
+def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, float], select: str) -> None:
     """Log the metrics of all points as curves over λ₂ to the trainer's loggers, and print the summary."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):

@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -44,10 +44,6 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
     target.head = FixedHead(**tensors, **scales, **identity["head"])
     target.classes = identity["classes"]
     return target.eval()
-
-
-Role = Literal["predicting", "explaining", "onto"]
-"""What a model is for in a transfer, see `ExplainabilityVector`."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def read_parents(target: TargetModel, predicting: str | None, explaining: str, o
     return parents
 
 
-def _read_parent(role: Role, path: str, target: TargetModel) -> Parent:
+def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
     """Read a model from a file, and check that it was trained from the base model, as its role requires."""
     identity, weights = read_weights(path)
     model = identity.get("target", {})
