@@ -48,7 +48,7 @@ from explainers.saved.records import versions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths
-from explainers.transformer.tracing import trace
+from explainers.transformer.recording import record_pass
 
 GROUPS = ("decompx", "plus", "masks", "batch", "sweep", "globenc")
 
@@ -130,7 +130,7 @@ def of_sweep(
 
 
 def of_globenc(target: TargetModel, images: Tensor) -> Iterator[Comparison]:
-    with trace(target, attention=True) as record:
+    with record_pass(target, attention=True) as record:
         target.embed(target.normalise(images))
     numbers = record.attention[-1], value_paths(target, record.values[-1], -1), record.inputs[-1]
     ours, other = (partial(norms, *numbers) for norms in (contribution_norms, forward_decomposition.contribution_norms))

@@ -13,7 +13,7 @@ from explainers.posthoc.propagation import LRP_RULES, positive_seeds
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, embed_tokens, num_prefix_tokens
-from explainers.transformer.tracing import Trace, trace
+from explainers.transformer.recording import Record, record_pass
 
 
 def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class RawAttention(Transitions):
 
     ignores_classes = True
 
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         return [weights.mean(1)[:, None] for weights in record.attention[start:]]
 
 
@@ -69,7 +69,7 @@ class AttentionGradCAM(Transitions):
         super().__init__(target, grid, output, layer)
         self.relu = relu
 
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, prefix = record.attention[start:], num_prefix_tokens(self.target)
         found = gradients(maps)
         matrices = [
@@ -87,7 +87,7 @@ class GenAtt(Transitions):
 
     identity, weight = 1.0, 1.0
 
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps = record.attention[start:]
         return [positive_attention(*pair) for pair in zip(maps, gradients(maps), strict=True)]
 
@@ -116,7 +116,7 @@ class PartialLRP(Transitions):
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
         return positive_seeds(embeddings, functionals)
 
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         return [relevance.clamp(min=0).mean(2) for relevance in _relevance(record.attention[start:], gradients)]
 
 
@@ -150,11 +150,11 @@ class TransformerAttribution(WhiteBox):
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)
-        with trace(self.target, LRP_RULES, attention=True, start=self.start) as lrp:
+        with record_pass(self.target, LRP_RULES, attention=True, start=self.start) as lrp:
             embeddings = self.target.embed(self.target.normalise(images))
         seeds = positive_seeds(embeddings, functionals_of(embeddings))
         relevance = _relevance(lrp.attention[self.start :], partial(lrp.gradients, embeddings, seeds))
-        with trace(self.target, self.rules, attention=True, start=self.start) as record:
+        with record_pass(self.target, self.rules, attention=True, start=self.start) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         found = record.gradients(embeddings, functionals_of(embeddings), record.attention[self.start :])
         matrices = [(each * part).clamp(min=0).mean(2) for each, part in zip(found, relevance, strict=True)]
@@ -187,7 +187,7 @@ class TAM(WhiteBox):
         self.grid.check(images)
         functionals, attention, gradients = None, [], []
         for alpha in torch.linspace(1, 0, self.steps).tolist():
-            with trace(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
+            with record_pass(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
                 embeddings = self.target.embed(alpha * self.target.normalise(images))
             if functionals is None:  # of the image itself
                 functionals, attention = functionals_of(embeddings), [weights.detach() for weights in record.attention]
@@ -215,7 +215,7 @@ class LeGrad(WhiteBox):
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)
-        with trace(self.target, self.rules, attention=True) as record:
+        with record_pass(self.target, self.rules, attention=True) as record:
             embeddings = self.target.embed(self.target.normalise(images))
             of_layers = [embed_tokens(self.target, tokens) for tokens in record.outputs]
         functionals = functionals_of(embeddings)

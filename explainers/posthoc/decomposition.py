@@ -11,7 +11,7 @@ from explainers.posthoc.layerwise import Transitions
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths
-from explainers.transformer.tracing import Trace
+from explainers.transformer.recording import Record
 
 
 def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class GlobEnc(Transitions):
     ignores_classes = True
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         matrices = []
         for layer in range(start, len(record.inputs)):
             paths = value_paths(self.target, record.values[layer], layer)
@@ -107,7 +107,7 @@ class ALTI(Transitions):
         self.sum_to = sum_to
 
     @torch.no_grad()
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         sums = record.middles if self.sum_to == "attention" else record.outputs
         return [
             alti_contributions(

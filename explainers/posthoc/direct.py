@@ -12,7 +12,7 @@ from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
 from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
 from explainers.transformer.blocks import blocks_of
-from explainers.transformer.direct_paths import check_direct, direct_paths
+from explainers.transformer.direct_paths import check_direct, direct_paths, record_direct
 
 
 class DirectPaths(nn.Module):
@@ -68,9 +68,9 @@ class DirectPaths(nn.Module):
     def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
         with torch.no_grad():
-            with direct_paths(self.target, self.blocks) as record:
+            with record_direct(self.target, self.blocks) as record:
                 embeddings = self.target.embed(self.target.normalise(images))
-            vectors = record.paths().float().sum(1)  # (B, N, D)
+            vectors = direct_paths(self.target, record).float().sum(1)  # (B, N, D)
         functionals = functionals_of(embeddings)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             scores = functionals.float() @ vectors.mT

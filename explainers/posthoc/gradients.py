@@ -11,7 +11,7 @@ from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of
-from explainers.transformer.tracing import Trace
+from explainers.transformer.recording import Record
 
 
 def input_x_gradient(tokens: Tensor, gradient: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class InputXGradient(Layerwise):
 
     linear = True
 
-    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]
         pairs = zip(tokens, gradients(tokens), strict=True)
         return [self.on_grid(input_x_gradient(x, gradient)) for x, gradient in pairs]
@@ -95,7 +95,7 @@ class AttIxG(Layerwise):
             raise InputError(f"expected a layer before the last one of {target.name}, whose next layer has an input")
         self.next_input = next_input
 
-    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start + self.next_input :]
         attention = record.attention[start : start + len(tokens)]
         return [
@@ -124,7 +124,7 @@ class GradCAM(Layerwise):
         super().__init__(target, grid, output, layer)
         self.relu, self.linear = relu, not relu
 
-    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]
         maps = [self.weighted(x, gradient) for x, gradient in zip(tokens, gradients(tokens), strict=True)]
         return [self.on_grid(scores.clamp(min=0) if self.relu else scores) for scores in maps]
@@ -145,15 +145,15 @@ class FullGrad(InputXGradient):
 
     biases = True
 
-    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, bias_maps = self._maps(record, gradients, start)
         return [layer_map + sum_of(bias_maps[i:]) for i, layer_map in enumerate(maps)]
 
-    def plus(self, record: Trace, gradients: Gradients, start: int) -> Tensor:
+    def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         maps, bias_maps = self._maps(record, gradients, start)
         return sum_of(maps + bias_maps)
 
-    def _maps(self, record: Trace, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _maps(self, record: Record, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
         """The maps of the inputs, and the summed maps of the biases, of each layer from `start` on: (B, V, P, P)."""
         tokens = record.inputs[start:]
         # Layers after the pooling, or of relative positions, have no tokens: their biases belong to no patch

@@ -9,7 +9,7 @@ from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of
-from explainers.transformer.tracing import Trace
+from explainers.transformer.recording import Record
 
 
 def layer_index(target: TargetModel, layer: int) -> int:
@@ -43,15 +43,15 @@ class Layerwise(WhiteBox):
         super().__init__(target, grid, output)
         self.start = layer_index(target, layer)
 
-    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""
         raise NotImplementedError
 
-    def plus(self, record: Trace, gradients: Gradients, start: int) -> Tensor:
+    def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         """Sum the maps of the layers from `start` on, (B, V, P, P) (SkipPLUS, Equation 3)."""
         return sum_of(self.layer_maps(record, gradients, start))
 
-    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+    def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.layer_maps(record, gradients, self.start)[0]
 
 
@@ -103,15 +103,15 @@ class Transitions(Layerwise):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1) -> None:
         super().__init__(target, grid, output, layer)
 
-    def transitions(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the matrices T_l (B, V, T, T) of the layers from `start` on."""
         raise NotImplementedError
 
-    def layer_maps(self, record: Trace, gradients: Gradients, start: int) -> list[Tensor]:
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         matrices = self.transitions(record, gradients, start)
         return [self.on_grid(self.readout(matrix.shape[-1]).to(matrix.dtype) @ matrix) for matrix in matrices]
 
-    def rollout(self, record: Trace, gradients: Gradients, start: int) -> Tensor:
+    def rollout(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         """Multiply the matrices of the layers from `start` on and read the row of the output (Equation 2)."""
         matrices = self.transitions(record, gradients, start)
         return self.on_grid(rollout(matrices, self.readout(matrices[-1].shape[-1]), self.identity, self.weight))
@@ -145,7 +145,7 @@ class Aggregation(WhiteBox):
 class PLUS(Aggregation):
     """Sums the maps of all layers: PLUS(f, A)(x) = Σ_l A(f_l)(x_l) (SkipPLUS, Equation 3)."""
 
-    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+    def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.method.plus(record, gradients, self.start)
 
 
@@ -175,5 +175,5 @@ class Rollout(Aggregation):
 
     method: Transitions
 
-    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+    def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.method.rollout(record, gradients, self.start)

@@ -11,7 +11,7 @@ from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths
-from explainers.transformer.tracing import Trace
+from explainers.transformer.recording import Record
 
 
 def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean") -> Tensor:
@@ -74,7 +74,7 @@ class TokenTM(WhiteBox):
         super().__init__(target, grid, output)
         self.transformed, self.scale, self.heads, self.mlp = transformed, scale, heads, mlp
 
-    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+    def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         row = self.readout(record.inputs[0].shape[1]).expand(1, 1, -1)
         layers = list(enumerate(zip(record.attention, gradients(record.attention), strict=True)))
         for layer, (attention, gradient) in reversed(layers):
@@ -90,7 +90,7 @@ class TokenTM(WhiteBox):
             return positive_attention(attention, gradient)
         return attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
 
-    def _weights(self, record: Trace, layer: int) -> tuple[Tensor, Tensor]:
+    def _weights(self, record: Record, layer: int) -> tuple[Tensor, Tensor]:
         """The transformation weights of attention and of the MLP, (B, T) each."""
         tokens, middle, output = record.inputs[layer], record.middles[layer], record.outputs[layer]
         if self.transformed == "stream":

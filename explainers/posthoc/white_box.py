@@ -12,8 +12,8 @@ from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
 from explainers.transformer.blocks import blocks_of, num_prefix_tokens, readout
+from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
-from explainers.transformer.tracing import Trace, trace
 
 Output = Literal["logit", "probability", "log_odds"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -110,7 +110,7 @@ class WhiteBox(nn.Module):
             return self.explain_all(images, lambda _: functionals[:, None])[:, 0]
         return self.explain_all(images, lambda _: functionals)
 
-    def heatmaps(self, record: Trace, gradients: Gradients) -> Tensor:
+    def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         """Compute heatmaps (B, V, P, P) from the record of a forward pass and gradients of what it recorded."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class WhiteBox(nn.Module):
         self.grid.check(images)
         # Without gradients, the graph would be memory for nothing
         start = len(blocks_of(self.target)) if self.ignores_classes else self.start
-        with trace(self.target, self.rules, self.attention, self.biases, start) as record:
+        with record_pass(self.target, self.rules, self.attention, self.biases, start) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         functionals = self.seeds(embeddings, functionals_of(embeddings))  # outside, where no rule changes the head
         heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))

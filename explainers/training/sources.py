@@ -8,7 +8,7 @@ from torch import Tensor
 
 from explainers.saved.identity import Identity, recipe
 from explainers.target import TargetModel
-from explainers.transformer.direct_paths import direct_paths
+from explainers.transformer.direct_paths import direct_paths, record_direct
 
 
 class Source(Protocol):
@@ -97,9 +97,9 @@ class Features:
         with torch.no_grad():
             if not self.direct:
                 return self._rows(normalised)
-            with direct_paths(self.target, self.direct) as record:
+            with record_direct(self.target, self.direct) as record:
                 rows = self._rows(normalised)
-            return rows | {"direct": record.paths()}
+            return rows | {"direct": direct_paths(self.target, record)}
 
     def _rows(self, normalised: Tensor) -> dict[str, Tensor]:
         """The embeddings and feature maps."""

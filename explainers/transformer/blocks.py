@@ -1,6 +1,6 @@
 """Blocks of timm's transformers: where they are, what their tokens are, and how the embedding reads them.
 
-Only this file and `tracing` know what is inside a block. They read ViT, DeiT, BEiT, ViTs with registers, average
+Only this file and `recording` know what is inside a block. They read ViT, DeiT, BEiT, ViTs with registers, average
 pooling or relative positions, EVA and DINOv3, and of Swin what does not need global attention.
 """
 
@@ -111,7 +111,7 @@ def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
 
     Args:
         target: a timm transformer.
-        values: value vectors of each head, (B, A, T, d), see `tracing.Trace`.
+        values: value vectors of each head, (B, A, T, d), see `recording.Record`.
         layer: index of the block.
 
     Raises:

@@ -5,6 +5,7 @@ relevance of a tensor x is x times its changed gradient. So one ordinary backwar
 seeds at once, and no operation divides by its own input.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -136,3 +137,68 @@ def conserved_residual(x: Tensor, update: Tensor) -> Tensor:
     With a and b, the sums of the relevance of both summands over an image, the first gets |a| / (|a| + |b|) of a + b.
     """
     return _ConservedResidual.apply(x, update)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def attention_factors(rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values with the gradients that the rules give them."""
+    if rules.attention == "halved":
+        return scale_gradient(q, 0.25), scale_gradient(k, 0.25), scale_gradient(v, 0.5)
+    return (q.detach(), k.detach(), v) if rules.attention == "frozen" else (q, k, v)
+
+
+def residual(rules: Rules, x: Tensor, update: Tensor) -> Tensor:
+    """Return x + update, the result of a skip connection, with the gradient that the rules give it."""
+    if rules.residual == "sum":
+        return x + update
+    return signed_residual(x, update, rules.gamma) if rules.residual == "signed" else conserved_residual(x, update)
+
+
+def _linear(rules: Rules, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = F.linear(x, weight, bias)
+    return linear(x, weight, y) if rules.linear == "positive" else y
+
+
+def _layer_norm(rules: Rules, *args: Any, **options: Any) -> Tensor:
+    return (layer_norm if rules.norm == "frozen" else F.layer_norm)(*args, **options)
+
+
+def _rms_norm(rules: Rules, *args: Any, **options: Any) -> Tensor:
+    return (rms_norm if rules.norm == "frozen" else F.rms_norm)(*args, **options)
+
+
+def _gelu(rules: Rules, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    y = F.gelu(x, *args, **options)
+    return activation(x, y) if rules.activation == "ratio" else y
+
+
+def _silu(rules: Rules, x: Tensor, inplace: bool = False) -> Tensor:
+    return activation(x, F.silu(x)) if rules.activation == "ratio" else F.silu(x)
+
+
+def _relu(rules: Rules, x: Tensor, inplace: bool = False) -> Tensor:
+    return activation(x, F.relu(x)) if rules.activation == "ratio" else F.relu(x)
+
+
+def _sigmoid(rules: Rules, x: Tensor) -> Tensor:
+    return x.sigmoid().detach() if rules.activation == "ratio" else x.sigmoid()
+
+
+def _multiply(rules: Rules, x: Tensor, other: Any) -> Tensor:
+    both = isinstance(other, Tensor) and x.shape == other.shape and x.requires_grad and other.requires_grad
+    if both and rules.activation == "ratio":
+        return scale_gradient(x, 0.5) * scale_gradient(other, 0.5)
+    return torch.mul(x, other)
+
+
+RULED: dict[Any, Callable[..., Tensor]] = {
+    F.linear: _linear,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.gelu: _gelu,
+    F.silu: _silu,
+    F.relu: _relu,
+    torch.sigmoid: _sigmoid,
+    torch.Tensor.sigmoid: _sigmoid,
+    torch.Tensor.mul: _multiply,
+}
+"""Operation → the same with the gradient that rules give it; its first argument are the rules."""

@@ -10,7 +10,7 @@ from explainers.errors import InputError
 from explainers.posthoc import decomposition as methods
 from explainers.posthoc.decomposition import alti_contributions, contribution_norms
 from explainers.transformer.blocks import value_paths
-from explainers.transformer.tracing import trace
+from explainers.transformer.recording import record_pass
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
 ALL = ["GlobEnc", "ALTI", "GlobEnc-Rollout", "ALTI-Rollout", "GlobEnc-PLUS"]
@@ -72,7 +72,7 @@ def test_the_library_knows_the_same_parts(model, images):
     model = model.double()
     with slow.in_double():
         normalised = model.normalise(images[:2])
-        with trace(model, attention=True) as record:
+        with record_pass(model, attention=True) as record:
             model.embed(normalised)
         for image in range(2):
             seen = slow.walk(model, normalised[image])
@@ -112,7 +112,7 @@ def test_a_token_that_only_sees_itself_contributes_alone():
 @pytest.mark.parametrize("name", ["GlobEnc", "ALTI"])
 def test_rows_of_all_layers_sum_to_one(model, grid, images, name):
     method = posthoc.build(name, model, grid)
-    with trace(model, attention=True) as record:
+    with record_pass(model, attention=True) as record:
         model.embed(model.normalise(images))
     matrices = method.transitions(record, None, 0)
     assert len(matrices) == len(record.inputs)

@@ -6,7 +6,7 @@ import torch
 from references_attention import SWIN, agree
 
 from explainers.errors import InputError
-from explainers.transformer.direct_paths import direct_paths
+from explainers.transformer.direct_paths import direct_paths, record_direct
 
 MODELS = {name: model for name, model in slow.MODELS.items() if name != "distilled"}
 MODELS["average_of_normalised"] = ("vit_tiny_patch16_224", {"global_pool": "avg", "fc_norm": False})
@@ -43,9 +43,9 @@ def moved(seen, layer, token):
 
 
 def paths_of(target, images, blocks):
-    with torch.no_grad(), direct_paths(target, blocks) as record:
+    with record_direct(target, blocks) as record:
         target.embed(target.normalise(images))
-    return record.paths()
+    return direct_paths(target, record)
 
 
 def test_each_path_is_what_attention_moves_from_the_patch(model, images):
@@ -77,10 +77,10 @@ def test_recording_leaves_the_model_and_its_output_as_they_are(target, images):
     normalised = target.normalise(images)
     with torch.no_grad():
         before = target.embed(normalised)
-        with direct_paths(target, [1]) as record:
+        with record_direct(target, [1]) as record:
             inside = target.embed(normalised)
         torch.testing.assert_close(inside, before)
-    assert record.paths().shape == (5, 1, 16, 24)
+    assert direct_paths(target, record).shape == (5, 1, 16, 24)
     assert not target.backbone.blocks[1].attn.fused_attn
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
 
@@ -101,9 +101,7 @@ def test_what_has_no_known_direct_paths_is_refused(target, make_target):
         "^expected a transformer with blocks": (make_target("test_resnet"), [0]),
     }
     for line, (model, blocks) in lines.items():
-        with pytest.raises(InputError, match=line), direct_paths(model, blocks):
+        with pytest.raises(InputError, match=line), record_direct(model, blocks):
             pass
-    with direct_paths(target, [0]) as record:
+    with pytest.raises(InputError, match="recorded 0 blocks.*once inside the context$"), record_direct(target, [0]):
         pass
-    with pytest.raises(InputError, match="recorded 0: embed images once inside the context$"):
-        record.paths()

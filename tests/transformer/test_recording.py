@@ -10,8 +10,8 @@ from explainers.errors import InputError
 from explainers.posthoc.attention import GenAtt
 from explainers.posthoc.gradients import AttIxG, FullGrad
 from explainers.posthoc.propagation import FROZEN, LRP_RULES
+from explainers.transformer.recording import record_pass
 from explainers.transformer.rules import Rules
-from explainers.transformer.tracing import trace
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
@@ -48,7 +48,7 @@ def embed(target, images):
 
 
 def recorded(target, images, *args, **kwargs):
-    with trace(target, *args, **kwargs) as record:
+    with record_pass(target, *args, **kwargs) as record:
         embeddings = embed(target, images)
     return record, embeddings
 
@@ -110,7 +110,7 @@ def test_the_model_is_as_before(target, images):
     record.gradients(embeddings, torch.ones(5, 2, embeddings.shape[1]), record.inputs)
     assert_equal(condition(target), before)
     assert torch.is_grad_enabled()
-    with pytest.raises(KeyError, match="inside"), trace(target, FROZEN):
+    with pytest.raises(KeyError, match="inside"), record_pass(target, FROZEN):
         embed(target, images)
         raise KeyError("inside")
     assert_equal(condition(target), before)
@@ -193,12 +193,12 @@ def test_gradients_end_where_the_trace_starts(make_target, images):
 
 def test_what_cannot_be_recorded_is_refused(make_target, images):
     target = make_target()
-    with pytest.raises(InputError, match="recorded 0 blocks"), trace(target):
+    with pytest.raises(InputError, match="recorded 0 blocks"), record_pass(target):
         pass
-    with pytest.raises(InputError, match="recorded 4 blocks"), trace(target):
+    with pytest.raises(InputError, match="recorded 4 blocks"), record_pass(target):
         embed(target, images)
         embed(target, images)
-    with pytest.raises(InputError, match="test_resnet.*such as RISE"), trace(make_target("test_resnet")):
+    with pytest.raises(InputError, match="test_resnet.*such as RISE"), record_pass(make_target("test_resnet")):
         pass
 
 
@@ -211,7 +211,7 @@ def test_methods_that_need_global_attention_refuse_windows(make_target, grid, me
 def test_the_memory_of_a_trace_is_free_without_the_garbage_collector(target, images):
     gc.disable()
     try:
-        with trace(target, attention=True, biases=True) as record:
+        with record_pass(target, attention=True, biases=True) as record:
             embeddings = target.embed(target.normalise(images))
         record.gradients(embeddings, torch.ones(len(images), 1, target.embed_dim), record.inputs)
         tokens = weakref.ref(record.inputs[0])

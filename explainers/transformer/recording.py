@@ -1,0 +1,240 @@
+"""What happens inside a transformer: one forward pass is recorded, one backward pass gives all gradients."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from explainers.errors import InputError
+from explainers.target import TargetModel
+from explainers.transformer.blocks import blocks_of
+from explainers.transformer.rules import RULED, Rules, attention_factors, residual
+
+BIASED = {F.linear: 2, F.layer_norm: 3}
+"""Operation with a bias → the position of the bias among its arguments."""
+
+
+class Record(TorchFunctionMode):
+    """Records one forward pass of a transformer; made by `record_pass`, or by `record_direct` for direct paths alone.
+
+    Args:
+        blocks: indices of the blocks whose attention is recorded.
+        rules: rules of the backward pass.
+        attention: record attention weights and value vectors.
+        biases: record the biases and the outputs of their layers.
+        start: index of the first block whose gradients are wanted.
+        rows: number of tokens T → mask (T,) of the rows of attention to record, without a gradient. Tokens are then not
+            recorded, except `final`. None records all rows, tokens and their graph.
+
+    Attributes:
+        inputs: the input x_l of each block, (B, T, D); of Swin (B, h, w, D).
+        outputs: the output of each block.
+        middles: the tokens between attention and MLP, with the skip connection. Recorded with the attention.
+        attention: attention weights of each of `blocks`, (B, A, T, T); rows attend to columns.
+        values: value vectors of each of `blocks`, (B, A, T, d). Recorded with the attention.
+        biases: for each block, pairs of the output of a linear or normalisation layer and its bias. Layers after a
+            block, such as the final normalisation, count as a part of it.
+        final: the output of the last block, without a gradient.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        rules: Rules,
+        attention: bool,
+        biases: bool = False,
+        start: int = 0,
+        rows: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.blocks = tuple(blocks)
+        self.rules = rules
+        self.records_attention = attention
+        self.records_biases = biases
+        self.start = start
+        self.rows = rows
+        self.entered = 0
+        self.inputs: list[Tensor] = []
+        self.middles: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.attention: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.biases: list[list[tuple[Tensor, Tensor]]] = []
+        self.final = torch.empty(0)
+
+    def gradients(self, embeddings: Tensor, functionals: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Compute the gradients of V linear functionals of the embedding, in one backward pass that all V share.
+
+        Args:
+            embeddings: the embeddings of the recorded forward pass, (B, D).
+            functionals: v, (B, V, D).
+            tensors: recorded tensors, (B, ...) each.
+
+        Returns:
+            For each tensor its gradients, (B, V, ...).
+        """
+        seeds = functionals.to(embeddings.dtype).movedim(1, 0)  # (V, B, D)
+        batched = len(seeds) > 1  # batching has a cost of its own
+        with torch.inference_mode(False):
+            gradients = torch.autograd.grad(
+                embeddings,
+                list(tensors),
+                seeds if batched else seeds[0],
+                is_grads_batched=batched,
+                retain_graph=True,
+                allow_unused=True,  # such as queries, when attention is frozen
+            )
+        return [
+            torch.zeros_like(tensor)[:, None].expand(-1, len(seeds), *[-1] * (tensor.dim() - 1))
+            if gradient is None
+            else gradient.movedim(0, 1)
+            if batched
+            else gradient[:, None]
+            for tensor, gradient in zip(tensors, gradients, strict=True)
+        ]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.entered and func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if not self.entered or self.rows is not None:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.add:
+            return self._add(*args, **kwargs)
+        result = RULED[func](self.rules, *args, **kwargs) if func in RULED else func(*args, **kwargs)
+        if self.records_biases and func in BIASED:
+            bias = (*args, *[None] * 4)[BIASED[func]] if "bias" not in kwargs else kwargs["bias"]
+            if bias is not None:
+                self.biases[-1].append((result, bias))
+        return result
+
+    def enter_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Record the input of a block (a forward pre-hook); gradients end at the input of block `start`."""
+        self.entered += 1
+        if self.rows is not None:
+            return args
+        tokens = args[0].detach().requires_grad_() if len(self.inputs) == self.start else args[0]
+        self.inputs.append(tokens)
+        self.biases.append([])
+        return tokens, *args[1:]
+
+    def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Record the input of a block's second normalisation (a forward pre-hook)."""
+        if self.records_attention and self.rows is None:
+            self.middles.append(args[0])
+
+    def leave_block(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        """Record the output of a block (a forward hook)."""
+        self.final = output.detach()
+        if self.rows is None:
+            self.outputs.append(output)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        q, k, v = attention_factors(self.rules, q, k, v)
+        if self.records_attention and self.rows is None:
+            weights = attention_scores(q, k, attn_mask, scale).softmax(-1).to(v.dtype)
+            if self.rules.attention == "frozen":
+                weights.requires_grad_()  # so that its own gradient can still be asked for
+            self.attention.append(weights)
+            self.values.append(v)
+            return weights @ v
+        if self.rows is not None and self.entered - 1 in self.blocks:
+            read = self.rows(q.shape[2])
+            scores = attention_scores(q[:, :, read], k, None if attn_mask is None else attn_mask[..., read, :], scale)
+            self.attention.append(scores.float().softmax(-1).to(v.dtype).detach())
+            self.values.append(v.detach())
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+
+    def _add(self, x: Tensor, other: Any, **options: Any) -> Tensor:
+        if self.rules.residual == "sum":
+            return torch.add(x, other, **options)
+        stream = self.inputs[-1]  # only sums of its size are skip connections; rotary embeddings add parts of heads
+        is_residual = isinstance(other, Tensor) and other.shape == x.shape
+        if not is_residual or x.dim() < 2 or (x.numel(), x.shape[-1]) != (stream.numel(), stream.shape[-1]):
+            return torch.add(x, other, **options)
+        return residual(self.rules, x, other)
+
+
+def attention_scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Compute the scores before the softmax, (B, A, R, T), of R queries q (B, A, R, d) and T keys k (B, A, T, d)."""
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
+    return scores if mask is None else scores + mask
+
+
+@contextmanager
+def record_pass(
+    target: TargetModel, rules: Rules | None = None, attention: bool = False, biases: bool = False, start: int = 0
+) -> Iterator[Record]:
+    """Record the forward pass of a transformer that runs inside this context, with its graph.
+
+    Gradients are enabled inside, also under `torch.no_grad`. Afterwards, hooks and flags of the model are as before.
+
+    Args:
+        target: the model to record; a timm transformer.
+        rules: rules of the backward pass; by default it computes gradients.
+        attention: record attention weights and value vectors, which the fused attention does not compute.
+        biases: record the biases and the outputs of their layers.
+        start: index of the first block whose gradients are wanted.
+
+    Raises:
+        InputError: for models without transformer blocks, and unless exactly one forward pass ran inside.
+
+    >>> import timm
+    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
+    >>> with record_pass(target, attention=True) as record:
+    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
+    >>> gradients = record.gradients(embeddings, torch.ones(1, 1, 64), record.inputs)
+    >>> len(record.inputs), record.attention[0].shape, gradients[0].shape
+    (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
+    """
+    record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start)
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for weight in [weight for weight in target.parameters() if weight.requires_grad]:
+            stack.callback(weight.requires_grad_)
+            weight.requires_grad_(False)  # or autograd would keep the input of every layer for the weight's gradient
+        if getattr(target.backbone, "grad_checkpointing", False):
+            stack.callback(setattr, target.backbone, "grad_checkpointing", True)
+            target.backbone.grad_checkpointing = False  # it would run the blocks twice
+        stack.enter_context(attached(record, target))
+        yield record
+
+
+@contextmanager
+def attached(record: Record, target: TargetModel) -> Iterator[None]:
+    """Let a record see the blocks of a target while one forward pass runs; hooks and flags are afterwards as before.
+
+    Raises:
+        InputError: unless exactly one forward pass ran inside.
+    """
+    blocks: list[Any] = blocks_of(target)
+    with ExitStack() as stack:
+        for number, block in enumerate(blocks):
+            stack.callback(block.register_forward_pre_hook(record.enter_block).remove)
+            stack.callback(block.norm2.register_forward_pre_hook(record.leave_attention).remove)
+            stack.callback(block.register_forward_hook(record.leave_block).remove)
+            if number in record.blocks:
+                stack.callback(setattr, block.attn, "fused_attn", block.attn.fused_attn)
+                block.attn.fused_attn = True  # the one call that `_attend` replaces
+        stack.enter_context(record)
+        yield
+    wanted = len(record.blocks) if record.records_attention else 0
+    if record.entered != len(blocks) or len(record.attention) != wanted:
+        raise InputError(
+            f"expected one forward pass of the {len(blocks)} blocks of {target.name}, recorded {record.entered} blocks"
+            f" and {len(record.attention)} attention maps: run target.embed once inside the context"
+        )
