@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.saved.identity import Identity, weights_hash
+from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_identity, read_weights
 from explainers.target import TargetModel
@@ -31,19 +31,25 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
     """
     identity, weights = read_weights(head)
     target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model, head=nn.Identity())
-    if "head" not in identity or "head.weight" not in weights:
-        raise InputError(f"expected the model.safetensors of a self-explaining model, got {head}")
+    fixed = _fixed_head(identity, weights, head)
     backbone = part(weights, "backbone")
     check_alike(target.backbone.state_dict(), backbone, str(head))
     own = target.backbone_identity()
     check_identity(identity["target"], {key: own[key] for key in own if key != "backbone_sha256"}, head)
     target.backbone.load_state_dict(backbone)
-    fixed = part(weights, "head")
-    tensors: dict[str, Any] = {name: fixed.get(name) for name in ("weight", "projection", "bias")}
-    scales: dict[str, Any] = {name: fixed[name].item() for name in ("scale", "patch_scale")}
-    target.head = FixedHead(**tensors, **scales, **identity["head"])
+    target.head = fixed
     target.classes = identity["classes"]
     return target.eval()
+
+
+def _fixed_head(identity: Identity, weights: State, path: str | Path) -> FixedHead:
+    """Build the head from the identity and the weights in a file."""
+    if "head" not in identity or "head.weight" not in weights:
+        raise InputError(f"expected the model.safetensors of a self-explaining model, got {path}")
+    saved = part(weights, "head")
+    tensors: dict[str, Any] = {name: saved.get(name) for name in ("weight", "projection", "bias")}
+    scales: dict[str, Any] = {name: saved[name].item() for name in ("scale", "patch_scale")}
+    return FixedHead(**tensors, **scales, **identity["head"])
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Parent:
     Attributes:
         weights: state dict of the backbone.
         sha256: hash of these weights.
-        head: identity of the fixed head, and names of the classes.
+        head: identity of what computes logits from embeddings, and names of the classes.
     """
 
     weights: State
@@ -111,5 +117,13 @@ def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
             f"expected for explainer.{role} a model fine-tuned from the base model (SHA-256 {base_hash[:12]}), got one"
             f" from another base model ({identity.get('base_sha256', '')[:12]}) in {path}"
         )
-    head = {key: model[key] for key in target.head_identity()} | {"classes": identity["classes"]}
+    fixed = _fixed_head(identity, weights, path)
+    fixed.reading = "patch"  # how patches are read changes no logit
+    fixed.patch_scale.fill_(1)
+    head = {
+        "num_classes": fixed.out_features,
+        "head_architecture_sha256": architecture_hash(fixed),
+        "head_sha256": weights_hash(fixed),
+        "classes": identity["classes"],
+    }
     return Parent(part(weights, "backbone"), model["backbone_sha256"], head)

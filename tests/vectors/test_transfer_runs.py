@@ -183,6 +183,16 @@ def test_a_vector_between_two_tasks_is_refused(build, target, grid, tmp_path, cl
     refused(build, rf"models of one task with one head, got a difference in {told} .*/other/", explaining=other)
 
 
+def test_models_of_one_task_may_read_patches_differently(build, target, grid, files, tmp_path):
+    """As experiment=quickstart_predicting and quickstart_explaining do."""
+    module = SelfExplaining(copy.deepcopy(target), grid, reading="difference", alpha=0.8, weights=files["predicting"])
+    module.target.head.patch_scale.fill_(0.3)
+    transferred = build(explaining=str(module.export(tmp_path)))
+    transferred(Marked(2)[torch.arange(2)]["image"])
+    head = transferred.model.target.head
+    assert (head.reading, head.patch_scale.item()) == ("difference", pytest.approx(0.3))
+
+
 def test_a_vector_between_models_of_other_classes_is_refused(build, target, grid, files, tmp_path):
     module = SelfExplaining(copy.deepcopy(target), grid, alpha=0.8, weights=files["predicting"])
     module.target.classes = ["cat", "dog", "bird"]
