@@ -16,7 +16,6 @@ patch stays visible. Patches are numbered row by row. A letter for a shape means
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -28,8 +27,6 @@ SHORTCUTS = {"load": "explainers.share", "overlay": "explainers.report.overlays"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version("transferable-explainers")
     if name not in SHORTCUTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(SHORTCUTS[name]), name)
