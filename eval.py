@@ -112,7 +112,7 @@ def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
     }
     explainers |= posthoc.build_all(cfg.methods, target, instantiate(cfg.grid), wanted)
     only = {"measured": names} if explainers.keys() - set(names) else {}
-    return instantiate(cfg.evaluation, target=target, explainers=explainers, **only)
+    return instantiate(cfg.evaluation)(target=target, explainers=explainers, **only)
 
 
 @rank_zero_only

@@ -85,7 +85,7 @@ def test_every_measurement_is_made_on_the_device(make_target, grid, tmp_path):
 
     def measure(callbacks, device):
         settings = {"removals": ["zero", "black"], "levels": 3, "reference": "self"} | every
-        evaluation = Evaluation(target, grid, explainers, list(CURVES), **settings)
+        evaluation = Evaluation(grid, curves=list(CURVES), **settings)(target, explainers)
         trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **device)
         trainer.test(evaluation, data, verbose=False)
         return evaluation.results

@@ -29,7 +29,7 @@ from explainers.vectors.projections import prototypes_of, text_of
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
 BUILDERS = {
-    Evaluation: partial(Evaluation, explainers={}),
+    Evaluation: lambda target, **settings: Evaluation(**settings),
     TwoPointStudy: partial(TwoPointStudy, explainers={}),
     TVE: partial(TVE, network=LIGHT),
     Shapley: partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0], width=12)),

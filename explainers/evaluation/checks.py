@@ -1,5 +1,7 @@
 """What an evaluation requires of its target, and of the heatmaps that explainers return."""
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 from explainers.errors import InputError
@@ -14,6 +16,15 @@ def check_target(target: TargetModel, grid: PatchGrid) -> None:
         raise InputError(
             f"expected a target with 2 classes or more, got {target.num_classes}: the probability of a single class is"
             " 1 for every image, so give a head that tells classes apart"
+        )
+
+
+def check_reference(reference: str | None, explainers: Collection[str]) -> None:
+    """Raise an InputError unless the explainer to compare with is one of these names, or `None`."""
+    if reference is not None and reference not in explainers:
+        raise InputError(
+            f"expected reference to be one of the explainers {', '.join(explainers)}, got {reference}: add it to them,"
+            " or compare with none (evaluation.reference=null)"
         )
 
 

@@ -1,10 +1,12 @@
-"""Forward passes of the target that an explainer announces, and those that it takes."""
+"""What an explanation costs: forward passes of the target, announced and counted, seconds, and memory of the GPU."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from explainers.target import TargetModel
@@ -20,6 +22,39 @@ def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
     {'chance': 1}
     """
     return {name: getattr(explainer, "forward_passes", 1) for name, explainer in explainers.items()}
+
+
+def explain(
+    explainer: nn.Module, target: TargetModel, images: Tensor, classes: Tensor
+) -> tuple[Tensor, int, float, float]:
+    """Call an explainer, and measure what the call costs.
+
+    Args:
+        explainer: an explainer of the target.
+        target: the model whose forward passes are counted.
+        images: uint8, (B, C, H, W).
+        classes: the class to explain in each image, (B,).
+
+    Returns:
+        The heatmaps, (B, P, P), the number of images that went through the target, the seconds, and the peak memory
+        in GB, 0 without a GPU.
+    """
+    on_gpu = images.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(images.device)
+    start = now(images.device)
+    with counted_passes(target, explainer) as count:
+        heatmaps = explainer(images, classes)
+    seconds = now(images.device) - start
+    memory = torch.cuda.max_memory_allocated(images.device) / 1e9 if on_gpu else 0.0
+    return heatmaps, passes_taken(explainer, count, len(images)), seconds, memory
+
+
+def now(device: torch.device) -> float:
+    """Seconds, after the device has finished its queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @dataclass

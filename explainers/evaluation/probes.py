@@ -18,17 +18,18 @@ Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "rando
 GROUPS, SUBSETS, DRAWS = 10, 20, 4
 """Groups of SaCo; removed subsets of each of five sizes; noisy images of max-sensitivity."""
 
-METRICS: dict[str, Any] = {
+PROBES: dict[str, Any] = {
     "saco": SaCo,
     "sensitivity_n": SensitivityN,
     "infidelity": Infidelity,
     "max_sensitivity": MaxSensitivity,
     "randomisation": Randomisation,
 }
+"""Name → metric, whose `column` is the title of its column."""
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedBatch:
     """Images whose classes are explained.
 
     Args:
@@ -72,12 +73,14 @@ class Probes:
         """How often each explainer explains each image again."""
         return DRAWS * ("max_sensitivity" in self.names) + ("randomisation" in self.names)
 
-    def metrics(self) -> dict[str, Any]:
-        """A new metric for each measurement."""
-        return {name: METRICS[name]() for name in self.names}
+    def subsets(self, given: ExplainedBatch) -> tuple[Tensor, Tensor] | None:
+        """Random subsets of patches, which all explainers share, and the drops that their removal causes.
 
-    def subsets(self, given: Explained) -> tuple[Tensor, Tensor]:
-        """Random subsets of patches, which all explainers share, and what their removal costs: (B, M, N), (B, M)."""
+        Returns:
+            The visible patches, boolean (B, M, N), and the drops, (B, M); `None` if no measurement needs them.
+        """
+        if not self.shares:
+            return None
         num_patches = self.sweep.grid.num_patches
         keep = sized_coalitions(given.index, num_patches, subset_sizes(num_patches), SUBSETS)
         return keep, self._drops(given, keep)
@@ -87,7 +90,7 @@ class Probes:
         metrics: Mapping[str, Any],
         explainer: nn.Module,
         heatmaps: Tensor,
-        given: Explained,
+        given: ExplainedBatch,
         subsets: tuple[Tensor, Tensor] | None,
     ) -> None:
         """Update the metrics of one explainer.
@@ -98,8 +101,9 @@ class Probes:
         if "saco" in self.names:
             keep = salience_groups(scores, given.index, GROUPS)
             metrics["saco"].update(self._drops(given, keep), group_saliences(scores, keep))
-        for name in {"sensitivity_n", "infidelity"} & set(self.names):
-            metrics[name].update(heatmaps, *(subsets or self.subsets(given)))
+        if subsets is not None:
+            for name in {"sensitivity_n", "infidelity"} & set(self.names):
+                metrics[name].update(heatmaps, *subsets)
         if "max_sensitivity" in self.names and not cached:
             changes = max_sensitivity(explainer, given.images, given.classes, given.index, heatmaps, DRAWS)
             metrics["max_sensitivity"].update(changes)
@@ -107,7 +111,7 @@ class Probes:
             with replaced(self.sweep.target, self.weights):
                 metrics["randomisation"].update(heatmaps, explainer(given.images, given.classes))
 
-    def _drops(self, given: Explained, keep: Tensor) -> Tensor:
+    def _drops(self, given: ExplainedBatch, keep: Tensor) -> Tensor:
         """How much the probability of the class falls under masks (B, M, N): (B, M)."""
         with torch.no_grad():
             probabilities = self.sweep.logits(given.normalised, keep).softmax(-1)  # (B, M, K)

@@ -1,12 +1,13 @@
 """Agreement between two heatmaps of the same image: E-RMSE, also in units of the spread, IoU@K and rank correlation."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from explainers.errors import InputError, check_positive
+from explainers.metrics.means import MeanOfImages
 
 Agreement = Literal["e_rmse", "relative_error", "iou", "rank_correlation"]
 
@@ -150,37 +151,6 @@ class BestFactor(Metric):
         return (self.product / self.squares).float()
 
 
-class MeanOfImages(Metric):
-    """The mean of one number for each image, with its standard error; NaN is left out."""
-
-    full_state_update = False
-    higher_is_better = True
-    total: Tensor
-    squares: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("total", "squares", "count"):
-            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
-
-    def add(self, values: Tensor) -> None:
-        """Add the numbers of some images, (B,)."""
-        values = values[~values.isnan()].double()
-        self.total += values.sum()
-        self.squares += values.square().sum()
-        self.count += len(values)
-
-    def compute(self) -> Tensor:
-        return (self.total / self.count).float()
-
-    def standard_error(self) -> Tensor:
-        """The standard error of the mean over the images of all processes; NaN for a single image."""
-        with self.sync_context():
-            variance = (self.squares / self.count - (self.total / self.count).square()).clamp(min=0)
-            return (variance / (self.count - 1)).sqrt().float()
-
-
 class TopOverlap(MeanOfImages):
     """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images.
 
@@ -188,10 +158,12 @@ class TopOverlap(MeanOfImages):
         k: K, see `iou_at_k`.
     """
 
+    column = "IoU@{k} ↑"
+
     def __init__(self, k: int) -> None:
         super().__init__()
         check_positive(k=k)
-        self.k, self.column = k, f"IoU@{k} ↑"
+        self.k = k
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:
         self.add(iou_at_k(heatmaps.flatten(1), reference.flatten(1), self.k))
@@ -209,15 +181,19 @@ class RankCorrelation(MeanOfImages):
         self.add(spearman(heatmaps.flatten(1), reference.flatten(1)))
 
 
+AGREEMENTS: dict[str, Any] = {
+    "e_rmse": RootMeanSquaredError,
+    "relative_error": RelativeError,
+    "iou": TopOverlap,
+    "rank_correlation": RankCorrelation,
+}
+"""Name → metric, whose `column` is the title of its column; {k} stands for K."""
+
+
 def agreement_metrics(k: int) -> dict[str, Metric]:
     """Build a new metric for each name in `Agreement`.
 
     Args:
         k: K of IoU@K.
     """
-    return {
-        "e_rmse": RootMeanSquaredError(),
-        "relative_error": RelativeError(),
-        "iou": TopOverlap(k),
-        "rank_correlation": RankCorrelation(),
-    }
+    return {name: kind(k) if kind is TopOverlap else kind() for name, kind in AGREEMENTS.items()}

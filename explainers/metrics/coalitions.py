@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.metrics.agreement import MeanOfImages
+from explainers.metrics.means import MeanOfImages
 from explainers.sampling import random_patches
 
 FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9

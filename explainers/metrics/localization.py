@@ -1,7 +1,7 @@
 """Localization: whether the most important patches lie on the object, of which these data sets know the boxes."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric, MetricCollection
 
 from explainers.errors import InputError, checks_choices
-from explainers.metrics.agreement import MeanOfImages
+from explainers.metrics.means import MeanOfImages
 
 Localized = Literal["pointing_game", "average_precision", "segmentation"]
 
@@ -156,7 +156,7 @@ class PointingGame(MeanOfImages):
     (0.5, 0.5)
     """
 
-    column = "Hit rate ↑"
+    columns = {"pointing_game": "Hit rate ↑"}
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
         """Add images, with the arguments of `hits`."""
@@ -166,7 +166,7 @@ class PointingGame(MeanOfImages):
 class AveragePrecision(MeanOfImages):
     """Mean of `average_precision` over images; images with an empty `truth` are left out."""
 
-    column = "AP ↑"
+    columns = {"average_precision": "AP ↑"}
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
         """Add images, with the arguments of `average_precision`."""
@@ -226,23 +226,21 @@ class Segmentation(Metric):
         return result
 
 
-KINDS: dict[str, Any] = dict(zip(get_args(Localized), (PointingGame, AveragePrecision, Segmentation), strict=True))
+LOCALIZATIONS: dict[str, Any] = {
+    "pointing_game": PointingGame,
+    "average_precision": AveragePrecision,
+    "segmentation": Segmentation,
+}
+"""Name → metric, whose `columns` are the titles of its columns."""
 
 
 class Localization(MetricCollection):
-    """The metrics of some names, with their standard errors; `compute` leaves out numbers that are not defined.
-
-    >>> list(Localization(["segmentation"]).columns)
-    ['pixel_accuracy', 'mean_iou', 'mean_average_precision']
-    """
+    """The metrics of some names, with their standard errors; `compute` leaves out numbers that are not defined."""
 
     @checks_choices
     def __init__(self, names: Sequence[Localized] = ("pointing_game", "average_precision", "segmentation")) -> None:
         # Groups would merge metrics whose states are equal after the first batch
-        super().__init__({name: KINDS[name]() for name in names}, compute_groups=False)
-        self.columns: dict[str, str] = {}
-        for name in names:
-            self.columns |= Segmentation.columns if name == "segmentation" else {name: KINDS[name].column}
+        super().__init__({name: LOCALIZATIONS[name]() for name in names}, compute_groups=False)
 
     def compute(self) -> dict[str, Tensor]:
         means = {name: metric for name, metric in self.items() if isinstance(metric, MeanOfImages)}

@@ -88,6 +88,16 @@ def perturbation_sweep(
     return torch.stack([torch.cat([whole, removed, empty], -1), torch.cat([empty, preserved, whole], -1)], 2)
 
 
+def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
+    """Number → title of its column, of curves; `removal` is added to both, unless it is empty.
+
+    >>> curve_columns(["deletion"], "black")
+    {'deletion_black': 'Deletion ↓ (black)'}
+    """
+    suffix, note = (f"_{removal}", f" ({removal})") if removal else ("", "")
+    return {f"{name}{suffix}": f"{CURVES[name].title}{note}" for name in curves}
+
+
 class PerturbationCurves(Metric):
     """Areas and mean curves of perturbation sweeps, averaged over images.
 
@@ -145,12 +155,6 @@ class PerturbationCurves(Metric):
             self.add_state(name, torch.zeros(len(shapes), dtype=torch.double), dist_reduce_fx="sum")
         self.add_state("points", torch.zeros(len(shapes), levels, dtype=torch.double), dist_reduce_fx="sum")
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """Name of each number → title of its column."""
-        ends = ("", "") if not self.removal else (f"_{self.removal}", f" ({self.removal})")
-        return {f"{name}{ends[0]}": f"{CURVES[name].title}{ends[1]}" for name in self.curves}
-
     def update(self, outputs: Tensor) -> None:
         """Add the outputs of images, (B, 4, 2, levels), as `perturbation_sweep` returns them."""
         sides, factors = outputs[:, self.quantities].double(), self.factors.to(outputs.device)  # (B, A, 2, L)
@@ -176,7 +180,7 @@ class PerturbationCurves(Metric):
         mean, count = self.totals / self.counts, self.counts
         errors = ((self.squares / count - mean.square()).clamp(min=0) / (count - 1)).sqrt()
         result = {"images": self.images, "sparsity": self.sparsity}
-        for number, name in enumerate(self.columns):
+        for number, name in enumerate(curve_columns(self.curves, self.removal)):
             if count[number] > 0:
                 result |= {name: mean[number], f"{name}_curve": self.points[number] / count[number]}
             if count[number] > 1:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.metrics.agreement import MeanOfImages
+from explainers.metrics.means import MeanOfImages
 from explainers.metrics.perturbation import importance_order
 
 

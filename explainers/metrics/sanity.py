@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive
-from explainers.metrics.agreement import MeanOfImages, spearman
+from explainers.metrics.agreement import spearman
+from explainers.metrics.means import MeanOfImages
 from explainers.sampling import uniform
 
 NOISE = 0xA015E

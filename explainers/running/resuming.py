@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torchmetrics import Metric
 
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.evaluation import EvaluationModule
 from explainers.report.pictures import Pictures
 from explainers.saved.files import atomic, file_name, shared_by_all
 
@@ -120,7 +120,7 @@ class UnfinishedTest(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue from the file, if there is one of the same settings."""
-        if not isinstance(pl_module, Evaluation) or not self._path(trainer).exists():
+        if not isinstance(pl_module, EvaluationModule) or not self._path(trainer).exists():
             return
         state = torch.load(self._path(trainer), map_location="cpu", weights_only=True)
         if state["key"] != self.key or state["metrics"].keys() != _metrics(pl_module).keys():  # of another version
@@ -143,7 +143,7 @@ class UnfinishedTest(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not isinstance(pl_module, Evaluation):
+        if not isinstance(pl_module, EvaluationModule):
             return
         metrics = _metrics(pl_module)
         self.state = {

@@ -19,7 +19,10 @@ from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
-MODULES = {"evaluation": lambda *args: Evaluation(*args, levels=3), "study": lambda *args: TwoPointStudy(*args, 1, 4)}
+MODULES = {
+    "evaluation": lambda target, grid, explainers: Evaluation(grid, levels=3)(target, explainers),
+    "study": lambda *args: TwoPointStudy(*args, 1, 4),
+}
 
 
 @pytest.fixture(params=MODULES)
@@ -118,13 +121,13 @@ def test_the_accuracy_of_an_explainer_is_that_on_labelled_images(target, grid, d
     with torch.no_grad():
         predicted = [explaining.logits(sample["image"][None]).argmax().item() for sample in digits]
     labels = [predicted[0], (predicted[1] + 1) % 10][:known] + [-1] * (7 - known)
-    module, _ = measure(Evaluation(target, grid, {"own": explaining}, levels=3), relabelled(digits, labels))
+    module, _ = measure(Evaluation(grid, levels=3)(target, {"own": explaining}), relabelled(digits, labels))
     assert module.results["own"].get("accuracy") == accuracy
 
 
 @pytest.mark.parametrize("label", [-1, 10])
 def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, label):
-    module = Evaluation(target, grid, {"chance": Chance(None, grid)}, levels=3, classes="label")
+    module = Evaluation(grid, levels=3, classes="label")(target, {"chance": Chance(None, grid)})
     message = f"^expected labels from 0 to 9, got {min(label, 3)} to {max(label, 3)}, where -1 is an image without a"
     with pytest.raises(InputError, match=f"{message} label: take labelled images, or evaluation.classes=predicted$"):
         measure(module, relabelled(digits, [3, 3, label] * 2 + [3]))
@@ -132,7 +135,7 @@ def test_a_label_that_is_no_class_cannot_be_explained(target, grid, digits, labe
 
 def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid, digits):
     one, several = (
-        measure(Evaluation(target, grid, {"chance": Chance(None, grid)}, levels=3), digits[:count])[0]
+        measure(Evaluation(grid, levels=3)(target, {"chance": Chance(None, grid)}), digits[:count])[0]
         for count in (1, 2)
     )
     assert "fidelity_plus_error" not in one.results["chance"] and "fidelity_plus_error" in several.results["chance"]
@@ -150,14 +153,13 @@ def test_a_single_image_has_no_standard_error_in_results_and_tables(target, grid
         ({"agreement": ["iou"], "k": 0}, "expected k from 1 to 16, got k=0"),
     ],
 )
-def test_numbers_of_an_evaluation_are_checked(target, grid, settings, message):
-    for explainers in ({}, {"chance": Chance(None, grid)}):
-        with pytest.raises(InputError, match=f"^{message}$"):
-            Evaluation(target, grid, explainers, **settings)
+def test_numbers_of_an_evaluation_are_checked(grid, settings, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
+        Evaluation(grid, **settings)
 
 
-def test_k_does_not_matter_without_iou(target, grid):
-    assert Evaluation(target, grid, {}, agreement=["e_rmse"], k=17).k == 17
+def test_k_does_not_matter_without_iou(grid):
+    assert Evaluation(grid, agreement=["e_rmse"], k=17).k == 17
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ COLUMNS_OF_THEIR_OWN = {"curves": ["deletion"], "localization": [], "agreement":
 """Arguments that add or leave out columns, and change no number of another one."""
 NO_NUMBER = {
     "explainers": "names of rows: two different rows of one name are refused",
-    "measured": "names of rows",
     "chunk_size": "memory",
 }
 
@@ -52,8 +51,8 @@ def other_weights(target):
 
 def evaluation(target, grid, **changed):
     explainers = {name: Chance(None, grid, seed) for seed, name in enumerate(("one", "other"))}
-    settings = {"reference": "one", "levels": 3, "agreement": ["rank_correlation"]} | changed
-    return Evaluation(**{"target": target, "grid": grid, "explainers": explainers} | settings)
+    settings = {"grid": grid, "reference": "one", "levels": 3, "agreement": ["rank_correlation"]} | changed
+    return Evaluation(**settings)(target, explainers)
 
 
 def study(target, grid, **changed):
@@ -70,7 +69,7 @@ def write(path, module, name, **content):
 def test_every_argument_counts_or_has_a_reason(build, target, grid, tmp_path):
     kind = {evaluation: Evaluation, study: TwoPointStudy}[build]
     first = write(tmp_path / "first", build(target, grid), "first")
-    for name in inspect.signature(kind).parameters:
+    for name in {"target", *inspect.signature(kind).parameters}:
         if name in NO_NUMBER:
             continue
         value = COLUMNS_OF_THEIR_OWN[name] if name in COLUMNS_OF_THEIR_OWN else COUNTS[name](target, grid)

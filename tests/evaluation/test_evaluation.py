@@ -45,7 +45,7 @@ def both(target, grid):
 
 def evaluate(target, grid, samples, names=("chance", "oracle"), batch_size=3, **settings):
     explainers = {name: explainer for name, explainer in both(target, grid).items() if name in names}
-    evaluation = Evaluation(target, grid, explainers, levels=LEVELS, **settings)
+    evaluation = Evaluation(grid, levels=LEVELS, **settings)(target, explainers)
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.test(evaluation, DataLoader(samples, batch_size=batch_size), verbose=False)
     return evaluation.results, trainer.callback_metrics
@@ -110,7 +110,7 @@ def test_without_a_reference_there_is_no_rank_correlation(target, grid, digits):
 
 def test_a_reference_that_is_no_explainer_is_refused_with_those_there_are(target, grid):
     with pytest.raises(InputError) as caught:
-        Evaluation(target, grid, both(target, grid), reference="orakel")
+        Evaluation(grid, reference="orakel")(target, both(target, grid))
     message = "expected reference to be one of the explainers chance, oracle, got orakel: add it to them, or compare"
     assert str(caught.value) == f"{message} with none (evaluation.reference=null)"
 
@@ -152,13 +152,13 @@ def test_removed_tokens_are_those_of_the_most_important_patches(target, grid, di
     assert [found["fidelity_plus"], found["fidelity_minus"]] == pytest.approx(np.mean(areas, 0).tolist(), abs=1e-5)
     zero = evaluate(target, grid, digits, names=("chance",))[0]["chance"]
     assert abs(found["fidelity_plus"] - zero["fidelity_plus"]) > 1e-3
-    assert Evaluation(target, grid, {}, removals=["drop"]).identity()["removals"] == ["drop"]
+    assert Evaluation(grid, removals=["drop"]).identity()["removals"] == ["drop"]
 
 
 def test_a_target_that_cannot_drop_tokens_is_refused_before_anything_is_measured(make_target, grid):
     target = make_target("test_resnet")
     with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or black"):
-        Evaluation(target, grid, {}, removals=["drop"])
+        Evaluation(grid, removals=["drop"])(target, {})
 
 
 def test_results_do_not_depend_on_the_batches(target, grid, digits):
@@ -176,7 +176,7 @@ def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
         for removal in ("zero", "black")
     }
     assert len({round(value, 4) for value in results.values()}) == 4
-    identity = Evaluation(target, grid, both(target, grid), classes="label", removals=["black"], levels=5).identity()
+    identity = Evaluation(grid, classes="label", removals=["black"], levels=5)(target, both(target, grid)).identity()
     assert identity["backbone_sha256"] == weights_hash(target.backbone)
     assert (identity["classes"], identity["removals"], identity["levels"]) == ("label", ["black"], 5)
     assert "accuracy" not in identity  # nothing was measured
@@ -185,7 +185,7 @@ def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
 def test_a_step_gives_the_heatmaps_to_whoever_draws_them(target, grid, digits):
     batch = {name: torch.stack([sample[name] for sample in digits]) for name in digits[0]}
     with torch.no_grad():
-        found = Evaluation(target, grid, both(target, grid), levels=3, classes="label").test_step(batch, 0)
+        found = Evaluation(grid, levels=3, classes="label")(target, both(target, grid)).test_step(batch, 0)
     assert {name: heatmap.shape for name, heatmap in found["heatmaps"].items()} == dict.fromkeys(
         both(target, grid), (7, 4, 4)
     )
@@ -193,7 +193,7 @@ def test_a_step_gives_the_heatmaps_to_whoever_draws_them(target, grid, digits):
 
 
 def test_the_identity_tells_the_accuracy_and_the_number_of_images(target, grid, digits):
-    evaluation = Evaluation(target, grid, both(target, grid), levels=3)
+    evaluation = Evaluation(grid, levels=3)(target, both(target, grid))
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
     right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
@@ -209,13 +209,13 @@ def test_several_removals_have_columns_of_their_own(target, grid, digits):
         for name in ("fidelity_plus", "deletion_accuracy"):
             assert both["oracle"][f"{name}{ending}"] == pytest.approx(alone["oracle"][name])
             assert both["oracle"][f"{name}{ending}_curve"] == pytest.approx(alone["oracle"][f"{name}_curve"])
-    titles = Evaluation(target, grid, {}, curves=curves, removals=["black", "drop"]).columns
+    titles = Evaluation(grid, curves=curves, removals=["black", "drop"]).columns
     assert titles["fidelity_plus"] == "Fidelity⁺ ↑" and titles["fidelity_plus_drop"] == "Fidelity⁺ ↑ (drop)"
 
 
 def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
     probes = ["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
-    evaluation = Evaluation(target, grid, both(target, grid), levels=3, probes=probes, reference="oracle")
+    evaluation = Evaluation(grid, levels=3, probes=probes, reference="oracle")(target, both(target, grid))
     Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
     row, before = evaluation.results["chance"], weights_hash(target)
     assert row.keys() >= {*probes, "rank_correlation", "forward_passes", "images_per_second"}
@@ -229,7 +229,7 @@ def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
 
 
 def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch):
-    evaluation = Evaluation(target, grid, {"chance": Chance(None, grid)}, levels=5, probes=["saco", "infidelity"])
+    evaluation = Evaluation(grid, levels=5, probes=["saco", "infidelity"])(target, {"chance": Chance(None, grid)})
     made, forward = [], target.backbone.forward_features
     monkeypatch.setattr(target.backbone, "forward_features", lambda x: made.append(len(x)) or forward(x))
     trainer = Trainer(accelerator="cpu", **SILENT)
@@ -239,7 +239,7 @@ def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, mon
 
 def test_announced_passes_include_the_explanations_of_probes(target, grid, digits):
     probes = ["saco", "max_sensitivity", "randomisation"]
-    evaluation = Evaluation(target, grid, {"rise": RISE(target, grid, masks=9)}, levels=5, probes=probes)
+    evaluation = Evaluation(grid, levels=5, probes=probes)(target, {"rise": RISE(target, grid, masks=9)})
     with counted_passes(target) as count:
         Trainer(accelerator="cpu", inference_mode=False, **SILENT).test(
             evaluation, DataLoader(digits, batch_size=7), verbose=False
@@ -251,7 +251,7 @@ def test_announced_passes_include_the_explanations_of_probes(target, grid, digit
 
 def test_passes_in_results_are_those_that_were_made(target, grid, digits):
     explainers = {"cx": ViTCX(target, grid), "rise": RISE(target, grid, masks=9), "chance": Chance(None, grid)}
-    evaluation = Evaluation(target, grid, explainers, curves=[])
+    evaluation = Evaluation(grid, curves=[])(target, explainers)
     trainer = Trainer(accelerator="cpu", inference_mode=False, **SILENT)
     trainer.test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
     images = torch.stack([sample["image"] for sample in digits])
@@ -262,7 +262,7 @@ def test_passes_in_results_are_those_that_were_made(target, grid, digits):
 
 
 def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, digits):
-    evaluation = Evaluation(target, grid, both(target, grid), levels=3, reference="oracle", measured=["chance"])
+    evaluation = Evaluation(grid, levels=3, reference="oracle")(target, both(target, grid), measured=["chance"])
     Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
     assert evaluation.results.keys() == {"chance"}
     whole, _ = evaluate(target, grid, digits, reference="oracle")
@@ -270,15 +270,15 @@ def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, d
 
 
 def test_without_curves_nothing_is_masked(target, grid, digits):
-    evaluation = Evaluation(target, grid, {"chance": Chance(None, grid)}, curves=[])
+    evaluation = Evaluation(grid, curves=[])(target, {"chance": Chance(None, grid)})
     assert evaluation.forward_passes["perturbations"] == 1
     Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
     assert "fidelity_plus" not in evaluation.results["chance"] and evaluation.results["chance"]["images_per_second"] > 0
 
 
-def test_no_removal_is_refused(target, grid):
+def test_no_removal_is_refused(grid):
     with pytest.raises(InputError, match="expected removals, one or more"):
-        Evaluation(target, grid, {}, removals=[])
+        Evaluation(grid, removals=[])
 
 
 def command(*overrides, folder, tasks=("digit",)):
@@ -347,16 +347,9 @@ def test_self_explaining_models_are_compared_with_the_reference_and_classify(tar
     own.head = FixedHead(simplex(10, own.embed_dim))
     explaining, exact = SelfExplaining(own, grid, alpha=1), KernelSHAP(target, grid, budget=40)
     names = {"explaining": explaining, "exact": exact}
-    evaluation = Evaluation(
-        target,
-        grid,
-        names,
-        levels=3,
-        classes="label",
-        reference="exact",
-        agreement=["e_rmse", "iou", "rank_correlation"],
-        k=3,
-    )
+    agreement = ["e_rmse", "iou", "rank_correlation"]
+    settings = Evaluation(grid, levels=3, classes="label", reference="exact", agreement=agreement, k=3)
+    evaluation = settings(target, names)
     Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
     found = evaluation.results["explaining"]
     images, labels = torch.stack([sample["image"] for sample in digits]), digits.labels

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward
 from explainers.metrics.curves import CURVES, QUANTITIES, needed_sides
-from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
+from explainers.metrics.perturbation import PerturbationCurves, curve_columns, importance_order, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
 BLACK = torch.tensor([-2.0, -1.5, -1.0])[:, None, None]
@@ -248,7 +248,7 @@ def test_the_areas_are_those_of_scikit_learn(logits, pictures, scores):
 def test_numbers_of_another_removal_end_with_its_name(logits, pictures, scores):
     metric = PerturbationCurves(16, ["deletion"], 4, removal="black")
     metric.update(sweep(logits, pictures, scores, LABELS, 4))
-    assert metric.columns == {"deletion_black": "Deletion ↓ (black)"}
+    assert curve_columns(metric.curves, "black") == {"deletion_black": "Deletion ↓ (black)"}
     wanted = {"images", "sparsity", "deletion_black", "deletion_black_curve", "deletion_black_error"}
     assert metric.compute().keys() == wanted
 

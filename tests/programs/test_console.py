@@ -79,7 +79,7 @@ def test_a_batch_that_takes_minutes_counts_its_forward_passes(clock, capsys, mak
             return super().forward(images, classes)
 
     target = make_target(num_classes=10)
-    evaluation = Evaluation(target, grid, {"slow": Slow(None, grid)}, curves=[])
+    evaluation = Evaluation(grid, curves=[])(target, {"slow": Slow(None, grid)})
     data = Images(test=lambda: Digits("test", size=4, image_size=32), batch_size=2, num_workers=0)
     Trainer(accelerator="cpu", callbacks=[Progress("digits")], **SILENT).test(evaluation, data, verbose=False)
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]

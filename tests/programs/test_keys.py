@@ -108,6 +108,9 @@ class Built:
         for name in ("fit", "validate", "test"):
             setattr(self, name, lambda *_, name=name, **settings: built.append([name, str(settings)]))
 
+    def __call__(self, **_):
+        return self
+
     def __getattr__(self, name):
         return MagicMock()
 

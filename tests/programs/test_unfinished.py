@@ -47,7 +47,7 @@ def run(tmp_path, make_target, grid):
     def measure(folder, key="a", after=None, seconds=0.0, device=None, kind=Killed):
         explainers = {"chance": Counted(None, grid), "DecompX": DecompX(target, grid)}
         settings = {"curves": ["fidelity_plus", "deletion_accuracy"], "levels": 4, "reference": "DecompX"}
-        evaluation = Evaluation(target, grid, explainers, probes=["saco"], **settings)
+        evaluation = Evaluation(grid, probes=["saco"], **settings)(target, explainers)
         unfinished = UnfinishedTest(tmp_path / folder / "unfinished", "digit", key, seconds)
         kill = [Kill(after, kind)] if after else []
         callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *kill]

@@ -31,7 +31,7 @@ def collected(folder, target, grid, samples, names=("Chance", "DecompX-PLUS"), b
     explainers = {name: posthoc.build(name, target, grid) for name in names}
     data = Images(test=lambda: samples, batch_size=batch_size, num_workers=0)
     callback = Pictures(str(folder), "digit", **{"images": 4, "classes": 3, **settings})
-    evaluation = Evaluation(target, grid, explainers, curves=[])
+    evaluation = Evaluation(grid, curves=[])(target, explainers)
     Trainer(accelerator="cpu", inference_mode=False, callbacks=[callback], **SILENT).test(
         evaluation, data, verbose=False
     )
@@ -85,7 +85,7 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
             self.precisions.append(torch.is_autocast_enabled("cpu"))
             return super().forward(images, classes)
 
-    evaluation = Evaluation(target, grid, {"DecompX": Watched(target, grid)}, curves=[])
+    evaluation = Evaluation(grid, curves=[])(target, {"DecompX": Watched(target, grid)})
     data = Images(test=lambda: samples, batch_size=11, num_workers=0)
     settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
     Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)

@@ -358,10 +358,9 @@ def test_any_grid_fits_a_model_without_patches_of_its_own(make_model, name):
 
 
 def test_evaluations_refuse_a_grid_that_is_not_the_models(target):
-    for build in (Evaluation, TwoPointStudy):
-        with pytest.raises(
-            InputError, match="^expected a grid of patches of 8 pixels, .* got 16: set grid.patch_size=8"
-        ):
-            build(
-                target, PatchGrid(32, 16), {"two": nn.Identity()}, **({"patches": 3} if build is TwoPointStudy else {})
-            )
+    grid, explainers = PatchGrid(32, 16), {"two": nn.Identity()}
+    message = "^expected a grid of patches of 8 pixels, .* got 16: set grid.patch_size=8"
+    with pytest.raises(InputError, match=message):
+        Evaluation(grid)(target, explainers)
+    with pytest.raises(InputError, match=message):
+        TwoPointStudy(target, grid, explainers, patches=3)
