@@ -6,7 +6,7 @@ from typing import Any
 import hydra
 import torch
 from hydra.utils import instantiate
-from lightning import Trainer
+from lightning import Trainer, seed_everything
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from datamodules.listing import several
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.evaluation import EvaluationModule
 from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile
 from explainers.results.settings import row_keys
@@ -24,7 +24,7 @@ from explainers.running.keys import check_settings
 from explainers.running.processes import check_number_of_images, launch, total_processes
 from explainers.running.record import start_record
 from explainers.running.resuming import SharedRun, UnfinishedTest
-from explainers.running.trainer import build_all, build_trainer, seed_all
+from explainers.running.trainer import build_all, build_trainer
 from explainers.saved.files import atomic, file_name
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -64,9 +64,9 @@ def check(cfg: DictConfig) -> None:
 
 def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: ResultsFile) -> None:
     """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
-    seed_all(cfg.seed)  # the same for every task, whichever came before
+    seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
     evaluation = build(cfg, cfg.tasks[task], names)
-    if isinstance(evaluation, Evaluation) and not names:
+    if isinstance(evaluation, EvaluationModule) and not names:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
     evaluation.target.check_classes(images.class_names("test"))
     announce(task, images.size("test"), evaluation)

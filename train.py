@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from lightning import Trainer
+from lightning import Trainer, seed_everything
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -18,11 +18,11 @@ from explainers.running import program
 from explainers.running.folder import relative, run_dir
 from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
-from explainers.running.next_command import next_command
+from explainers.running.next_command import Training, next_command
 from explainers.running.processes import check_number_of_images, launch
 from explainers.running.record import read_json, start_record
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
-from explainers.running.trainer import build_all, build_trainer, seed_all
+from explainers.running.trainer import build_all, build_trainer
 from explainers.saved.files import write_atomically
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -35,7 +35,7 @@ def train(cfg: DictConfig) -> float | None:
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
     step, metrics = progress_of(checkpoint)
     metrics |= read_json(folder / "metrics.json")
-    seed_all(cfg.seed)
+    seed_everything(cfg.seed, workers=True, verbose=False)
     images = instantiate(cfg.data)
     data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
     data.setup("fit")  # missing images are reported before weights are fetched and other processes started
@@ -54,7 +54,7 @@ def train(cfg: DictConfig) -> float | None:
     summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
     if exports:
         choices = HydraConfig.get().runtime.choices
-        print("next:", next_command(cfg, choices, relative(folder), getattr(images, "classes", ())))
+        print("next:", next_command(Training(cfg, choices, relative(folder), getattr(images, "classes", ()))))
     return metrics.get(cfg.objective)
 
 

@@ -1,8 +1,9 @@
-"""Checks of a config before anything is built from it: its keys, and the types of their values."""
+"""Checks of a config before anything is built from it: its keys and values, and what a misspelt key may mean."""
 
+import difflib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -13,9 +14,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from explainers.errors import InputError
-from explainers.running.messages import meant
-from explainers.running.trainer import check_precision
+from explainers.errors import InputError, check_range
 
 OF_PARTS = ("blocks", "direct", "evaluation", "grid")
 """Keys at the top of a config that groups set for others, even where the others do not read them."""
@@ -24,7 +23,7 @@ OF_TASKS = ("data", "target", "explainers")
 
 
 def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
-    """Raise an InputError for a setting that nothing reads, or that has a wrong type, or for an unknown precision.
+    """Raise an InputError for a setting that nothing reads, has a wrong type, or is out of range.
 
     Args:
         cfg: the config of a run.
@@ -34,6 +33,7 @@ def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
     check_keys(cfg, program)
     check_types(cfg, **own)
     check_precision(cfg.trainer.precision)
+    check_range(0, 2**32 - 1, seed=cfg.seed)
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:
@@ -65,6 +65,43 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
         if name and isinstance(file := OmegaConf.select(cfg, name), str):
             folder = f"configs/{group.partition('@')[0]}"
             raise InputError(f"expected {group}={file}, which names a file in {folder}, got {name}={file}")
+
+
+def unknown_key(cause: Any, configs: Path) -> str:
+    """The line for a key that is not in the config: whose it is, or the nearest ones that are."""
+    parent, key = str(cause.parent_node._get_full_key(None) or ""), str(cause.key)
+    full = f"{parent}.{key}".lstrip(".")
+    if parent in ("explainers", "tasks"):
+        return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(cause.parent_node) or 'none'}"
+    owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in dotted_keys(OmegaConf.load(path))]
+    if owners:
+        return f"no setting {full}: it is one of {owners[0]}"
+    siblings = [f"{parent}.{name}".lstrip(".") for name in map(str, cause.parent_node)]
+    everywhere = [name for name in dotted_keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
+    return f"no setting {full}: {meant(full, siblings, everywhere)}"
+
+
+def dotted_keys(node: Any, path: str = "") -> Iterator[str]:
+    """The dotted keys of a config."""
+    names = node if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() else ()
+    for name in map(str, names):
+        yield f"{path}.{name}".lstrip(".")
+        yield from dotted_keys(node._get_node(name), f"{path}.{name}")
+
+
+def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
+    """Ask for the nearest names, or list them all.
+
+    >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
+    'did you mean trainer.max_epochs?'
+    >>> meant("classes", ["seed", "fit"], ["evaluation.classes"])
+    'did you mean evaluation.classes?'
+    >>> meant("x", ["seed", "fit"])
+    'there are seed, fit'
+    """
+    near, far = (difflib.get_close_matches(name, known, 3, likeness) for likeness in (0.7, 0.5))
+    close = near or list(others)[:3] or far
+    return f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
 
 
 def check_types(node: Any, **own: type) -> None:
@@ -126,3 +163,15 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return isinstance(value, int | hint) and not isinstance(value, bool)
     return isinstance(value, hint) if hint in (bool, str, type(None)) else True
+
+
+def check_precision(precision: Any) -> None:
+    """Raise an InputError for a precision whose weights are no float32, as normalised images are.
+
+    >>> check_precision("bf16-mixed")
+    """
+    if str(precision) not in ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16"):
+        raise InputError(
+            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {precision}: images are"
+            " normalised in float32, which weights have to be in as well"
+        )

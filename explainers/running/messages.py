@@ -1,22 +1,20 @@
 """The line that a user reads for a mistake: in a command, in a config, or on a disk."""
 
-import difflib
 import errno
 import os
 import re
-from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException, MissingConfigException
 from hydra.errors import OverrideParseException as ParseException
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from safetensors import SafetensorError
 
 from explainers.errors import InputError
+from explainers.running.keys import meant, unknown_key
 
 FULL = "make room on its disk, or write to another one"
 DENIED = "change its permissions, or take another path"
@@ -41,7 +39,7 @@ def of_the_command(error: Exception, configs: Path) -> str:
         names = sorted(path.stem for path in (configs / group).glob("*.yaml"))
         return f"no {group or 'config'} named {name}: {meant(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
-        return _unknown_key(cause, configs)
+        return unknown_key(cause, configs)
     unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
     if unknown and unknown[2]:
         return f"no group {unknown[1]} in the config of this program: did you mean {unknown[2]}?"
@@ -51,43 +49,6 @@ def of_the_command(error: Exception, configs: Path) -> str:
     if isinstance(error, ParseException):
         return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: write key=value, or quote it"
     return text
-
-
-def _unknown_key(cause: Any, configs: Path) -> str:
-    """The line for a key that is not in the config: whose it is, or the nearest ones that are."""
-    parent, key = str(cause.parent_node._get_full_key(None) or ""), str(cause.key)
-    full = f"{parent}.{key}".lstrip(".")
-    if parent in ("explainers", "tasks"):
-        return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(cause.parent_node) or 'none'}"
-    owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in _keys(OmegaConf.load(path))]
-    if owners:
-        return f"no setting {full}: it is one of {owners[0]}"
-    siblings = [f"{parent}.{name}".lstrip(".") for name in map(str, cause.parent_node)]
-    everywhere = [name for name in _keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
-    return f"no setting {full}: {meant(full, siblings, everywhere)}"
-
-
-def _keys(node: Any, path: str = "") -> Iterator[str]:
-    """The dotted keys of a config."""
-    names = node if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() else ()
-    for name in map(str, names):
-        yield f"{path}.{name}".lstrip(".")
-        yield from _keys(node._get_node(name), f"{path}.{name}")
-
-
-def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
-    """Ask for the nearest names, or list them all.
-
-    >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
-    'did you mean trainer.max_epochs?'
-    >>> meant("classes", ["seed", "fit"], ["evaluation.classes"])
-    'did you mean evaluation.classes?'
-    >>> meant("x", ["seed", "fit"])
-    'there are seed, fit'
-    """
-    near, far = (difflib.get_close_matches(name, known, 3, likeness) for likeness in (0.7, 0.5))
-    close = near or list(others)[:3] or far
-    return f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
 
 
 def of_the_run(error: BaseException) -> str | None:

@@ -1,8 +1,10 @@
 """The command that follows a training: its last line names it."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,6 @@ from explainers.shapley.shapley import TRAINING as OF_SHAPLEY
 from explainers.training.training_module import INITIAL_WEIGHTS
 from explainers.tve.tve import TRAINING as OF_TVE
 
-TASKS = ("cats_vs_dogs", "cifar10", "cifar100", "digits", "folder", "imagenette", "mura")
-"""Files of configs/data, with classes, that have a file of configs/tasks."""
-
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
 """Settings of data that change how many images are read, or how."""
 
@@ -27,128 +26,148 @@ OF_LEARNING = {"target", "grid", *OF_TVE, *OF_ANYHEAD, *OF_SHAPLEY, *INITIAL_WEI
 """Settings of an explainer that its trained weights do not depend on, and those that stand elsewhere in the config."""
 
 PHOTOS = ["experiment=explain", "data.root=photos/"]
-ANY_MODEL = "methods=[IntegratedGradients]"
-SELF_EXPLAINER = "explainers=[chance,self_explainer]"
+ANY_METHOD = ["methods=[IntegratedGradients]"]
 
 
-def next_command(cfg: DictConfig, choices: Mapping[str, Any], folder: Path, classes: Sequence[str]) -> str:
-    """The command that comes after a training, or what loads its result where there is none.
+@dataclass
+class Training:
+    """A training that has ended.
 
     Args:
-        cfg: the config of the training.
+        cfg: its config.
         choices: group → its file, as Hydra has chosen them.
         folder: the run's folder, relative to the working directory.
         classes: names of the classes of the images; empty if they have none.
     """
-    module: Any = OmegaConf.to_container(cfg.get("module") or cfg.explainer, resolve=True)
-    kind = str(module.get("_target_")).rpartition(".")[2]
+
+    cfg: DictConfig
+    choices: Mapping[str, Any]
+    folder: Path
+    classes: Sequence[str]
+
+    @property
+    def module(self) -> dict[str, Any]:
+        """Settings of what was trained."""
+        return _plain(self.cfg.get("module") or self.cfg.explainer)
+
+    @property
+    def images(self) -> dict[str, Any]:
+        """Settings of the images, without those of the loader."""
+        return _without(_plain(self.cfg.data), OF_LOADERS)
+
+    def chosen(self, *groups: str) -> list[str]:
+        """The overrides that choose the same files of these groups."""
+        return [f"{group}={self.choices[group]}" for group in groups if self.choices.get(group)]
+
+
+def next_command(run: Training) -> str:
+    """The command that comes after a training, or what loads its result where no command can be composed."""
+    after = {
+        "Surrogate": _train_fastshap,
+        "Classifier": _measure_classifier,
+        "SelfExplaining": _measure_model,
+        "ExplainabilityVector": _measure_model,
+    }
     try:
-        if kind == "Surrogate":
-            return _of_surrogate(cfg, choices, f"{folder}/target.safetensors")
-        return _evaluation(cfg, choices, folder, kind, module, classes)
-    except (HydraException, OmegaConfBaseException, _NoHydra):  # with configs of the user's own, for example
-        return f'explainers.load("{folder}") in Python' if cfg.get("explainer") else f"the model is in {folder}"
+        if GlobalHydra.instance().is_initialized():  # the process was started by `hydra.main`
+            return after.get(run.module["_target_"].rpartition(".")[2], _measure_explainer)(run)
+    except (HydraException, OmegaConfBaseException):  # with configs of the user's own, for example
+        pass
+    return f'explainers.load("{run.folder}") in Python' if run.cfg.get("explainer") else f"the model is in {run.folder}"
 
 
-class _NoHydra(Exception):
-    """This process was not started by `hydra.main`."""
+def _train_fastshap(run: Training) -> str:
+    surrogate = f"explainer.surrogate={_text(f'{run.folder}/target.safetensors')}"
+    given = [
+        "experiment=fastshap",
+        surrogate,
+        *run.chosen("target", "data"),
+        f"name={_text(f'{run.cfg.name}_fastshap')}",
+    ]
+    wanted = {"data_dir": run.cfg.data_dir, "target": run.cfg.target, "grid": run.cfg.grid, "data": run.images}
+    return _command("train", given, wanted)
 
 
-def _of_surrogate(cfg: DictConfig, choices: Mapping[str, Any], file: str) -> str:
-    given = ["experiment=fastshap", f"explainer.surrogate={_text(file)}", *_chosen(choices, "target", "data")]
-    wanted = {"data_dir": cfg.data_dir, "target": cfg.target, "grid": cfg.grid, "data": _of_images(cfg)}
-    return _command("train", [*given, f"name={_text(f'{cfg.name}_fastshap')}"], wanted)
-
-
-def _evaluation(
-    cfg: DictConfig, choices: Mapping[str, Any], folder: Path, kind: str, module: Any, classes: Sequence[str]
-) -> str:
-    """The command that explains and measures, on the task of the training if the model has its classes."""
-    target: Any = OmegaConf.to_container(cfg.target, resolve=True)
-    own_head = target.get("head") is None and (target.get("model") or {}).get("num_classes") == len(classes)
-    fits, wanted = own_head, {"grid": cfg.grid}
-    if kind == "Classifier":
-        fits, given = True, [ANY_MODEL]
-        if module["tune"] == "head":
-            target["head"] = f"{folder}/head.safetensors"
-        else:
-            count = module["num_classes"] or len(classes)
-            saved = {"pretrained": False, "checkpoint_path": f"{folder}/target.safetensors", "num_classes": count}
-            target["model"] |= saved
-    elif kind in ("SelfExplaining", "ExplainabilityVector"):
-        file = f"{folder}/model.safetensors"
-        fits = own_head or kind == "ExplainabilityVector" or module["projection"] is not None
-        target |= {"_target_": "explainers.vectors.exported_target", "head": file}
-        explains = kind == "ExplainabilityVector" or module["alpha"] < 1
-        given = [SELF_EXPLAINER, f"explainers.self_explainer.weights={_text(file)}"] if explains else [ANY_MODEL]
+def _measure_classifier(run: Training) -> str:
+    target = _plain(run.cfg.target)
+    if run.module["tune"] == "head":
+        target["head"] = f"{run.folder}/head.safetensors"
     else:
-        name = str(choices["explainers@explainer"])
-        given = [f"explainers=[chance,{name}]"]
-        given += [f"explainers.{name}.weights={_text(f'{folder}/explainer.safetensors')}"]
-        wanted["explainers"] = {name: _without(module, OF_LEARNING)}
-    wanted["target"] = target
-    if fits and choices.get("data") in TASKS:
-        task = str(choices["data"])
+        classes = run.module["num_classes"] or len(run.classes)
+        file = f"{run.folder}/target.safetensors"
+        target["model"] |= {"pretrained": False, "checkpoint_path": file, "num_classes": classes}
+    return _measure(run, ANY_METHOD, {"target": target}, on_task=True)
+
+
+def _measure_model(run: Training) -> str:
+    """A model that predicts and may explain itself."""
+    file = f"{run.folder}/model.safetensors"
+    target = _plain(run.cfg.target) | {"_target_": "explainers.vectors.exported_target", "head": file}
+    if run.module.get("alpha", 0) < 1:
+        given = ["explainers=[chance,self_explainer]", f"explainers.self_explainer.weights={_text(file)}"]
+    else:
+        given = ANY_METHOD
+    own_classes = run.module.get("projection", "that of `onto`") is not None
+    return _measure(run, given, {"target": target}, own_classes or _knows_classes(run))
+
+
+def _measure_explainer(run: Training) -> str:
+    name = str(run.choices["explainers@explainer"])
+    weights = f"explainers.{name}.weights={_text(f'{run.folder}/explainer.safetensors')}"
+    wanted = {"explainers": {name: _without(run.module, OF_LEARNING)}, "target": _plain(run.cfg.target)}
+    return _measure(run, [f"explainers=[chance,{name}]", weights], wanted, _knows_classes(run))
+
+
+def _knows_classes(run: Training) -> bool:
+    """Whether the target itself tells the classes of the images apart."""
+    target = run.cfg.target
+    return target.get("head") is None and (target.get("model") or {}).get("num_classes") == len(run.classes)
+
+
+def _measure(run: Training, given: list[str], wanted: Mapping[str, Any], on_task: bool) -> str:
+    """The command that explains and measures on the images of the training, or explains photos."""
+    task = run.choices.get("data")
+    if on_task and task in GlobalHydra.instance().config_loader().get_group_options("tasks"):
         given = [f"tasks=[{task}]", *given]
-        wanted |= {"data_dir": cfg.data_dir, "tasks": {task: {"data": _of_images(cfg)}}}
+        wanted = {"grid": run.cfg.grid, **wanted, "data_dir": run.cfg.data_dir, "tasks": {task: {"data": run.images}}}
     else:
-        given = [*PHOTOS, *given, *(["methods=[]"] if ANY_MODEL not in given else [])]
-    return _command("eval", [*given, *_chosen(choices, "target"), f"name={_text(f'{cfg.name}_eval')}"], wanted)
+        given = [*PHOTOS, *given, *(["methods=[]"] if given != ANY_METHOD else [])]
+        wanted = {"grid": run.cfg.grid, **wanted}
+    return _command("eval", [*given, *run.chosen("target"), f"name={_text(f'{run.cfg.name}_eval')}"], wanted)
 
 
 def _command(program: str, given: Sequence[str], wanted: Mapping[str, Any]) -> str:
-    """The command with these overrides, and with those that give the wanted settings where it has others."""
-    if not GlobalHydra.instance().is_initialized():
-        raise _NoHydra
-    found: list[str] = []
-    for key, settings in wanted.items():  # the first ones change the others
-        composed = compose(program, [*given, *found])
-        node = composed.get(key)
-        got = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        settings = OmegaConf.to_container(settings, resolve=True) if OmegaConf.is_config(settings) else settings
-        found += _differences(settings, got, key)
-    return " ".join([f"python {program}.py", *map(_word, [*given, *found])])
+    """The command with the given overrides, and with those that turn its other settings into the wanted ones."""
+    overrides = list(given)
+    for key, settings in wanted.items():
+        composed = compose(program, overrides)  # earlier overrides change what is interpolated here
+        overrides += _differences(_plain(settings), _plain(composed.get(key)), key)
+    return shlex.join(["python", f"{program}.py", *overrides])
 
 
-def _differences(wanted: Any, got: Any, key: str) -> Iterator[str]:
-    """Overrides of Hydra that turn settings into the wanted ones."""
+def _differences(wanted: Any, composed: Any, key: str) -> Iterator[str]:
+    """Overrides that turn composed settings into the wanted ones."""
     if isinstance(wanted, dict):
         for name, value in wanted.items():
-            there = isinstance(got, dict) and name in got
-            yield from _differences(value, got[name] if there else ..., f"{key}.{name}")
-    elif wanted != got:
-        yield f"{'++' if got is ... else ''}{key}={_text(wanted)}"
+            there = isinstance(composed, dict) and name in composed
+            yield from _differences(value, composed[name] if there else ..., f"{key}.{name}")
+    elif wanted != composed:
+        yield f"{'++' if composed is ... else ''}{key}={_text(wanted)}"
 
 
 def _text(value: Any) -> str:
     """A value as Hydra reads it in an override.
 
-    >>> _text([1, None, True, "a b"]), _text("runs/x=1/head.safetensors"), _text("1e3")
-    ("[1,null,true,'a b']", "'runs/x=1/head.safetensors'", "'1e3'")
+    >>> _text([1, None, True, "a b"]), _text("runs/x=1/head.safetensors"), _text("1e3"), _text("runs/x")
+    ('[1, null, true, "a b"]', '"runs/x=1/head.safetensors"', '"1e3"', 'runs/x')
     """
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, list | dict):
-        items = [f"{name}:{_text(each)}" for name, each in value.items()] if isinstance(value, dict) else value
-        inside = ",".join(items if isinstance(value, dict) else map(_text, items))
-        return f"{{{inside}}}" if isinstance(value, dict) else f"[{inside}]"
-    if not isinstance(value, str) or re.fullmatch(r"(?!(null|true|false|nan|inf)$)[A-Za-z_/][\w./-]*|", value):
-        return str(value)
-    return "'" + value.replace("'", r"\'") + "'"
+    plain = isinstance(value, str) and re.fullmatch(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_/][\w./-]*", value)
+    return str(value) if plain or isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _word(override: str) -> str:
-    """An override as a word of a shell; brackets need no quotes there."""
-    return override if re.fullmatch(r"[\w./=,\[\]@:+-]+", override) else shlex.quote(override)
-
-
-def _chosen(choices: Mapping[str, Any], *groups: str) -> list[str]:
-    return [f"{group}={choices[group]}" for group in groups if choices.get(group)]
-
-
-def _of_images(cfg: DictConfig) -> dict[str, Any]:
-    settings: Any = OmegaConf.to_container(cfg.data, resolve=True)
-    return _without(settings, OF_LOADERS)
+def _plain(settings: Any) -> Any:
+    """Settings in nested dicts and lists."""
+    return OmegaConf.to_container(settings, resolve=True) if OmegaConf.is_config(settings) else settings
 
 
 def _without(settings: Any, names: set[str]) -> Any:

@@ -1,15 +1,15 @@
-"""Lightning's trainer of a run: its device, precision and random seed."""
+"""Lightning's trainer of a run: its device, precision and callbacks."""
 
 import functools
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from lightning import Trainer, seed_everything
+from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from explainers.errors import InputError, check_range
+from explainers.errors import InputError
 from explainers.running.signals import ignore_lightnings_signals
 
 
@@ -27,12 +27,6 @@ def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
     trainer = instantiate(settings, accelerator=accelerator_of(settings.accelerator), **parts)
     ignore_lightnings_signals(trainer)
     return trainer
-
-
-def seed_all(seed: int) -> None:
-    """Seed all random numbers of this process and of its data workers."""
-    check_range(0, 2**32 - 1, seed=seed)
-    seed_everything(seed, workers=True, verbose=False)
 
 
 @functools.cache  # the line is printed once
@@ -68,18 +62,6 @@ def fastest_precision(accelerator: str) -> str:
     cpu = accelerator in ("auto", "cpu") and hasattr(torch.cpu, "get_capabilities")
     features = torch.cpu.get_capabilities() if cpu else {}
     return "bf16-mixed" if features.get("amx_bf16") or features.get("avx512_bf16") else "32-true"
-
-
-def check_precision(precision: Any) -> None:
-    """Raise an InputError for a precision whose weights are no float32, as normalised images are.
-
-    >>> check_precision("bf16-mixed")
-    """
-    if str(precision) not in ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16"):
-        raise InputError(
-            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {precision}: images are"
-            " normalised in float32, which weights have to be in as well"
-        )
 
 
 OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)

@@ -151,7 +151,7 @@ def build(tmp_path, monkeypatch):
                 for module in (training, evaluation):
                     patch.setattr(module, name, lambda *_, result=result, **__: result)
             for module in (training, evaluation):
-                patch.setattr(module, "seed_all", lambda seed: trace.built.append(seed))
+                patch.setattr(module, "seed_everything", lambda seed, **_: trace.built.append(seed))
             patch.setattr(trainer, "accelerator_of", lambda accelerator: accelerator)
             patch.setattr(training, "is_overridden", lambda *_: True)
             patch.setattr(evaluation, "total_processes", lambda _: 1)

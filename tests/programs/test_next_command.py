@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from explainers.running.next_command import next_command
+from explainers.running.next_command import Training, next_command
 
 FOLDER = Path("runs/x=1")  # of a sweep's job
 
@@ -20,7 +20,7 @@ def following(*overrides, folder, classes=10):
     cfg = composed(*overrides, folder=folder)
     choices = HydraConfig.get().runtime.choices
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
-        command = next_command(cfg, choices, FOLDER, [str(name) for name in range(classes)])
+        command = next_command(Training(cfg, choices, FOLDER, [str(name) for name in range(classes)]))
     python, program, *words = shlex.split(command)
     assert python == "python"
     return cfg, program, composed(*words, folder=folder, config=program.removesuffix(".py"))
