@@ -43,7 +43,7 @@ from benchmarks.kernelshap import SIZES, build
 from explainers import posthoc
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, Removal
-from explainers.posthoc.decomposition import contribution_norms
+from explainers.posthoc.contributions import contribution_norms
 from explainers.saved.records import versions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel

@@ -17,7 +17,7 @@ from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.evaluation.approximation import TwoPointStudy
-from explainers.posthoc import masks, token_tm, white_box
+from explainers.posthoc import token_tm, white_box
 from explainers.posthoc.names import labelled
 from explainers.results import read_results
 from explainers.results.settings import explainers_of
@@ -30,7 +30,6 @@ from explainers.vectors import ExplainabilityVector
 EXCLUDED = {
     blocks.attention_features: "ViTCX checks its features",
     blocks.attention_module: "ViTCX checks its features",
-    masks.patch_masked_scores: "LIME and Occlusion check their removal, and so does masked_probabilities inside",
     stream: "its purposes are written in the code, not in a config",
     token_tm.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",

@@ -16,7 +16,7 @@ from explainers.errors import InputError, check_range
 from explainers.evaluation import Evaluation, TwoPointStudy
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
 from explainers.metrics.error_bound import ErrorBound
-from explainers.posthoc.pixel_gradients import PixelExplainer
+from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.shapley import KernelSHAP, LightShapleyNetwork, Shapley, ShapleyLabels, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.transformer.rules import Rules

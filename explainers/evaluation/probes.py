@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from explainers.errors import check_range, checks_choices
 from explainers.evaluation.sweep import Sweep
-from explainers.metrics.coalitions import Infidelity, SensitivityN, sized_coalitions, subset_sizes
+from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
 from explainers.metrics.saco import SaCo, group_saliences, salience_groups
 from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replaced
 

@@ -13,15 +13,14 @@ from explainers.posthoc.attention import (
     TransformerAttribution,
 )
 from explainers.posthoc.chance import Chance
-from explainers.posthoc.decomposition import ALTI, GlobEnc
-from explainers.posthoc.direct import DirectPaths
+from explainers.posthoc.contributions import ALTI, DirectPaths, GlobEnc
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
 from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
 from explainers.posthoc.names import build, build_all
-from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
 from explainers.posthoc.token_tm import TokenTM
 from explainers.posthoc.vit_cx import ViTCX

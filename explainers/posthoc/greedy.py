@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.posthoc.masks import patch_masked_scores
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
-from explainers.target.removal import check_removal
+from explainers.target.removal import check_removal, masked_probabilities
 
 STEPS = 20
 """Steps of a search whose step size is not given."""
@@ -131,7 +130,7 @@ class GreedyOrder(nn.Module):
 
         def value(sets: Tensor) -> Tensor:
             keep = torch.cat([sets, ~sets], 1)
-            scores = patch_masked_scores(
+            scores = masked_probabilities(
                 self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
             )
             inserted, deleted = scores.chunk(2, 1)

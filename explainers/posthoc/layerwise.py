@@ -4,26 +4,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.transformer.blocks import blocks_of
+from explainers.transformer.blocks import layer_index, middle_layer
 from explainers.transformer.recording import Record
-
-
-def layer_index(target: TargetModel, layer: int) -> int:
-    """Return the index of a layer; negative ones count from the last. Raises an InputError outside the model."""
-    layers = range(len(blocks_of(target)))
-    if layer not in range(-len(layers), len(layers)):
-        raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
-    return layers[layer]
-
-
-def middle_layer(target: TargetModel) -> int:
-    """Return the index of the middle layer, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
-    layers = len(blocks_of(target))
-    return min(-(-layers // 2), layers - 1)  # a single layer is not skipped
 
 
 class Layerwise(WhiteBox):

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.posthoc.masks import patch_masked_scores
 from explainers.posthoc.soft_masks import patch_means
 from explainers.sampling import uniform
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
-from explainers.target.removal import check_removal
+from explainers.target.removal import check_removal, masked_probabilities
 
 
 def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lasso: bool = False) -> Tensor:
@@ -98,7 +97,7 @@ class LIME(nn.Module):
         keep = uniform(numbers, self.seed).view(self.samples, -1) < 0.5  # (M, N)
         normalised = self.target.normalise(images)
         every = keep.expand(len(images), -1, -1)
-        scores = patch_masked_scores(self.target, normalised, classes, every, self.grid, self.removal, self.chunk_size)
+        scores = masked_probabilities(self.target, normalised, classes, every, self.grid, self.removal, self.chunk_size)
         # (B, N); in float64, because autocast would compute the product in bfloat16
         energy = patch_means(normalised.square().sum(1), self.grid).flatten(1).double()
         # The cosine of an image x and its masked copy is |masked| / |x|, because the copy's pixels are x's or 0

@@ -18,20 +18,6 @@ from explainers.target.inputs import checked_classes
 from explainers.target.removal import check_removal, masked_probabilities
 
 
-def patch_masked_scores(
-    target: TargetModel,
-    normalised: Tensor,
-    classes: Tensor,
-    keep: Tensor,
-    grid: PatchGrid,
-    removal: Removal,
-    chunk_size: int,
-) -> Tensor:
-    """Compute the probability of one class (B,) of normalised images (B, C, H, W) under masks (B, M, N) → (B, M)."""
-    probabilities = masked_probabilities(target, normalised, keep, grid, removal, chunk_size)
-    return probabilities.take_along_dim(classes[:, None, None], -1)[..., 0]
-
-
 class Occlusion(nn.Module):
     """f(y | X) − f(y | X without a window around the patch), for every patch (Zeiler & Fergus, 2014).
 
@@ -70,7 +56,7 @@ class Occlusion(nn.Module):
         near = self.near.to(images.device)
         keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(images), -1, -1)  # (B, 1 + N, N)
         normalised = self.target.normalise(images)
-        probabilities = patch_masked_scores(
+        probabilities = masked_probabilities(
             self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
         )
         return (probabilities[:, :1] - probabilities[:, 1:]).unflatten(-1, (self.grid.side, -1))

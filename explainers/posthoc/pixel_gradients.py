@@ -1,71 +1,69 @@
-"""Gradients of a score with respect to pixels, summed over points: what the methods of `pixels` share."""
+"""Explainers by gradients with respect to pixels: Saliency, SmoothGrad, integrated gradients, GradientSHAP, DeepLift.
 
-from collections.abc import Callable
+What is explained is the logit of a class, or with `explain` a linear functional v · G(x) of the embedding. captum has
+these methods too, but its random numbers come from the global generators, so that the heatmap of an image would depend
+on its batch and on what ran before; only DeepLift is captum's.
+"""
 
+import warnings
+
+import captum.attr
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import check_positive
+from explainers.errors import check_positive, check_range
 from explainers.masking import PatchGrid
-from explainers.posthoc.soft_masks import patch_means
+from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients
+from explainers.posthoc.soft_masks import gaussian_noise, patch_means
+from explainers.sampling import uniform
 from explainers.target import TargetModel
-from explainers.target.inputs import check_functionals, checked_classes
-
-Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 
 
-class Explained(nn.Module):
-    """The scores that are explained: logits of one class of each image, or functionals of their embeddings.
+class SmoothGrad(PixelExplainer):
+    """|mean gradient under noise| (Smilkov et al., 2017), the maximum of the channels, the mean of a patch.
 
-    Args:
-        target: the model to explain.
-    """
-
-    def __init__(self, target: TargetModel) -> None:
-        super().__init__()
-        self.target = target
-
-    def forward(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        """Score normalised images (B, C, H, W) by `wanted`, classes (B,) or functionals (B, D) → (B,)."""
-        embeddings = self.target.embed(normalised)
-        if wanted.dim() == 2:
-            return (embeddings * wanted).sum(1)
-        return self.target.classify(embeddings).take_along_dim(wanted[:, None], 1)[:, 0]
-
-
-def mean_gradients(
-    target: TargetModel, normalised: Tensor, wanted: Tensor, points: Points, weights: Tensor, chunk_size: int
-) -> Tensor:
-    """Compute Σ_s w_s a_s ⊙ ∇f(x_s): a weighted sum of gradients at S points of each image.
+    The noise is the same for every image, but for its standard deviation.
 
     Args:
         target: the model to explain.
-        normalised: images, (B, C, H, W).
-        wanted: what is explained, see `Explained`.
-        points: images (b, C, H, W) and numbers s of points (n,) → points x_s (b, n, C, H, W), and factors a_s that can
-            be broadcast to them.
-        weights: w, (S,).
-        chunk_size: maximum number of points in memory.
-
-    Returns:
-        (B, C, H, W).
+        grid: the patches of an image.
+        samples: number of noisy copies of an image.
+        noise: standard deviation of the noise, as a fraction of the image's range of values.
+        chunk_size: maximum number of noisy images in memory.
+        seed: seed of the noise.
     """
-    score, sums = Explained(target), []
-    for image in torch.arange(len(normalised), device=normalised.device).split(chunk_size):
-        part = normalised[image]
-        total = torch.zeros_like(part)
-        for numbers in torch.arange(len(weights), device=part.device).split(max(1, chunk_size // len(part))):
-            where, factors = points(part, numbers)
-            inputs = where.flatten(0, 1).detach().requires_grad_()
-            scores = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
-            gradients = torch.autograd.grad(scores.sum(), inputs)[0].unflatten(0, where.shape[:2])
-            total += (gradients * factors * weights[numbers, None, None, None]).sum(1)
-        sums.append(total)
-    return torch.cat(sums)
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        samples: int = 50,
+        noise: float = 0.15,
+        chunk_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        check_positive(samples=samples)
+        check_range(0, noise=noise)
+        self.samples, self.noise, self.seed, self.forward_passes = samples, noise, seed, samples
+
+    def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
+        """Draw the noisy images of these numbers, see `mean_gradients`."""
+        if self.noise == 0:
+            return part[:, None].expand(-1, len(numbers), -1, -1, -1), 1.0
+        flat = part.flatten(1)
+        deviation = self.noise * (flat.amax(1) - flat.amin(1))[:, None, None, None, None]
+        return part[:, None] + deviation * gaussian_noise(numbers, part.shape[1:], self.seed), 1.0
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
+        gradients = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
+        return patch_means(gradients.abs().amax(1), self.grid)
 
 
-class PixelExplainer(nn.Module):
-    """What all methods here share: a heatmap from gradients, also under `no_grad` and `inference_mode`.
+class Saliency(SmoothGrad):
+    """|gradient of the logit| (Simonyan et al., 2014), the maximum of the channels, the mean of a patch.
 
     Args:
         target: the model to explain.
@@ -73,33 +71,126 @@ class PixelExplainer(nn.Module):
         chunk_size: maximum number of images in memory.
     """
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:
-        super().__init__()
-        check_positive(chunk_size=chunk_size)
-        target.check_grid(grid)
-        self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
+    def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int = 64) -> None:
+        super().__init__(target, grid, samples=1, noise=0.0, chunk_size=chunk_size)
 
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""
-        self.grid.check(images)
-        return self._heatmaps(images, checked_classes(classes, images, self.target.num_classes))
 
-    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
-        """Explain v · G(x) of uint8 images (B, C, H, W) for functionals v (B, D) → (B, P, P)."""
-        self.grid.check(images)
-        check_functionals(functionals, images, self.target.embed_dim)
-        return self._heatmaps(images, functionals)
+class IntegratedGradients(PixelExplainer):
+    """(x − x') ⊙ ∫ ∇f(x' + t (x − x')) dt from the mean pixel x' = 0 (Sundararajan et al., 2017, Equation 1).
 
-    def _heatmaps(self, images: Tensor, wanted: Tensor) -> Tensor:
-        with torch.inference_mode(False), torch.enable_grad():
-            # Autograd refuses tensors that were made in inference mode; their copies are ordinary
-            normalised, wanted = self.target.normalise(images.clone()), wanted.clone()
-            return self.heatmaps(normalised, wanted).detach()
+    Summed over a patch. The integral is a Gauss-Legendre quadrature, as in captum.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        steps: number of points on the path.
+        multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
+        chunk_size: maximum number of points in memory.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        steps: int = 50,
+        multiply_by_inputs: bool = True,
+        chunk_size: int = 64,
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        check_positive(steps=steps)
+        self.steps, self.multiply_by_inputs, self.forward_passes = steps, multiply_by_inputs, steps
 
     def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        """Explain what is `wanted` of normalised images (B, C, H, W) → (B, P, P)."""
-        raise NotImplementedError
+        nodes, halves = (torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.steps))
 
-    def patch_sums(self, pixels: Tensor) -> Tensor:
-        """Sum attributions (B, C, H, W) over the channels and pixels of a patch → (B, P, P)."""
-        return patch_means(pixels.sum(1), self.grid) * self.grid.patch_size**2
+        def points(part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
+            at = (1 + nodes[numbers, None, None, None]) / 2
+            return at * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
+
+        return self.patch_sums(mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size))
+
+
+class GradientSHAP(PixelExplainer):
+    """Mean of x ⊙ ∇f(r x) over random r in [0, 1], and over noise on x, summed over a patch (Lundberg & Lee, 2017).
+
+    The reference is the mean pixel, 0. captum, and with it TVE, has 5 samples without noise; r and the noise are the
+    same for every image.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        samples: number of random points.
+        stdevs: standard deviation of the noise, in units of normalised pixels.
+        multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
+        chunk_size: maximum number of points in memory.
+        seed: seed of r and of the noise.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        samples: int = 50,
+        stdevs: float = 0.0,
+        multiply_by_inputs: bool = True,
+        chunk_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        check_positive(samples=samples)
+        check_range(0, stdevs=stdevs)
+        self.samples, self.stdevs, self.multiply_by_inputs, self.seed = samples, stdevs, multiply_by_inputs, seed
+        self.forward_passes = samples
+
+    def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Draw the points of these numbers, see `mean_gradients`."""
+        noisy = part[:, None]
+        if self.stdevs:
+            noisy = noisy + self.stdevs * gaussian_noise(numbers, part.shape[1:], self.seed)
+        coefficients = uniform(numbers, self.seed).to(part)[:, None, None, None]
+        return coefficients * noisy, noisy if self.multiply_by_inputs else 1.0
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
+        return self.patch_sums(mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size))
+
+
+class RescaleRule(captum.attr.DeepLift):
+    """captum's DeepLift without its rule for softmax modules (Swin has them), which mixes the images of a batch."""
+
+    def _is_non_linear(self, module: nn.Module) -> bool:
+        return not isinstance(module, nn.Softmax) and super()._is_non_linear(module)
+
+
+class DeepLift(PixelExplainer):
+    """DeepLift's rescale rule (Shrikumar et al., 2017) by captum, from the mean pixel, 0; summed over a patch.
+
+    captum has rules for ReLU, ELU, sigmoid, tanh, softplus and max-pooling, the last inexact where windows overlap, but
+    none for GELU, LayerNorm and attention: on transformers this is the input times the gradient, or the gradient alone
+    without `multiply_by_inputs`.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        multiply_by_inputs: multiply by x; TVE's Appendix F does not.
+        chunk_size: maximum number of images in memory, where every image is accompanied by its reference.
+    """
+
+    forward_passes = 2
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, multiply_by_inputs: bool = True, chunk_size: int = 64
+    ) -> None:
+        super().__init__(target, grid, chunk_size)
+        self.multiply_by_inputs = multiply_by_inputs
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        method = RescaleRule(Explained(self.target), self.multiply_by_inputs)
+        half = max(1, self.chunk_size // 2)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")
+            parts = [
+                method.attribute(images, additional_forward_args=(functionals,))
+                for images, functionals in zip(normalised.split(half), wanted.split(half), strict=True)
+            ]
+        return self.patch_sums(torch.cat(parts))

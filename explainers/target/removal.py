@@ -76,15 +76,20 @@ def masked_outputs(
 def masked_probabilities(
     target: TargetModel,
     normalised: Tensor,
+    classes: Tensor,
     keep: Tensor,
     grid: PatchGrid,
     removal: Removal = "zero",
     chunk_size: int = 256,
 ) -> Tensor:
-    """Compute the class probabilities of every image under each of its M masks, (B, M, K); see `masked_outputs`."""
-    return masked_outputs(
+    """Compute the probability of one class (B,) of every image under each of its M masks, (B, M).
+
+    Arguments as `masked_outputs`.
+    """
+    probabilities = masked_outputs(
         target, lambda embeddings: target.classify(embeddings).softmax(-1), normalised, keep, grid, removal, chunk_size
     )
+    return probabilities.take_along_dim(classes[:, None, None], -1)[..., 0]
 
 
 def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tensor:

@@ -47,6 +47,20 @@ def _is_known(block: nn.Module) -> bool:
     return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 
+def layer_index(target: TargetModel, layer: int) -> int:
+    """Return the index of a layer; negative ones count from the last. Raises an InputError outside the model."""
+    layers = range(len(blocks_of(target)))
+    if layer not in range(-len(layers), len(layers)):
+        raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
+    return layers[layer]
+
+
+def middle_layer(target: TargetModel) -> int:
+    """Return the index of the middle layer, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
+    layers = len(blocks_of(target))
+    return min(-(-layers // 2), layers - 1)  # a single layer is not skipped
+
+
 def num_prefix_tokens(target: TargetModel) -> int:
     """Return the number of class, distillation and register tokens that stand before the patches."""
     return int(getattr(target.backbone, "num_prefix_tokens", 0))

@@ -67,8 +67,9 @@ def test_pixels_between_equal_patches_leave_in_random_order(make_target, monkeyp
 def test_an_empty_image_is_the_same_for_all(target, grid, images, removal):
     sweep, normalised = Sweep(target, grid, removal), target.normalise(images)
     hidden = torch.zeros(len(images), 1, 16, dtype=torch.bool)
-    expected = masked_probabilities(target, normalised, hidden, grid, removal)[:, 0]
-    torch.testing.assert_close(sweep.empty(normalised).softmax(-1).expand_as(expected), expected)
+    classes = torch.arange(len(images))
+    expected = masked_probabilities(target, normalised, classes, hidden, grid, removal)[:, 0]
+    torch.testing.assert_close(sweep.empty(normalised).softmax(-1)[0, classes], expected)
 
 
 def test_pixels_cannot_be_dropped(target, grid):

@@ -7,7 +7,7 @@ from torch import nn
 
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, masked_forward
-from explainers.metrics.coalitions import sensitivity_n
+from explainers.metrics.additivity import sensitivity_n
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 from explainers.share.adapters import to_pixels

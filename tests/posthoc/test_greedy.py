@@ -3,7 +3,7 @@
 import pytest
 import references
 import torch
-from test_pixels import CLASSES, only_one_patch
+from test_pixel_gradients import CLASSES, only_one_patch
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid

@@ -5,7 +5,7 @@ import pytest
 import references_masks as slow
 import torch
 from captum._utils.models.linear_model import SkLearnLasso
-from test_pixels import CLASSES, close
+from test_pixel_gradients import CLASSES, close
 
 from explainers.posthoc.lime import LIME, fit_linear
 

@@ -4,7 +4,7 @@ import captum.attr
 import pytest
 import references_masks as slow
 import torch
-from test_pixels import CLASSES, MODELS, attributes, close, only_one_patch
+from test_pixel_gradients import CLASSES, MODELS, attributes, close, only_one_patch
 from toys import state
 
 from explainers.errors import InputError

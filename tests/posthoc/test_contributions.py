@@ -7,8 +7,7 @@ from references_attention import EVA, MODELS, SWIN, agree
 
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.posthoc import decomposition as methods
-from explainers.posthoc.decomposition import alti_contributions, contribution_norms
+from explainers.posthoc.contributions import alti_contributions, contribution_norms
 from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import record_pass
 
@@ -57,7 +56,7 @@ def test_alti_can_compare_with_the_output_of_the_block(model, grid, images):
     with slow.in_double():
         seen = slow.walk(model, model.normalise(images[:1])[0])
         for layer, matrix in enumerate(alti_matrices(seen, "block")):
-            found = methods.ALTI(model, grid, layer=layer, sum_to="block")(images[:1], CLASSES[:1])[0]
+            found = posthoc.ALTI(model, grid, layer=layer, sum_to="block")(images[:1], CLASSES[:1])[0]
             agree(found, slow.on_patches(seen, matrix), 1e-8)
 
 

@@ -14,8 +14,8 @@ from toys import state
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.posthoc.pixel_gradients import Explained, mean_gradients
-from explainers.posthoc.pixels import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+from explainers.posthoc.pixel_explainer import Explained, mean_gradients
+from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
 

@@ -4,7 +4,7 @@ import references_faithfulness
 import torch
 
 from explainers.errors import InputError
-from explainers.metrics.coalitions import (
+from explainers.metrics.additivity import (
     Infidelity,
     SensitivityN,
     infidelity,

@@ -1,0 +1,105 @@
+"""Gradients of a score with respect to pixels, summed over points: what the methods of `pixels` share."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import check_positive
+from explainers.masking import PatchGrid
+from explainers.posthoc.soft_masks import patch_means
+from explainers.target import TargetModel
+from explainers.target.inputs import check_functionals, checked_classes
+
+Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
+
+
+class Explained(nn.Module):
+    """The scores that are explained: logits of one class of each image, or functionals of their embeddings.
+
+    Args:
+        target: the model to explain.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        """Score normalised images (B, C, H, W) by `wanted`, classes (B,) or functionals (B, D) → (B,)."""
+        embeddings = self.target.embed(normalised)
+        if wanted.dim() == 2:
+            return (embeddings * wanted).sum(1)
+        return self.target.classify(embeddings).take_along_dim(wanted[:, None], 1)[:, 0]
+
+
+def mean_gradients(
+    target: TargetModel, normalised: Tensor, wanted: Tensor, points: Points, weights: Tensor, chunk_size: int
+) -> Tensor:
+    """Compute Σ_s w_s a_s ⊙ ∇f(x_s): a weighted sum of gradients at S points of each image.
+
+    Args:
+        target: the model to explain.
+        normalised: images, (B, C, H, W).
+        wanted: what is explained, see `Explained`.
+        points: images (b, C, H, W) and numbers s of points (n,) → points x_s (b, n, C, H, W), and factors a_s that can
+            be broadcast to them.
+        weights: w, (S,).
+        chunk_size: maximum number of points in memory.
+
+    Returns:
+        (B, C, H, W).
+    """
+    score, sums = Explained(target), []
+    for image in torch.arange(len(normalised), device=normalised.device).split(chunk_size):
+        part = normalised[image]
+        total = torch.zeros_like(part)
+        for numbers in torch.arange(len(weights), device=part.device).split(max(1, chunk_size // len(part))):
+            where, factors = points(part, numbers)
+            inputs = where.flatten(0, 1).detach().requires_grad_()
+            scores = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
+            gradients = torch.autograd.grad(scores.sum(), inputs)[0].unflatten(0, where.shape[:2])
+            total += (gradients * factors * weights[numbers, None, None, None]).sum(1)
+        sums.append(total)
+    return torch.cat(sums)
+
+
+class PixelExplainer(nn.Module):
+    """What all methods here share: a heatmap from gradients, also under `no_grad` and `inference_mode`.
+
+    Args:
+        target: the model to explain.
+        grid: the patches of an image.
+        chunk_size: maximum number of images in memory.
+    """
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:
+        super().__init__()
+        check_positive(chunk_size=chunk_size)
+        target.check_grid(grid)
+        self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""
+        self.grid.check(images)
+        return self._heatmaps(images, checked_classes(classes, images, self.target.num_classes))
+
+    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+        """Explain v · G(x) of uint8 images (B, C, H, W) for functionals v (B, D) → (B, P, P)."""
+        self.grid.check(images)
+        check_functionals(functionals, images, self.target.embed_dim)
+        return self._heatmaps(images, functionals)
+
+    def _heatmaps(self, images: Tensor, wanted: Tensor) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            # Autograd refuses tensors that were made in inference mode; their copies are ordinary
+            normalised, wanted = self.target.normalise(images.clone()), wanted.clone()
+            return self.heatmaps(normalised, wanted).detach()
+
+    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        """Explain what is `wanted` of normalised images (B, C, H, W) → (B, P, P)."""
+        raise NotImplementedError
+
+    def patch_sums(self, pixels: Tensor) -> Tensor:
+        """Sum attributions (B, C, H, W) over the channels and pixels of a patch → (B, P, P)."""
+        return patch_means(pixels.sum(1), self.grid) * self.grid.patch_size**2
