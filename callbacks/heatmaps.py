@@ -15,8 +15,8 @@ from explainers.saved.files import atomic
 class Heatmaps(Callback):
     """Draws heatmaps of the first images of the validation set, at every validation; the module is the explainer.
 
-    The figure is written to a PNG file and to the W&B logger, if there is one. Where batches come from a cache without
-    pixels, the images are read beside it.
+    The figure is written to a PNG file, and logged to W&B if there is such a logger. If batches come from a cache,
+    which has no pixels, the images are read from the data set.
 
     Args:
         folder: folder of the PNG file.
@@ -25,7 +25,9 @@ class Heatmaps(Callback):
     """
 
     def __init__(self, folder: str, name: str = "heatmaps", images: int = 6) -> None:
-        self.folder, self.name, self.images = Path(folder), name, images
+        self.folder = Path(folder)
+        self.name = name
+        self.images = images
 
     def on_validation_batch_end(
         self,
@@ -39,7 +41,7 @@ class Heatmaps(Callback):
         if batch_idx > 0 or not trainer.is_global_zero or trainer.sanity_checking:
             return
         if "image" not in batch and not hasattr(getattr(trainer, "datamodule", None), "dataset"):
-            return  # nobody knows the images
+            return  # batches of a cache, without a data set to read images from
         images, truth = self._shown(trainer, batch)
         with torch.no_grad(), trainer.precision_plugin.forward_context():
             heatmaps = pl_module(images.to(pl_module.device))

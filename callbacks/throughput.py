@@ -12,9 +12,8 @@ from explainers.errors import InputError
 class Throughput(Callback):
     """Logs training images per second and peak GPU memory in GiB, once per epoch.
 
-    The speed is that of all processes together, the memory that of this process. The first `warmup` steps of each epoch
-    and the validation are not timed, so that compilation, cold caches and the start of the loaders do not count. The
-    device is synchronised before the clock is read.
+    The speed is the sum over all processes; the memory is measured in this process. The first `warmup` steps of each
+    epoch and the validation are not timed, so compilation, cold caches and the start of the loaders do not count.
 
     Args:
         warmup: steps of each epoch that are not timed, at least 1.
@@ -24,7 +23,9 @@ class Throughput(Callback):
         if warmup < 1:
             raise InputError(f"expected warmup of at least 1 step, got {warmup}")
         self.warmup = warmup
-        self.steps, self.images, self.start = 0, 0, 0.0
+        self.steps = 0
+        self.images = 0
+        self.start = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.steps += 1
@@ -45,7 +46,8 @@ class Throughput(Callback):
             pl_module.log("throughput/images_per_second", speed)
             if pl_module.device.type == "cuda":
                 pl_module.log("throughput/peak_memory_gib", torch.cuda.max_memory_allocated(pl_module.device) / 2**30)
-        self.steps, self.images = 0, 0  # a resumed epoch begins in the middle, without on_train_epoch_start
+        self.steps = 0  # here, because a resumed epoch begins in the middle, without on_train_epoch_start
+        self.images = 0
 
 
 def _now(module: LightningModule) -> float:

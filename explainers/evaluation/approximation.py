@@ -1,4 +1,4 @@
-"""How well two coalitions approximate the mean over all coalitions (TVE, Appendix B and Figure 8)."""
+"""Whether two coalitions approximate the mean over all coalitions (TVE, Appendix B and Figure 8)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,10 +35,10 @@ def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, see
     Returns:
         Boolean, (B, Z, count, N).
     """
-    num_patches, device = near.shape[-1], near.device
+    num_patches = near.shape[-1]
     patch = index[:, None] * num_patches + patches  # (B, Z)
-    subset = patch[..., None] * count + torch.arange(count, device=device)  # (B, Z, count)
-    counter = subset[..., None] * num_patches + torch.arange(num_patches, device=device)
+    subset = patch[..., None] * count + torch.arange(count, device=near.device)  # (B, Z, count)
+    counter = subset[..., None] * num_patches + torch.arange(num_patches, device=near.device)
     return (uniform(counter, seed) < 0.5) & ~near[:, :, None]
 
 
@@ -72,31 +72,33 @@ def gains(
         images: normalised images, (B, C, H, W).
         classes: the class of each image, (B,).
         near: N(z) of Z patches of each image, boolean (B, Z, N).
-        subsets: S subsets B for each patch, boolean (B, Z, S, N).
+        subsets: subsets B for each patch, boolean (B, Z, count, N).
         grid: the patches.
         chunk_size: maximum number of masked images in memory.
 
     Returns:
-        Equation 3, (B, Z), and the gains of Equation 2 for the sampled B, (B, Z, S), whose mean estimates Equation 2.
+        Equation 3, (B, Z), and the gains for the sampled B, (B, Z, count), whose mean estimates Equation 2.
     """
-    (count, _), size = subsets.shape[1:3], len(images)
-    ends = torch.tensor([True, False], device=near.device)[None, :, None].expand(size, -1, near.shape[-1])
+    num_sampled, count = subsets.shape[1:3]
+    ends = torch.tensor([True, False], device=near.device)[None, :, None].expand(len(images), -1, near.shape[-1])
     with_near = (subsets | near[:, :, None]).flatten(1, 2)
-    keep = torch.cat([ends, near, ~near, subsets.flatten(1, 2), with_near], 1)  # (B, 2 + 2·Z + 2·Z·S, N)
+    keep = torch.cat([ends, near, ~near, subsets.flatten(1, 2), with_near], 1)  # (B, M, N), M = 2 + 2·Z·(1 + count)
     scores = masked_forward(predict, images, keep, grid, chunk_size=chunk_size)  # (B, M, K)
     scores = scores.gather(-1, classes[:, None, None].expand(-1, keep.shape[1], 1)).squeeze(-1).double()
-    sampled = subsets.shape[1] * subsets.shape[2]
-    everything, nothing, only_near, without, alone, together = scores.split([1, 1, count, count, sampled, sampled], 1)
-    return (everything - without + only_near - nothing) / 2, (together - alone).unflatten(1, (count, -1))
+    sizes = [1, 1, num_sampled, num_sampled, num_sampled * count, num_sampled * count]
+    everything, nothing, only_near, without, alone, together = scores.split(sizes, 1)
+    return (everything - without + only_near - nothing) / 2, (together - alone).unflatten(1, (num_sampled, -1))
 
 
 class TwoPointStudy(LightningModule):
     """Measures how Equation 3, called `two_point`, and other attributions correlate with Equation 2.
 
-    It takes the place of `Evaluation`. For each attribution of the predicted class, `results` holds: `attribution`, its
-    value for every sampled patch; `expectation_S`, the mean gain of the patch over its first S subsets; `pearson_S` and
-    `spearman_S`, the correlations of the two over all patches; and `within_images_S`, the rank correlation over the
-    patches of one image, averaged over images.
+    It replaces `EvaluationModule` (`metrics=two_point`). For each attribution of the predicted class, `results` holds:
+
+    - `attribution`: its value for every sampled patch.
+    - `expectation_<count>`: the mean gain of each patch over its first `count` subsets.
+    - `pearson_<count>` and `spearman_<count>`: the correlations of the two over all patches.
+    - `within_images_<count>`: the rank correlation over the patches of one image, averaged over images.
 
     Args:
         target: the model to explain.
@@ -104,7 +106,7 @@ class TwoPointStudy(LightningModule):
         explainers: name → explainer of this target on this grid, to compare with `two_point`.
         hops: radius of N(z), in patches.
         patches: Z, number of sampled patches of each image.
-        subsets: numbers S of sampled subsets; a smaller S uses the first subsets of the largest.
+        subsets: numbers of sampled subsets; a smaller number uses the first subsets of the largest.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws of patches and subsets.
     """
@@ -129,17 +131,21 @@ class TwoPointStudy(LightningModule):
             raise InputError(f"expected subsets, one number or more above 0, such as [16, 32], got {list(subsets)}")
         check_distinct(subsets=subsets)
         if "two_point" in explainers:
-            raise InputError("expected no explainer of the name two_point, which is that of Equation 3: rename it")
+            raise InputError("expected no explainer named two_point, which is the name of Equation 3: rename it")
         if not 2 <= patches <= grid.num_patches:
             raise InputError(f"expected 2 to {grid.num_patches} patches of each image to correlate, got {patches}")
-        self.target, self.grid = target.eval(), grid
+        self.target = target.eval()
+        self.grid = grid
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
         self.explainers = {name: explainer.eval() for name, explainer in explainers.items()}
         self.parts = nn.ModuleList(self.explainers.values())
-        self.hops, self.patches, self.subsets = hops, patches, tuple(subsets)
-        self.chunk_size, self.seed = chunk_size, seed
+        self.hops = hops
+        self.patches = patches
+        self.subsets = tuple(subsets)
+        self.chunk_size = chunk_size
+        self.seed = seed
         self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
-        self.found = CatMetric(nan_strategy="disable")  # one row for each image and patch
+        self.patch_rows = CatMetric(nan_strategy="disable")  # one row for each image and patch
         self.results: dict[str, dict[str, Any]] = {}
         self.measured: dict[str, Any] = {}
 
@@ -151,7 +157,7 @@ class TwoPointStudy(LightningModule):
 
     @property
     def forward_passes(self) -> dict[str, int]:
-        """Forward passes of the target for each image, by explainer, and for `coalitions`, those of the study."""
+        """Forward passes of the target for each image, by explainer; `coalitions` are those of the study."""
         return forward_passes(self.explainers) | {"coalitions": 3 + 2 * self.patches * (1 + max(self.subsets))}
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
@@ -171,14 +177,14 @@ class TwoPointStudy(LightningModule):
         expectations = [terms[..., :count].mean(-1) for count in self.subsets]
         of_image = [column[:, None].expand_as(patches) for column in (index, right)]
         columns = [*of_image, *expectations, *attributions]
-        self.found.update(torch.stack([column.double() for column in columns], -1))
+        self.patch_rows.update(torch.stack([column.double() for column in columns], -1))
         return {"heatmaps": heatmaps, "classes": predicted}
 
     def _log_probabilities(self, normalised: Tensor) -> Tensor:
         return self.target.classify(self.target.embed(normalised)).log_softmax(-1)
 
     def on_test_epoch_end(self) -> None:
-        rows = self.found.compute().reshape(-1, self.patches, 2 + len(self.subsets) + 1 + len(self.explainers))
+        rows = self.patch_rows.compute().reshape(-1, self.patches, 2 + len(self.subsets) + 1 + len(self.explainers))
         rows = rows[rows[:, 0, 0].argsort()]  # sorted by image, for any number of processes
         measured = {"accuracy": rows[:, 0, 1].nanmean().item(), "images": len(rows)}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN

@@ -1,4 +1,4 @@
-"""What an evaluation requires of its target, and of the heatmaps that explainers return."""
+"""Checks of the target, the reference and the heatmaps of an evaluation."""
 
 from collections.abc import Collection
 
@@ -15,7 +15,7 @@ def check_target(target: TargetModel, grid: PatchGrid) -> None:
     if target.num_classes < 2:
         raise InputError(
             f"expected a target with 2 classes or more, got {target.num_classes}: the probability of a single class is"
-            " 1 for every image, so give a head that tells classes apart"
+            " always 1; give a head of several classes"
         )
 
 

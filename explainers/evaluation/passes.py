@@ -59,7 +59,7 @@ def now(device: torch.device) -> float:
 
 @dataclass
 class Count:
-    """Number of `images` that went through a model."""
+    """Number of `images` that a model has computed; `inside` is True during a forward pass."""
 
     images: int = 0
     inside: bool = False
@@ -69,7 +69,7 @@ class Count:
 def counted_passes(*modules: nn.Module) -> Iterator[Count]:
     """Count the images that go through every `TargetModel` of these modules; one batch of 8 masked images counts 8.
 
-    What a learned explainer's own `network` contains is no target.
+    Models inside the `network` of a learned explainer are not counted.
 
     >>> import timm, torch
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2))
@@ -90,14 +90,14 @@ def counted_passes(*modules: nn.Module) -> Iterator[Count]:
 
 
 def passes_taken(explainer: object, count: Count, images: int) -> int:
-    """The counted passes for a number of images; of an explainer that reads a cache or no target, what it says."""
+    """The counted passes for a number of images; an explainer that reads a cache or no target announces its own."""
     counted = count.images if getattr(explainer, "timed", True) else 0
     return counted or getattr(explainer, "forward_passes", 1) * images
 
 
 @contextmanager
 def _replaced(backbone: Any, name: str, count: Count) -> Iterator[None]:
-    """An instance attribute hides the method, which stays untouched; one entrance may call the other."""
+    """Replace a method of a backbone by one that counts; restored afterwards. One entrance may call the other."""
     attributes, passed = vars(backbone), getattr(backbone, name)
     before = {key: attributes[key] for key in (name,) if key in attributes}
     attributes[name] = _counting(passed, count)

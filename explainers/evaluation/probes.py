@@ -1,4 +1,4 @@
-"""Checks of explainers that need passes of their own, besides those of the perturbation sweep."""
+"""Checks of explainers that need forward passes besides those of the perturbation sweep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,16 +48,17 @@ class ExplainedBatch:
 
 
 class Probes:
-    """Measures explainers by masked images of their own, by noise, and by a target with random weights.
+    """Measures explainers by further masked images, by noise in the image, and by a target with random weights.
 
     Args:
-        names: the measurements.
-        sweep: masks images; a sweep of patches.
+        names: what to measure.
+        sweep: a sweep of patches, which masks the images.
     """
 
     @checks_choices
     def __init__(self, names: Sequence[Probe], sweep: Sweep) -> None:
-        self.names, self.sweep = tuple(names), sweep
+        self.names = tuple(names)
+        self.sweep = sweep
         self.shares = bool({"sensitivity_n", "infidelity"} & set(names))
         if names:
             check_range(GROUPS, patches=sweep.grid.num_patches)
@@ -65,12 +66,12 @@ class Probes:
 
     @property
     def forward_passes(self) -> tuple[int, int]:
-        """Forward passes for each image: of all explainers together, and for each of them, without its explanations."""
+        """Masked images for each image: shared by all explainers, and for each explainer."""
         return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names)
 
     @property
     def explanations(self) -> int:
-        """How often each explainer explains each image again."""
+        """Number of further explanations of each image by each explainer."""
         return DRAWS * ("max_sensitivity" in self.names) + ("randomisation" in self.names)
 
     def subsets(self, given: ExplainedBatch) -> tuple[Tensor, Tensor] | None:
@@ -95,9 +96,11 @@ class Probes:
     ) -> None:
         """Update the metrics of one explainer.
 
-        Explainers that read a cache explain neither noisy images nor a target with random weights.
+        Explainers that read a cache are left out of `max_sensitivity` and `randomisation`: the cache holds neither
+        noisy images nor heatmaps of random weights.
         """
-        scores, cached = heatmaps.flatten(1), not getattr(explainer, "timed", True)
+        scores = heatmaps.flatten(1)
+        cached = not getattr(explainer, "timed", True)
         if "saco" in self.names:
             keep = salience_groups(scores, given.index, GROUPS)
             metrics["saco"].update(self._drops(given, keep), group_saliences(scores, keep))
@@ -112,7 +115,7 @@ class Probes:
                 metrics["randomisation"].update(heatmaps, explainer(given.images, given.classes))
 
     def _drops(self, given: ExplainedBatch, keep: Tensor) -> Tensor:
-        """How much the probability of the class falls under masks (B, M, N): (B, M)."""
+        """Drops of the probability of the class under masks (B, M, N): (B, M)."""
         with torch.no_grad():
             probabilities = self.sweep.logits(given.normalised, keep).softmax(-1)  # (B, M, K)
         classes = given.classes[:, None, None].expand(-1, keep.shape[1], 1)

@@ -1,4 +1,4 @@
-"""The perturbation sweep of one target: masked forward passes that all curves of an explainer are read off."""
+"""The perturbation sweep of one target: masked forward passes, from which all curves of an explainer are computed."""
 
 from typing import Literal
 
@@ -12,14 +12,14 @@ from explainers.target import TargetModel
 from explainers.target.removal import check_removal, masked_outputs
 
 Order = Literal["patches", "pixels"]
-"""What is removed one after the other. `pixels`: heatmaps are scaled up to the image by bilinear interpolation."""
+"""What is removed in the order of a heatmap; for `pixels`, it is scaled up to the image by bilinear interpolation."""
 
 
 def bilinear(heatmaps: Tensor, size: int) -> Tensor:
     """Scale heatmaps (B, P, P) up to pixels (B, size, size) by bilinear interpolation.
 
-    Unlike with `F.interpolate`, whose weights are rounded, pixels between equal patches have exactly their score; so
-    they stay ties, which are removed in random order.
+    Pixels between patches of equal scores get exactly this score, so they stay ties and are removed in random order.
+    The rounded weights of `F.interpolate` would order them.
 
     >>> bilinear(torch.tensor([[[0.0, 8.0], [0.0, 8.0]]]), size=4)[0, :2].tolist()
     [[0.0, 2.0, 6.0, 8.0], [0.0, 2.0, 6.0, 8.0]]
@@ -35,7 +35,7 @@ def bilinear(heatmaps: Tensor, size: int) -> Tensor:
 
 
 class Sweep:
-    """Removes the patches or pixels of images in the order of heatmaps, and records what the target says.
+    """Removes the patches or pixels of images in the order of heatmaps, and records the outputs of the target.
 
     Args:
         target: the model to perturb.
@@ -44,7 +44,7 @@ class Sweep:
         levels: number of sparsities, including 0 and 1; at least 2.
         order: remove patches, or pixels.
         chunk_size: maximum number of masked images in memory.
-        sides: what the curves need, see `perturbation_sweep`.
+        sides: whether to compute the removed and the preserved side, see `needed_sides`.
 
     Raises:
         InputError: if the target does not support this removal, or the removal is of patches only.
@@ -65,10 +65,15 @@ class Sweep:
         check_range(2, levels=levels)
         check_positive(chunk_size=chunk_size)
         if removal == "drop" and order == "pixels":
-            raise InputError("expected order=patches with removal drop, got pixels: tokens are dropped whole")
-        self.target, self.removal, self.levels, self.order, self.chunk_size = target, removal, levels, order, chunk_size
+            raise InputError("expected order=patches with removal drop, got pixels: a dropped token is a whole patch")
+        self.target = target
+        self.removal = removal
+        self.levels = levels
+        self.order = order
+        self.chunk_size = chunk_size
         self.grid = grid if order == "patches" else PatchGrid(grid.image_size, patch_size=1)
-        self.patches, self.sides = grid, sides
+        self.patches = grid
+        self.sides = sides
 
     @property
     def forward_passes(self) -> int:

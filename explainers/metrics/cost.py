@@ -43,8 +43,8 @@ class Cost(Metric):
         self.memory = torch.maximum(self.memory, torch.tensor(memory, dtype=torch.double, device=self.memory.device))
 
     def compute(self) -> dict[str, Tensor]:
-        found = {"images_per_second": self.images / self.seconds}
-        return found | {"peak_memory": self.memory} if self.memory > 0 else found
+        costs = {"images_per_second": self.images / self.seconds}
+        return costs | {"peak_memory": self.memory} if self.memory > 0 else costs
 
 
 class Passes(Metric):

@@ -18,8 +18,8 @@ TIES = 0x7E5
 def importance_order(scores: Tensor, index: Tensor) -> Tensor:
     """Sort the patches of each image by importance; patches with equal scores are in random order.
 
-    The random order depends on the image's index alone. So a heatmap of equal scores is a random explanation, in every
-    batch and process the same one.
+    The random order depends on the image's index alone. So a heatmap of equal scores is a random explanation, the same
+    in every batch and process.
 
     Args:
         scores: (B, N), higher is more important.
@@ -69,7 +69,7 @@ def perturbation_sweep(
     >>> curves[0, QUANTITIES.index("probability")].round(decimals=6).tolist()
     [[1.0, 0.25, 0.0], [0.0, 0.75, 1.0]]
     """
-    important = most_important(order, levels)  # (B, L, N)
+    important = most_important(order, levels)  # (B, Q, N)
     masks = [keep[:, 1:-1] for keep, needed in zip((~important, important), sides, strict=True) if needed]
     if ends is None:  # both curves end in the same two images
         ends = predict(torch.stack([~important[:, 0], important[:, 0]], 1))
@@ -108,7 +108,7 @@ class PerturbationCurves(Metric):
     - for each curve: its mean area `<curve>`; the standard error of that mean over images `<curve>_error`, which is
       missing for a single image; and the mean curve `<curve>_curve`, (levels,).
 
-    A curve of accuracies is that of the labelled images; it is missing if there are none.
+    Curves of accuracies are computed from labelled images; they are missing if there are none.
 
     Args:
         num_patches: N, the number of patches or pixels that are removed.
@@ -142,7 +142,9 @@ class PerturbationCurves(Metric):
         super().__init__()
         if levels < 3 and not empty:
             raise InputError(f"expected levels of at least 3 where the empty image is left out, got levels={levels}")
-        self.curves, self.empty, self.removal = tuple(curves), empty, removal
+        self.curves = tuple(curves)
+        self.empty = empty
+        self.removal = removal
         self.sparsity = level_sizes(num_patches, levels).double() / num_patches
         shapes = [CURVES[name] for name in self.curves]
         self.quantities = [QUANTITIES.index(shape.quantity) for shape in shapes]
@@ -157,9 +159,10 @@ class PerturbationCurves(Metric):
 
     def update(self, outputs: Tensor) -> None:
         """Add the outputs of images, (B, 4, 2, levels), as `perturbation_sweep` returns them."""
-        sides, factors = outputs[:, self.quantities].double(), self.factors.to(outputs.device)  # (B, A, 2, L)
+        sides = outputs[:, self.quantities].double()  # (B, curves, 2, Q)
+        factors = self.factors.to(outputs.device)
         sides = factors[..., :1] * sides[:, :, :1, :1] + factors[..., 1:] * sides
-        areas = self._areas(sides)  # (B, A)
+        areas = self._areas(sides)  # (B, curves)
         known = ~areas.isnan()
         self.images += len(outputs)
         self.counts += known.sum(0)
@@ -168,7 +171,7 @@ class PerturbationCurves(Metric):
         self.points += sides.sum(2).nan_to_num().sum(0)
 
     def _areas(self, sides: Tensor) -> Tensor:
-        """The sum of the areas, or means, of the removed and preserved curves: (B, A, 2, L) → (B, A)."""
+        """The sum of the areas, or means, of the removed and preserved curves: (B, curves, 2, Q) → (B, curves)."""
         sparsity, first = self.sparsity.to(sides.device), 0 if self.empty else 1
         ends = slice(0, len(sparsity) - first), slice(first, None)  # nothing is visible at the last, and at the first
         parts = [(sides[:, :, side, end], sparsity[end]) for side, end in enumerate(ends)]
@@ -177,7 +180,8 @@ class PerturbationCurves(Metric):
         return torch.where(self.means.to(sides.device), means, areas)
 
     def compute(self) -> dict[str, Tensor]:
-        mean, count = self.totals / self.counts, self.counts
+        count = self.counts
+        mean = self.totals / count
         errors = ((self.squares / count - mean.square()).clamp(min=0) / (count - 1)).sqrt()
         result = {"images": self.images, "sparsity": self.sparsity}
         for number, name in enumerate(curve_columns(self.curves, self.removal)):

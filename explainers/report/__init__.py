@@ -1,4 +1,4 @@
-"""Makes tables, figures and the gallery of results and heatmaps in files, and copies them to Weights & Biases."""
+"""Makes tables, figures and the gallery from files of results and heatmaps, and logs them to Weights & Biases."""
 
 from explainers.report.pictures import Pictures
 from explainers.report.tables import Reference

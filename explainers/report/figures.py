@@ -1,4 +1,4 @@
-"""Figures of evaluation results; `run_figures` has those of training runs and benchmarks."""
+"""Figures of results.json files; figures of training runs and benchmarks are in `run_figures`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "
 def fidelity_curves(results: Results) -> Figure:
     """Fidelity⁺ and Fidelity⁻ against sparsity (TVE, Figure 12): one column per task, one line per explainer.
 
-    Where they were not measured, all curves that were.
+    If they were not measured, the curves that all explainers have are drawn.
     """
     sides = _sides(results, "_curve")
     figure = Figure(figsize=(1 + 3.2 * len(results), 3.1 * len(sides)), layout="constrained")
@@ -41,7 +41,7 @@ def fidelity_curves(results: Results) -> Figure:
 def fidelity_bars(results: Results) -> Figure:
     """The areas under the fidelity curves (TVE, Figure 3), with standard errors where they are known.
 
-    Fidelity⁺ is above, Fidelity⁻ below; where they were not measured, all numbers of curves that were.
+    Fidelity⁺ is above, Fidelity⁻ below. If they were not measured, the curves that all explainers have are drawn.
     """
     sides, names = _sides(results), names_in(results)
     width, height = 1 + max(2.4, 0.6 + 0.32 * len(names)) * len(results), 2.5 * len(sides) + 0.08 * max(map(len, names))
@@ -227,7 +227,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
 
 
 def _sides(results: Results, ending: str = "") -> dict[str, str]:
-    """What the rows of a figure show, with its label: both fidelities, or else all curves that every explainer has."""
+    """Curve → label of each row of a figure: both fidelities, or otherwise all curves that every explainer has."""
     measured = [numbers for explainers in results.values() for numbers in explainers.values()]
     shared = {name: CURVES[name].title for name in CURVES if all(f"{name}{ending}" in row for row in measured)}
     if not measured or not shared:

@@ -24,16 +24,16 @@ from explainers.results.reading import Results
 from explainers.saved.files import write_atomically
 
 STEPS = 127
-"""Steps of a stored heatmap from its median to the full colour."""
+"""Number of steps between the median of a stored heatmap and the full colour."""
 
 LOSSLESS = 96
-"""Side in pixels up to which images are stored without loss: compression blurs small images, and saves little."""
+"""Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
 SCRIPTS = "images.js", "results.js", "page.js"
 """Parts of the page's script, in their order."""
 
 CURVE = "_curve"
-"""End of the names of those numbers that are curves against sparsity."""
+"""How names of curves against sparsity end."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Picture:
             raise InputError(f"{self.name}: expected an image (3, H, W) of uint8, got {got}: do not normalise it")
         if self.truth is not None and (self.truth.dtype != torch.bool or self.truth.shape != self.image.shape[1:]):
             got, size = f"{self.truth.dtype} {list(self.truth.shape)}", list(self.image.shape[1:])
-            raise InputError(f"{self.name}: expected truth as booleans {size}, got {got}: give one for each pixel")
+            raise InputError(f"{self.name}: expected truth as booleans {size}, got {got}: give one a pixel")
         for explainer, by_class in self.heatmaps.items():
             for explained, heatmap in by_class.items():
                 self._check(f"{explainer} of {explained}", explained, heatmap)
@@ -77,7 +77,7 @@ class Picture:
             raise InputError(f"{self.name}: expected heatmaps of its classes, {known}, got {which}: add it to classes")
         if heatmap.dim() != 2 or heatmap.shape[0] != heatmap.shape[1] or not heatmap.numel():
             got = list(heatmap.shape)
-            raise InputError(f"{self.name}: expected a heatmap (P, P), got {got} by {which}: give one of a batch")
+            raise InputError(f"{self.name}: expected a heatmap (P, P), got {got} by {which}: give no batch")
         if not heatmap.isfinite().all():
             raise InputError(f"{self.name}: expected a finite heatmap, got NaN or infinity by {which}: leave it out")
 

@@ -17,11 +17,11 @@ RED, BLUE = (220, 20, 40), (20, 60, 220)
 """RGB of the highest and the lowest values."""
 
 SATURATED = 0.05
-"""Fraction of patches that have the full colour, so that a single outlier does not make all others pale."""
+"""Fraction of patches that have the full colour, so that one outlier does not make all others pale."""
 
 
 def colour_scale(heatmap: Tensor) -> tuple[float, float]:
-    """The value of a heatmap (P, P) that has no colour, its median, and the distance from it that has the full colour.
+    """The median of a heatmap (P, P), which has no colour, and the distance from it that has the full colour.
 
     >>> colour_scale(torch.tensor([[1.0, 2.0], [3.0, 100.0]]))
     (2.0, 98.0)
@@ -73,7 +73,7 @@ def draw_heatmaps(
 ) -> Figure:
     """Draw one row per image: the image with the object's outline, then the `overlay` of each explainer's heatmap.
 
-    Each heatmap has a colour scale of its own, as the colour bar says.
+    Each heatmap has its own colour scale, see `colour_scale`.
 
     Args:
         images: uint8, (B, 3, H, W).

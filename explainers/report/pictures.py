@@ -21,21 +21,21 @@ from explainers.saved.weights import read_weights, save_weights
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
 CHEAP = 25
-"""Explainers with at most this number of forward passes explain other classes than the first in pictures."""
+"""Largest number of forward passes of an explainer that also explains the other classes in pictures."""
 
 
 class Pictures(Callback):
     """Collects images from all over the test set, with the heatmaps of every explainer, in `Trainer.test`.
 
-    Besides the explained class, explainers that depend on the class explain the most likely other ones. The file keeps
-    the heatmaps of earlier explainers of the same images and classes.
+    Explainers that depend on the class also explain the most likely other classes. Heatmaps of earlier explainers stay
+    in the file if images and classes are the same.
 
     Args:
         folder: folder of the run; its `picture_file` is written.
         name: name of the task.
         images: number of images, evenly spaced in the test set; `None` takes all.
         classes: number of explained classes of each image.
-        settings: explainer → hash of what its heatmaps depend on, see `row_keys`; the file tells it.
+        settings: explainer → hash of what its heatmaps depend on, see `row_keys`; written to the file.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class Pictures(Callback):
         settings: Mapping[str, str] | None = None,
     ) -> None:
         check_positive(classes=classes, **({} if images is None else {"images": images}))
-        self.path, self.images, self.classes = picture_file(Path(folder), name), images, classes
+        self.path = picture_file(Path(folder), name)
+        self.images = images
+        self.classes = classes
         self.settings = dict(settings or {})
         self.rows: dict[str, dict[int, Tensor]] = {}
         """Entry of the file → index of the image → its row."""
@@ -65,7 +67,7 @@ class Pictures(Callback):
             return
         chosen = torch.isin(batch["index"].cpu(), self._chosen(trainer)).nonzero().flatten()
         if len(chosen):
-            with trainer.precision_plugin.forward_context():  # callbacks have none: test_step's maps would differ
+            with trainer.precision_plugin.forward_context():  # Lightning sets it in test_step, not in callbacks
                 self._collect(pl_module, {key: value[chosen] for key, value in batch.items()}, outputs, chosen)
 
     def _chosen(self, trainer: Any) -> Tensor:
@@ -109,7 +111,7 @@ class Pictures(Callback):
         files = [image_name(trainer.datamodule.dataset("test"), i) for i in index]
         write_pictures(self.path, tensors, files, names, self.settings)
         for logger in trainer.loggers:
-            if hasattr(logger, "log_table"):  # that of W&B
+            if hasattr(logger, "log_table"):  # the logger of W&B
                 log_pictures(logger, self.path.stem, read_pictures(self.path, pl_module.names))
                 log_curves(logger, self.path.stem, pl_module.results)
 
@@ -134,7 +136,8 @@ def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
     Returns:
         A name for each class: WordNet identifiers of ImageNet are replaced by the first name that timm has for them.
     """
-    count, subset = target.num_classes, timm.data.infer_imagenet_subset(target.backbone)
+    count = target.num_classes
+    subset = timm.data.infer_imagenet_subset(target.backbone)
     info = timm.data.ImageNetInfo(subset or "imagenet-1k")
     known, names = info.label_names(), list(target.classes or (of_data if len(of_data) == count else ()))
     if not names:
@@ -167,7 +170,7 @@ def write_pictures(
 
 
 def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
-    """The explainers whose heatmaps in a file are of other settings than these; a file may not tell its own."""
+    """The explainers whose heatmaps in a file were made with other settings; older files do not hold the settings."""
     known = read_weights(path, "pictures")[0].get("settings", {})
     return [name for name, key in settings.items() if known.get(name, key) != key]
 
@@ -177,18 +180,19 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
     identity, tensors = read_weights(path, "pictures")
     if "files" not in identity:
         raise InputError(f"expected pictures at {path}, got another file: delete it, and measure again (fresh=true)")
-    pictures, names = [], {number: printable(name) for number, name in identity["classes"].items()}
+    pictures = []
+    names = {number: printable(name) for number, name in identity["classes"].items()}
     for row, file in enumerate(identity["files"]):
         classes = [names[str(number)] for number in tensors["classes"][row].tolist()]
         label = int(tensors["label"][row])
-        found = {name: tensors[f"heatmaps/{name}"][row] for name in explainers if f"heatmaps/{name}" in tensors}
+        maps = {name: tensors[f"heatmaps/{name}"][row] for name in explainers if f"heatmaps/{name}" in tensors}
         pictures.append(
             Picture(
                 name=printable(file),
                 image=tensors["image"][row],
                 label=names[str(label)] if label >= 0 else None,
                 classes=dict(zip(classes, tensors["probabilities"][row].tolist(), strict=True)),
-                heatmaps={name: dict(zip(classes, maps, strict=False)) for name, maps in found.items()},
+                heatmaps={name: dict(zip(classes, by_class, strict=False)) for name, by_class in maps.items()},
                 truth=tensors["truth"][row] if "truth" in tensors else None,
             )
         )

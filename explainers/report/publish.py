@@ -1,4 +1,4 @@
-"""Tables, pictures and the gallery of a run, made of its files alone."""
+"""Makes tables, pictures and the gallery of a run from its files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ DRAWN = 6
 """Number of images of a task in its PNG file."""
 
 NUMBERED = re.compile(r"\d{4,}_")
-"""Beginning of the names of overlays."""
+"""How file names of overlays begin."""
 
 
 def publish(
@@ -60,7 +60,7 @@ def publish(
 
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:
-    """The pictures of a task, with the heatmaps of all folders that have the same images and classes."""
+    """The pictures of a task, with the heatmaps from all folders that have the same images and classes."""
     paths = [picture_file(Path(path).parent, task) for path in files]
     pictures: list[Picture] = []
     for file, path in zip(files, paths, strict=True):
@@ -76,9 +76,9 @@ def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[
 
 
 def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> list[Picture]:
-    """The pictures beside a results file, without heatmaps of other settings than its numbers; prints what these are.
+    """The pictures beside a results file; heatmaps of other settings than the numbers are left out, which is printed.
 
-    Numbers that were measured again without pictures have earlier heatmaps beside them.
+    There are such heatmaps after numbers were measured again without pictures.
     """
     stale = of_other_settings(path, row_keys(load(file).get("settings", {}).get(task, {})))
     left_out = [name for name in explainers if name in stale]
@@ -89,7 +89,7 @@ def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> li
 
 
 def _draw(pictures: Sequence[Picture], path: Path) -> None:
-    """Draw images from all over the list: their heatmaps of the class that all explainers explain."""
+    """Draw evenly spaced images of the list, with heatmaps of the class that all explainers explain."""
     chosen = [pictures[i] for i in torch.linspace(0, len(pictures) - 1, min(DRAWN, len(pictures))).long()]
     names = [name for name in chosen[0].heatmaps if all(name in picture.heatmaps for picture in chosen)]
     first = [next(iter(picture.classes)) for picture in chosen]
@@ -106,7 +106,7 @@ def _draw(pictures: Sequence[Picture], path: Path) -> None:
 
 def _write_overlays(pictures: Sequence[Picture], folder: Path) -> None:
     """Write `<number>_<image>_<explainer>.png`, of the class that all explainers explain."""
-    # Those of images that an earlier command explained are removed
+    # Overlays of an earlier command that are not written again are removed
     earlier = {path for path in folder.glob("*.png") if NUMBERED.match(path.name)}
     for number, picture in enumerate(pictures):
         own, image = next(iter(picture.classes)), file_name(Path(picture.name).stem, 120)
@@ -120,7 +120,7 @@ def _write_overlays(pictures: Sequence[Picture], folder: Path) -> None:
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
-    """What was measured, and by which commands."""
+    """Lines of the gallery: settings of each task, and the commands that measured it."""
     lines = []
     for task, identity in content.get("identity", {}).items():
         keys = "backbone", "images", "classes", "reference", "levels", "order"

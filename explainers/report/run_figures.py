@@ -1,4 +1,4 @@
-"""Figures of the metrics that training runs log, and of the speeds that benchmarks measure."""
+"""Figures of metrics that training runs log, and of speeds that benchmarks measure."""
 
 import csv
 import json
@@ -181,7 +181,7 @@ def _columns(path: str | Path, *names: str) -> list[np.ndarray]:
     with open(path, newline="") as file:
         written = file.readlines()
     if written and written[0].endswith("\r\n") and not written[-1].endswith("\n"):
-        written.pop()  # a kill has cut it
+        written.pop()  # the run was killed while it wrote this line
     lines = list(csv.DictReader(written))
     missing = [name for name in names if not lines or name not in lines[0]]
     if missing:

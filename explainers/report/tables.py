@@ -55,7 +55,7 @@ class Reference:
         return printed[FIDELITIES.index(column)] if printed else None
 
     def missing(self, results: Results) -> str | None:
-        """What the reference has, in one line, if it has a value of no row of the results; otherwise `None`."""
+        """One line that lists the published values if none of the results has one; otherwise `None`."""
         flat = [(task, name, key) for task, measured in results.items() for name in measured for key in measured[name]]
         if any(self.value(task, name, key) is not None for task, name, key in flat if key in FIDELITIES):
             return None

@@ -1,4 +1,4 @@
-"""Pictures and curves as tables of Weights & Biases."""
+"""Logs pictures and curves as tables of Weights & Biases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def log_curves(logger: Any, task: str, results: Mapping[str, Mapping[str, Any]])
     Args:
         logger: Lightning's logger of W&B.
         task: name of the task; the table is `<task>/curves`.
-        results: explainer → numbers that `Evaluation` measured.
+        results: explainer → numbers, as `EvaluationModule` measures them.
     """
     curves = list(dict.fromkeys(key for row in results.values() for key in row if key.endswith("_curve")))
     rows = [

@@ -17,7 +17,7 @@ from explainers.saved.records import devices, first_difference, versions
 
 
 class Measured(Protocol):
-    """A module that has been tested, such as `Evaluation`."""
+    """A module after `Trainer.test`, such as `EvaluationModule`."""
 
     results: dict[str, dict[str, Any]]
 
@@ -28,12 +28,12 @@ class Measured(Protocol):
 
 
 class ResultsFile:
-    """The results.json of a run, written after every task; it keeps earlier numbers whose settings are unchanged.
+    """The results.json of a run, written after every task; earlier numbers with unchanged settings are kept.
 
-    The file holds `results`, `columns`, `identity` (see `Evaluation`) and `settings` of every task, the fingerprint of
-    its `data`, the resolved `config`, the hashes of the `files` that the config names, and `runs`, one record for each
-    command, with its versions, devices and what it `measured`. If earlier results are dropped, the earlier file is
-    copied to results_earlier.json.
+    The file holds `results`, `columns`, `identity` (see `EvaluationModule`), `settings` and the fingerprint of the
+    `data` of every task, the resolved `config`, the hashes of the `files` that the config names, and `runs`: for each
+    command its versions, devices and what it `measured`. If earlier results are dropped, the earlier file is copied to
+    results_earlier.json.
 
     Args:
         path: path of results.json.
@@ -80,7 +80,7 @@ class ResultsFile:
         }
 
     def _unchanged(self, task: str, rows: list[str], earlier: Any, now: Any) -> list[str]:
-        """The explainers of a task whose numbers are kept; all, if this command does not measure the task."""
+        """The explainers of a task whose numbers are kept: all if this command does not measure the task."""
         if now is None:
             return rows
         difference = first_difference(earlier["shared"], now["shared"])
@@ -96,17 +96,17 @@ class ResultsFile:
         return rows
 
     def missing(self, task: str) -> list[str] | None:
-        """The explainers of a task that are not measured yet; `None` if nothing is left to measure."""
+        """The explainers of a task without numbers; `None` if all have numbers."""
         wanted, kept = list(self.settings[task]["explainers"]), self.kept.get(task, [])
         return None if kept and set(wanted) <= set(kept) else [name for name in wanted if name not in kept]
 
     def key(self, task: str) -> str:
-        """Hash of what the numbers depend on that this command measures."""
+        """Hash of the settings of what this command measures on a task."""
         settings = self.settings[task]["shared"], self.missing(task), self.settings[task]["explainers"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def _earlier_runs(self, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The records of the commands that measured what is kept."""
+        """The records of the earlier commands, without the rows that are measured again."""
         records = []
         for record in earlier.get("runs", ()):
             parts = {

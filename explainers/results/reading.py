@@ -11,10 +11,10 @@ from explainers.saved.files import printable
 from explainers.saved.records import first_difference
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Task → explainer → numbers that `Evaluation` measured."""
+"""Task → explainer → numbers, as `EvaluationModule` measures them."""
 
 COSTS = "images_per_second", "peak_memory", "forward_passes"
-"""Numbers that may differ between two measurements of one explainer: by the machine, the batches, or a cache."""
+"""Numbers that depend on the machine, the batches or a cache; two files may differ in them."""
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def load(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise InputError(f"{path}: expected the results.json of an evaluation, got JSON without results of tasks")
     for name in [*content["results"], *(name for rows in content["results"].values() for name in rows)]:
-        if not name or printable(name) != name:  # it would steer the terminal, or end the writing of a table
+        if not name or printable(name) != name:  # control characters could steer the terminal, or break a table
             raise InputError(f"{path}: expected names that can be printed, got {ascii(name)}: rename it in the file")
     return content
 
@@ -87,7 +87,7 @@ def read_columns(files: Sequence[str | Path]) -> dict[str, str]:
 
 
 def _names(content: Mapping[str, Any], task: str) -> dict[str, str]:
-    """Number in a file → its name beside those of other files."""
+    """Name of a number in a file → its name in tables of several files."""
     k = re.fullmatch(r"IoU@(\d+).*", content.get("columns", {}).get(task, {}).get("iou", ""))
     return {"iou": f"iou_{k[1]}", "iou_error": f"iou_{k[1]}_error"} if k else {}
 

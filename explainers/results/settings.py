@@ -1,4 +1,4 @@
-"""The settings of an evaluation: everything that the numbers of a task depend on."""
+"""The settings that the numbers of a task depend on."""
 
 import hashlib
 import json
@@ -34,24 +34,24 @@ NOT_MEASURED = {
     "trainer.enable_progress_bar": "shown while measuring",
     "trainer.default_root_dir": "where files of libraries are",
 }
-"""Config keys that change no number of a task, and why. All others do, besides those of `identity.WITHOUT_EFFECT`."""
+"""Config keys that change no number of a task, and why; so do the keys in `identity.WITHOUT_EFFECT`."""
 
 BATCHES = ("batch_size", "eval_batch_size")
-"""Config keys of data sets that change the measured speed, and which images `trainer.limit_test_batches` takes."""
+"""Config keys of data sets that change the measured speed, and the images under `trainer.limit_test_batches`."""
 
 
 EXPLAINERS = ("explainers", "methods")
-"""Config keys of what is measured; each row of a table depends on its own explainer alone."""
+"""Config keys of explainers; a row of a table depends on the keys of its own explainer alone."""
 
 
 def settings_of(
     task: str, config: Mapping[str, Any], hashes: Mapping[str, str], data: Mapping[str, Any], processes: int = 1
 ) -> dict[str, Any]:
-    """Everything that all numbers of a task depend on, whichever explainer they are of.
+    """The settings that all numbers of a task depend on, for every explainer.
 
-    It contains the whole resolved config except the explainers and the keys in `NOT_MEASURED`. Files and data sets
-    count by content. The explainer that the others are compared with is part of it, and the number of processes where
-    the trainer limits the batches of each.
+    They are the resolved config without the explainers and the keys in `NOT_MEASURED`. Paths of files are replaced by
+    hashes, and the data set by its fingerprint. The settings of the reference explainer are added, and the number of
+    processes if the trainer limits the batches of each process.
 
     >>> config = {"name": "run", "data_dir": "/disk", "target": {"head": "a/head.safetensors"}, "seed": 0}
     >>> config["tasks"] = {"pets": {"data": {"root": "/disk/pets", "batch_size": 8}, "target": None}, "cars": {}}
@@ -77,7 +77,7 @@ def settings_of(
 
 
 def _limits_batches(trainer: Mapping[str, Any]) -> bool:
-    """Whether each process tests a part of its batches: 1.0 is all of them, and 1 a single one."""
+    """Whether each process tests a part of its batches; a limit of 1.0 is all of them, 1 is a single batch."""
     limit = trainer.get("limit_test_batches")
     return bool(trainer.get("fast_dev_run")) or limit is not None and not (isinstance(limit, float) and limit == 1)
 
@@ -101,7 +101,7 @@ def row_keys(settings: Mapping[str, Any]) -> dict[str, str]:
     """Explainer → hash of the settings that its numbers and heatmaps depend on.
 
     Args:
-        settings: those of a task in results.json: `shared` by all of its rows, and of each of its `explainers`.
+        settings: entry of a task in results.json: settings `shared` by all rows, and of each of the `explainers`.
     """
     shared = settings.get("shared")
     texts = {name: json.dumps([shared, own], sort_keys=True) for name, own in settings.get("explainers", {}).items()}
@@ -109,7 +109,7 @@ def row_keys(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], path: str = "") -> Any:
-    """A part of the config without what changes no number; files are replaced by their hashes."""
+    """A part of the config without keys that change no number; paths of files are replaced by hashes."""
     if isinstance(node, Mapping):
         within = {name: f"{path}.{name}".lstrip(".") for name in node}
         kept = [name for name in node if name not in WITHOUT_EFFECT and within[name] not in NOT_MEASURED]
@@ -123,7 +123,7 @@ def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], pa
 
 
 def hash_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """Path → SHA-256 of every file that the config names, wherever numbers depend on it."""
+    """Path → SHA-256 of every file in the config that numbers depend on."""
     # Data sets are left out: their own fingerprints count
     placed = {**config, "data_dir": None, "cache_dir": None}
     parts = [(settings_of(task, placed, {}, {}), explainers_of(task, placed, {})) for task in config["tasks"]]

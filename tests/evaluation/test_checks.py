@@ -95,7 +95,7 @@ def test_an_explainer_may_have_any_name(build, target, grid, digits, name):
 
 
 def test_the_name_of_equation_3_is_taken_in_a_study(target, grid):
-    with pytest.raises(InputError, match="expected no explainer of the name two_point"):
+    with pytest.raises(InputError, match="expected no explainer named two_point"):
         TwoPointStudy(target, grid, {"two_point": Chance(None, grid)})
 
 
