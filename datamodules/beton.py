@@ -38,19 +38,27 @@ def require_ffcv() -> None:
 
 
 def check_beton(path: Path) -> int:
-    """Number of samples; raises if the file is missing or incomplete, because FFCV would crash on it or hang."""
+    """Count the samples of a .beton file.
+
+    Raises:
+        InputError: if the file is missing or damaged, because FFCV would crash on it or hang.
+    """
     if not path.is_file():
         raise InputError(f"expected a .beton file {path}, got none; write it: {command(path)}")
     samples, problem = inspect_beton(path)
     if problem:
         raise InputError(
-            f"{path} is not a whole .beton of images and labels: {problem}; write it again: {command(path)}"
+            f"{path} is not a complete .beton file of images and labels: {problem}; write it again: {command(path)}"
         )
     return samples
 
 
 def inspect_beton(path: Path) -> tuple[int, str | None]:
-    """Number of samples, and the problem of the header, the fields or the image positions; None if there is none."""
+    """Count the samples, and describe the first problem of the header, the fields or the places of the images.
+
+    Returns:
+        The number of samples, and the problem as a text; `None` for a complete file.
+    """
     from ffcv import types
 
     size = path.stat().st_size
@@ -83,7 +91,11 @@ def inspect_beton(path: Path) -> tuple[int, str | None]:
 
 
 def image_problem(images: np.ndarray, regions: np.ndarray, end: int) -> str | None:
-    """The problem as a text; None if each image has a region of its size and all regions end before byte `end`."""
+    """Check that each image has a region of its size, and that all regions end before byte `end`.
+
+    Returns:
+        The problem as a text; `None` if there is none.
+    """
     outside = int(((regions["ptr"] > end) | (regions["size"] > end - regions["ptr"])).sum())
     if outside:
         return f"expected all data before byte {end}, got {outside} regions that end after it"
@@ -92,11 +104,11 @@ def image_problem(images: np.ndarray, regions: np.ndarray, end: int) -> str | No
     wrong = regions["ptr"][region] != images["data_ptr"]
     raw_size = 3 * images["height"].astype(np.uint64) * images["width"]
     wrong |= (raw_size == 0) | (images["mode"] > 1) | ((images["mode"] == 1) & (raw_size != regions["size"][region]))
-    return f"expected a place for every image, got {int(wrong.sum())} images without" if wrong.any() else None
+    return f"expected stored pixels for every image, got {int(wrong.sum())} images without" if wrong.any() else None
 
 
 def tables_hash(path: Path) -> str:
-    """SHA-256 of all of a whole .beton but the images: its header, fields, labels, and sizes and places of images."""
+    """SHA-256 of everything in a .beton except pixels: header, fields, labels, and sizes and places of the images."""
     from ffcv import types
 
     header = np.fromfile(path, types.HeaderType, count=1)[0]
@@ -114,7 +126,7 @@ def description_file(path: Path) -> Path:
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """What tells a whole .beton from another one, without reading its images."""
+    """What distinguishes a .beton from others, computed without reading its images."""
     return {"samples": check_beton(path), "bytes": path.stat().st_size, "tables": tables_hash(path)}
 
 
@@ -124,8 +136,8 @@ def describe(
     """Write the description of a .beton, before the file gets its name.
 
     Args:
-        unfinished: the whole .beton.
-        path: the name that it will get.
+        unfinished: the complete .beton, under its temporary name.
+        path: its final name.
         classes: class names in the order of their labels.
         source: fingerprint of the image files.
         settings: how they were written.
@@ -147,15 +159,16 @@ def class_names(path: Path) -> list[str]:
     own = identity(path)
     try:
         content = json.loads(beside.read_text())
-        classes, described = [str(name) for name in content["classes"]], {name: content[name] for name in own}
+        classes = [str(name) for name in content["classes"]]
+        described = {name: content[name] for name in own}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"expected {beside} as write_beton writes it, got something else; write it again: {command(path)}"
         ) from error
     if described != own:
         raise InputError(
-            f"{beside} describes another file than {path}, of {described['samples']} samples in {described['bytes']}"
-            f" bytes, got {own['samples']} in {own['bytes']}; write it again: {command(path)}"
+            f"{beside} describes another file than {path}: expected {described['samples']} samples in"
+            f" {described['bytes']} bytes, got {own['samples']} in {own['bytes']}; write it again: {command(path)}"
         )
     return classes
 

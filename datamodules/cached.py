@@ -1,4 +1,4 @@
-"""Stores the inputs of a loss that come from the frozen target: computed in the first run, read in later runs."""
+"""Caches what a loss needs of frozen models: the first run computes and stores it, later runs read it."""
 
 import warnings
 from pathlib import Path
@@ -17,15 +17,15 @@ from explainers.progress import progress
 from explainers.saved.files import shared_by_all
 
 LONG = 50_000
-"""Forward passes that are announced before they start: minutes, on a CPU."""
+"""Number of forward passes above which they are announced: they take minutes on a CPU."""
 
 
 class Cached(LightningDataModule):
     """Replaces the pixels in the batches of `Images` by the outputs of the training module's `sources`.
 
-    The first run computes these rows and shows how far it is. If it is killed, the next run computes only the missing
-    rows. Later runs with the same sources, images and precision only read them. Every source has a store of its own, so
-    two runs share the stores of the sources that they share. Images are not cropped at random.
+    The first run computes these rows and shows its progress. If it is killed, the next run computes only the missing
+    rows. Later runs with the same sources, images and precision only read them. Every source has its own store: two
+    runs with a common source share its store. Images are not cropped at random.
 
     Args:
         images: loads the images.
@@ -40,11 +40,13 @@ class Cached(LightningDataModule):
         super().__init__()
         if not isinstance(images, Images):
             raise InputError(
-                f"expected loaders of image files to cache rows of, got {type(images).__name__}: take other data, such"
-                " as data=imagenet_folder, or cache=none"
+                f"expected data with torch loaders, whose rows can be cached, got {type(images).__name__}: set"
+                " cache=none, or take other data, such as data=imagenet_folder"
             )
         check_positive(batch_size=batch_size)
-        self.images, self.folder, self.batch_size = images, folder, batch_size
+        self.images = images
+        self.folder = folder
+        self.batch_size = batch_size
 
     @property
     def classes(self) -> list[str]:
@@ -69,7 +71,7 @@ class Cached(LightningDataModule):
         return self.images.class_names(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Find the images, so that a wrong path is reported before anything is computed."""
+        """Build the data sets, so that a wrong path is reported before anything is computed."""
         self.images.trainer = self.trainer
         self.images.setup(stage)
 
@@ -100,8 +102,8 @@ class Cached(LightningDataModule):
 
     def _not_shared(self) -> str:
         return (
-            f"expected a folder that all processes share, got {self.folder}, where one does not see the files of"
-            " another; set cache_dir to a folder on a shared file system"
+            f"expected a folder that all processes share, got {self.folder}, where some processes do not see the files"
+            " of others; set cache_dir to a folder on a shared file system"
         )
 
     def _require(self, holds: bool, problem: str) -> None:
@@ -111,22 +113,24 @@ class Cached(LightningDataModule):
             raise InputError(problem)
 
     def _common_fingerprint(self, split: str) -> dict[str, str]:
-        """The fingerprint of a split; process 0 hashes the files, and the others find the remembered hashes."""
+        """The fingerprint of a split; process 0 hashes the files, and the others read the hashes that it stored."""
         trainer: Any = self.trainer
         first = trainer.strategy.broadcast(self.fingerprint(split) if trainer.is_global_zero else None)
         own = first if trainer.is_global_zero else self.fingerprint(split)
-        self._require(own == first, f"expected the same images ({split}) in all processes, got others in some of them")
+        self._require(own == first, f"expected the same {split} images in all processes, got different ones")
         return first
 
     def _filled(self, source: Any, split: str, fingerprint: dict[str, str]) -> Store:
         """The completely filled store of a source; every process computes its share of the missing rows."""
         trainer: Any = self.trainer
-        dataset, rank, world_size = self.dataset(split), trainer.global_rank, trainer.world_size
+        dataset = self.dataset(split)
+        rank = trainer.global_rank
+        world_size = trainer.world_size
         data = {entry: fingerprint[entry] for entry in source.entries}
         store = Store(self.folder, source.key() | {"data": data, "precision": str(trainer.precision)}, len(dataset))
         missing = store.missing()
         if not getattr(dataset, "skip_corrupt", True):
-            missing = sorted(missing + store.corrupt())  # that an earlier run left out: they are an error now
+            missing = sorted(missing + store.corrupt())  # an earlier run left them out; now they are an error
         share = [index for index in missing if index % world_size == rank]
         loader = DataLoader(
             Numbered(dataset, share), self.batch_size, num_workers=self.num_workers, collate_fn=readable_and_corrupt

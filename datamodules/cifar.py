@@ -25,8 +25,11 @@ class Upsampled(Dataset[Sample]):
 
     def __init__(self, stored: CIFAR10, chosen: Sequence[int], image_size: int) -> None:
         check_positive(image_size=image_size)
-        self.stored, self.chosen, self.image_size, self.classes = stored, chosen, image_size, stored.classes
-        self.labels = torch.tensor([stored.targets[i] for i in chosen])  # int64, (N,)
+        self.stored = stored
+        self.chosen = chosen
+        self.image_size = image_size
+        self.classes = stored.classes
+        self.labels = torch.tensor([stored.targets[i] for i in chosen])  # int64, one for each sample
 
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order."""
@@ -46,7 +49,7 @@ def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10",
     """torchvision's CIFAR-10 or CIFAR-100, read from disk. Nothing is downloaded.
 
     Args:
-        root: folder that holds the folder torchvision unpacks, such as cifar-10-batches-py.
+        root: folder that contains the unpacked archive, a folder such as cifar-10-batches-py.
         image_size: side of the scaled images, in pixels.
         train: True gives the training split, False the test split.
         name: CIFAR10 or CIFAR100.
@@ -59,6 +62,6 @@ def cifar(root: str | Path, image_size: int, train: bool, name: str = "CIFAR10",
         stored = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}[name](str(root), train=train, download=False)
     except (KeyError, RuntimeError) as error:
         raise InputError(
-            f"expected a whole CIFAR10 or CIFAR100 in {root}, got no {name}; fetch it with torchvision, download=True"
+            f"expected a complete CIFAR10 or CIFAR100 in {root}, got no {name}; download it with torchvision"
         ) from error
     return Upsampled(stored, spread(len(stored), limit), image_size)

@@ -24,12 +24,12 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 
 def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: tuple[int, int]) -> Tensor:
-    """Boolean (S, S): True for pixels of a resized and cropped image whose centres lie in one of the boxes.
+    """Mark the pixels of a resized and cropped image whose centres lie in one of the boxes: boolean (H, W).
 
     Args:
-        boxes: in pixels of the stored image.
-        size: S, the side of the crop, in pixels.
-        scale: resized size divided by stored size, (height, width).
+        boxes: boxes, in pixels of the stored image.
+        size: H and W, the side of the crop, in pixels.
+        scale: size of the resized image divided by that of the stored image, (height, width).
         offset: first (row, column) of the crop in the resized image.
 
     >>> box_mask([(2, 0, 6, 2)], size=3, scale=(0.5, 0.5), offset=(0, 0)).int().tolist()  # columns 1 and 2 of row 0
@@ -45,7 +45,7 @@ def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset
 
 
 def spread(length: int, limit: int | None) -> list[int]:
-    """At most `limit` positions, spread evenly over `length`, so that a list sorted by class stays balanced.
+    """At most `limit` of `length` positions, evenly spaced, so that a list sorted by class stays balanced.
 
     >>> spread(10, limit=4)
     [0, 2, 5, 7]
@@ -53,12 +53,12 @@ def spread(length: int, limit: int | None) -> list[int]:
     if limit is None or limit >= length:
         return list(range(length))
     if limit < 1:
-        raise InputError(f"expected limit to be at least 1 image, got {limit}; leave it out for all images")
+        raise InputError(f"expected a limit of at least 1 image, got {limit}; leave it out for all images")
     return [i * length // limit for i in range(limit)]
 
 
 def check_crop(image_size: int, crop_fraction: float) -> None:
-    """Raise an InputError that names a crop which does not exist."""
+    """Raise an InputError unless the crop has pixels, and keeps at most the whole image."""
     check_positive(image_size=image_size)
     if not 0 < crop_fraction <= 1:
         raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
@@ -67,19 +67,19 @@ def check_crop(image_size: int, crop_fraction: float) -> None:
 class ImageFiles(Dataset[Sample | None]):
     """Image files, with the short side scaled to image_size / crop_fraction and the centre cropped.
 
-    Images are turned upright as their EXIF orientation says, as viewers show them. Images with boxes keep their stored
-    rows and columns, because boxes are in pixels of the stored image.
+    Images are turned upright by their EXIF orientation, as image viewers do. Images with boxes keep their stored rows
+    and columns, because boxes are in pixels of the stored image.
 
     Args:
         paths: file of every sample.
         labels: class index of every sample; -1 if unknown.
-        image_size: S, the side of the crop, in pixels.
+        image_size: side of the crop, in pixels.
         classes: class names in the order of their labels; empty if the classes have no names.
         boxes: boxes around the objects of every sample; each sample then has a `truth` mask.
         crop_fraction: fraction of the short side that the crop keeps, above 0 and at most 1.
         limit: maximum number of samples, spread evenly over `paths`; `None` takes all.
-        skip_corrupt: an image that cannot be decoded gives None, a warning, and a mark in `corrupt` instead of an
-            error.
+        skip_corrupt: for an image that cannot be decoded, warn, return None and mark it in `corrupt`, instead of
+            raising an error.
     """
 
     def __init__(
@@ -97,11 +97,13 @@ class ImageFiles(Dataset[Sample | None]):
         chosen = spread(len(paths), limit)
         # An array: reading a string of a list updates its reference count, so every loader process would copy the list
         self._paths = np.array([os.fsencode(paths[i]) for i in chosen], dtype=np.bytes_)
-        self.labels = torch.tensor([labels[i] for i in chosen])  # int64, (N,)
+        self.labels = torch.tensor([labels[i] for i in chosen])  # int64, one for each sample
         self.boxes = None if boxes is None else [boxes[i] for i in chosen]
-        self.classes, self.skip_corrupt = list(classes), skip_corrupt
+        self.classes = list(classes)
+        self.skip_corrupt = skip_corrupt
         self.corrupt = torch.zeros(len(chosen), dtype=torch.bool).share_memory_()  # loader processes mark them
-        self.image_size, self.short_side = image_size, round(image_size / crop_fraction)
+        self.image_size = image_size
+        self.short_side = round(image_size / crop_fraction)
 
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order, whatever the file names."""
@@ -128,8 +130,8 @@ class ImageFiles(Dataset[Sample | None]):
             warnings.warn(f"left out: {error}", stacklevel=2)
             return None
         resized = resize_short_side(stored, self.short_side)
-        # Rounded down, as in FFCV
-        row, column = (resized.height - self.image_size) // 2, (resized.width - self.image_size) // 2
+        row = (resized.height - self.image_size) // 2  # rounded down, as in FFCV
+        column = (resized.width - self.image_size) // 2
         crop = resized.crop((column, row, column + self.image_size, row + self.image_size))
         sample: Sample = {"image": pil_to_tensor(crop).contiguous(), "label": int(self.labels[index]), "index": index}
         if self.boxes is not None:
@@ -154,11 +156,11 @@ def unlabelled_images(
     """
     places = [Path(root) if os.path.isfile(root) else existing_folder(root, "of images") for root in roots]
     check_distinct(roots=[str(place.resolve()) for place in places])
-    found = [path for paths in list_images(places) for path in paths]
-    unknown = sorted(set(exclude) - {path.parent.name for path in found})
+    files = [path for paths in list_images(places) for path in paths]
+    unknown = sorted(set(exclude) - {path.parent.name for path in files})
     if unknown:
-        raise InputError(f"expected folders to exclude among those of the images, got {', '.join(unknown)}")
-    paths = [path for path in found if path.parent.name not in exclude]
+        raise InputError(f"expected names of folders with images in exclude, got {', '.join(unknown)}")
+    paths = [path for path in files if path.parent.name not in exclude]
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
     return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)

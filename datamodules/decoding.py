@@ -12,15 +12,15 @@ DECODING_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, struct
 """What Pillow raises for damaged files."""
 
 LOWEST_WHITE = 2**12
-"""A 16-bit image whose values all lie below this number holds 8 or 12 bits: its high byte would be nearly black."""
+"""If all values of a 16-bit image are below this number, only 8 or 12 bits are used: it would look nearly black."""
 
 
 class CorruptImage(InputError):
-    """An image file that cannot be decoded, or whose values have no known white."""
+    """An image file that cannot be decoded, or whose brightest possible value is unknown."""
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Convert to 3 channels of 8 bits: grey is repeated, what is behind is white, 16 bits keep their high byte.
+    """Convert to 3 channels of 8 bits. Grey is repeated, transparent pixels show white, 16 bits keep their high byte.
 
     Raises:
         InputError: if the brightest possible value is unknown: floats, more than 16 bits, or 8 or 12 bits in 16.
@@ -53,11 +53,11 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
 
     Args:
         path: the image file.
-        upright: turn the image as its EXIF orientation says, as viewers do; False keeps the stored rows and columns
-            (Pillow itself turns TIFF files).
+        upright: turn the image by its EXIF orientation, as image viewers do; False keeps the stored rows and columns
+            (except in TIFF files, which Pillow always turns).
 
     Raises:
-        CorruptImage: if the bytes cannot be decoded, or the values of the pixels have no known white.
+        CorruptImage: if the bytes cannot be decoded, or the brightest possible value is unknown.
     """
     try:
         with Image.open(path) as image:
@@ -77,7 +77,7 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
 
 
 def turn_upright(image: Image.Image) -> None:
-    """Turn a decoded image in place as its EXIF orientation says. Broken metadata leaves it as it is."""
+    """Turn a decoded image in place by its EXIF orientation. With broken metadata, it stays as it is."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
     except DECODING_ERRORS:

@@ -1,7 +1,7 @@
 """Handwritten digits on clutter: built-in images with several tasks on one input and a known object position.
 
 Each canvas shows one of scikit-learn's digits in a random colour and place, among parts of other digits ("scraps").
-For given settings, a canvas depends on the split, its index and the seed only.
+For given settings, a canvas depends only on the split, its index and the seed.
 """
 
 from collections.abc import Mapping
@@ -47,13 +47,13 @@ DOMAINS = ("spots", *MIXED, "mixed", "textured")
 class Digits(Dataset[dict[str, Tensor]]):
     """Canvases of one split and one domain, with the labels of one task.
 
-    A sample has `image` uint8 (3, S, S), `label`, `index`, and `truth` boolean (S, S), the box around the digit.
+    A sample has `image` uint8 (3, H, W), `label`, `index`, and `truth` boolean (H, W), the box around the digit.
 
     Args:
         split: one of `SPLITS`.
         task: one of `TASKS`.
         size: number of canvases.
-        image_size: S, the side of a canvas, in pixels.
+        image_size: H and W, the side of a canvas, in pixels.
         scraps: parts of other digits on each canvas.
         domain: one of `DOMAINS`.
         without: the domain that `mixed` leaves out; `None` for none.
@@ -79,11 +79,11 @@ class Digits(Dataset[dict[str, Tensor]]):
         without: str | None = None,
     ) -> None:
         if task not in TASKS:
-            raise InputError(f"the digits' tasks are {', '.join(TASKS)}; got {task!r}")
+            raise InputError(f"expected one of {', '.join(TASKS)} for task, got {task!r}")
         if split not in SPLITS:
-            raise InputError(f"the digits' splits are {', '.join(SPLITS)}; got {split!r}")
+            raise InputError(f"expected one of {', '.join(SPLITS)} for split, got {split!r}")
         if domain not in DOMAINS:
-            raise InputError(f"the digits' domains are {', '.join(DOMAINS)}; got {domain!r}")
+            raise InputError(f"expected one of {', '.join(DOMAINS)} for domain, got {domain!r}")
         if without is not None and (domain != "mixed" or without not in MIXED):
             raise InputError(
                 f"expected domain=mixed and without as one of {', '.join(MIXED)}, got domain={domain} and {without}"
@@ -92,7 +92,10 @@ class Digits(Dataset[dict[str, Tensor]]):
         if domain == "spots" and image_size % 8:
             raise InputError(f"expected image_size as a multiple of 8 for spots, got {image_size}")
         self.classes, label_of = TASKS[task]
-        self.task, self.image_size, self.scraps, self.domain = task, image_size, scraps, domain
+        self.task = task
+        self.image_size = image_size
+        self.scraps = scraps
+        self.domain = domain
         self.mixed = [name for name in MIXED if name != without]
         self.seed = seed * len(SPLITS) + list(SPLITS).index(split)
         digits = load_digits()
@@ -103,7 +106,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         }
         self.stroke_labels = [label_of[digit] for digit in digits.target[SPLITS[split]]]
         self.canvases = [self._draw(index) for index in range(size)]
-        self.labels = torch.tensor([int(canvas["label"]) for canvas in self.canvases])  # int64, (size,)
+        self.labels = torch.tensor([int(canvas["label"]) for canvas in self.canvases])  # int64, one for each sample
 
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order."""
@@ -137,14 +140,15 @@ class Digits(Dataset[dict[str, Tensor]]):
         return {"image": image, "label": label, "index": torch.tensor(index), "truth": truth}
 
     def _background(self, domain: str, random: np.random.Generator) -> np.ndarray:
-        """Background of a canvas, values from 0 to 1, (3, S, S)."""
+        """Background of a canvas, values from 0 to 1, (3, H, W)."""
         size = self.image_size
         if domain in ("plain", "small", "inverted"):
             return np.full((3, size, size), domain == "inverted", np.float32)
         if domain == "coloured":
             return np.broadcast_to(random.uniform(0, 1, (3, 1, 1)), (3, size, size)).astype(np.float32)
         if domain == "textured":
-            angle, period = random.uniform(0, np.pi), random.uniform(size / 12, size / 6)
+            angle = random.uniform(0, np.pi)
+            period = random.uniform(size / 12, size / 6)
             row, column = np.mgrid[:size, :size]
             wave = np.sin((row * np.sin(angle) + column * np.cos(angle)) * 2 * np.pi / period)
             return (0.5 + 0.2 * wave * random.choice([-1, 1], size=(3, 1, 1))).astype(np.float32)
@@ -152,7 +156,7 @@ class Digits(Dataset[dict[str, Tensor]]):
         return spots.repeat(size // 8, 1).repeat(size // 8, 2)
 
     def _colour(self, canvas: np.ndarray, domain: str, random: np.random.Generator) -> np.ndarray:
-        """Colour of strokes that is visible on `canvas` (3, S, S), values from 0 to 1, (3, 1, 1)."""
+        """Colour of strokes that is visible on `canvas` (3, H, W), values from 0 to 1, (3, 1, 1)."""
         if domain in ("plain", "small", "inverted"):
             return np.full((3, 1, 1), domain != "inverted", np.float32)
         if domain == "coloured":
@@ -163,7 +167,7 @@ class Digits(Dataset[dict[str, Tensor]]):
     def _place(
         self, canvas: np.ndarray, strokes: np.ndarray, domain: str, random: np.random.Generator
     ) -> tuple[slice, slice]:
-        """Paint strokes (1, side, side) on `canvas` in place, at random; returns the box around them."""
+        """Paint strokes (1, side, side) on `canvas`, in place, at a random position; return the box around them."""
         side = strokes.shape[-1]
         row, column = random.integers(0, self.image_size - side + 1, size=2)
         colour = self._colour(canvas, domain, random)
@@ -180,7 +184,7 @@ class DigitImages(Images):
         task: meaning of the labels, one of `TASKS`.
         domain: appearance of the canvases, one of `DOMAINS`.
         scraps: parts of other digits on each canvas.
-        size: split → number of canvases; splits left out keep 6000 (train), 300 (val) and 200 (test).
+        size: split → number of canvases; 6000 (train), 300 (val) and 200 (test) for splits that it leaves out.
         batch_size: see `Images`.
         eval_batch_size: see `Images`.
         num_workers: see `Images`.

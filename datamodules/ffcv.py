@@ -1,8 +1,8 @@
 """Images from .beton files, decoded by FFCV: the same batches in the same order as `datamodules.images`, but faster.
 
-FFCV only decodes and crops. Augmentation and normalisation belong to the model, on its device, because FFCV's
-augmentations cannot be seeded, and because its loader hangs when images are normalised after `ToTensor` (a pipeline may
-change from compiled stages to Python stages only once).
+FFCV only decodes and crops. The model augments and normalises on its own device: FFCV's augmentations cannot be seeded,
+and its loader hangs if images are normalised after `ToTensor`, because a pipeline may change from compiled stages to
+Python stages only once.
 """
 
 import warnings
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class BetonLoader(Resumable):
     """Batches from an FFCV loader, in the order of a torch sampler.
 
-    FFCV's own order is not used, because it differs between one process and many, and because it depends on how often
-    the loader was iterated, which is not the epoch in Lightning. Lightning calls `.sampler.set_epoch`.
+    FFCV's own order is not used: it differs between one process and many, and it depends on how often the loader was
+    iterated, which is not Lightning's epoch. Lightning calls `.sampler.set_epoch`.
 
     Args:
         loader: decodes the images.
@@ -69,7 +69,7 @@ class BetonLoader(Resumable):
 
 
 def wait_for_batch(batches: Any) -> None:
-    """Wait for the next batch; raise if FFCV's thread has died, because FFCV itself would wait without end."""
+    """Wait for the next batch; raise if FFCV's thread has died, because FFCV itself would wait forever."""
     queue = batches.output_queue
     with queue.not_empty:
         while not queue.not_empty.wait_for(queue._qsize, timeout=1):
@@ -81,7 +81,7 @@ def as_batch(fields: dict[str, Tensor], positions: np.ndarray) -> dict[str, Tens
     """Copy a batch, because FFCV overwrites it with a later one; columns (B, 1) become (B,).
 
     Args:
-        fields: `image` (B, 3, S, S), `label` (B, 1) and, if the file has it, `index` (B, 1).
+        fields: `image` (B, 3, H, W), `label` (B, 1) and, if the file has it, `index` (B, 1).
         positions: positions of the samples in the file, (B,); they replace a missing `index`.
 
     >>> fields = {"image": torch.zeros(2, 3, 1, 1, dtype=torch.uint8), "label": torch.tensor([[5], [7]])}
@@ -107,7 +107,7 @@ def ffcv_loader(
     os_cache: bool,
     drop_last: bool,
 ) -> "Loader":
-    """FFCV's loader of the samples `indices`: centre crops of side `crop` from images scaled to `short_side`."""
+    """Build FFCV's loader of the samples `indices`: crops of side `crop` from images scaled to `short_side`."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import CenterCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -143,7 +143,7 @@ class FFCV(LightningDataModule):
         train: file of the training images.
         val: file of the validation images.
         test: file of the test images.
-        image_size: S, the side of the images, in pixels.
+        image_size: side of the images, in pixels.
         crop_fraction: fraction of the short side that the centre crop keeps.
         batch_size: images per training batch and process.
         eval_batch_size: images per evaluation batch and process; `None` takes `batch_size`.
@@ -211,7 +211,7 @@ class FFCV(LightningDataModule):
         return self._file(split)[1]
 
     def fingerprint(self, split: str) -> dict[str, str]:
-        """See `Images`; the hashes depend on the bytes of the file, and that of `image` on the crop too."""
+        """See `Images`; the hashes depend on the bytes of the file, and the hash of `image` also on the crop."""
         path, samples = self._file(split)
         (content,) = file_hashes([path])
         image = digest(content, self.image_size, self.short_side)

@@ -1,4 +1,4 @@
-"""Hashes that tell two data sets apart by what their samples hold."""
+"""Hashes that identify a data set by the contents of its samples."""
 
 import hashlib
 import json

@@ -18,7 +18,7 @@ def image_folder(
     skip_corrupt: bool = False,
     half: int | None = None,
 ) -> ImageFiles:
-    """Labelled images, <root>/<class>/<file>.
+    """Read labelled images, <root>/<class>/<file>.
 
     Every subfolder is a class, even an empty one, so that a part of the images has the same labels as the whole.
 
@@ -36,8 +36,8 @@ def image_folder(
     """
     folder = existing_folder(root, "with one subfolder per class")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    found = list_images([folder / name for name in classes])
-    files = [(path, label) for label, images in enumerate(found) for path in images]
+    images_of_classes = list_images([folder / name for name in classes])
+    files = [(path, label) for label, images in enumerate(images_of_classes) for path in images]
     if not files:
         raise InputError(
             f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
@@ -56,8 +56,8 @@ class ImageFolders(Images):
         crop_fraction: fraction of the short side that the centre crop keeps.
         limit: split → maximum number of images, spread evenly over the classes; `None` takes all.
         halve: if `val` and `test` are the same folder, each takes every second image of it.
-        skip_corrupt: warn of images that cannot be decoded, and do without them as `Images` does; otherwise they are an
-            error.
+        skip_corrupt: warn of images that cannot be decoded, and replace them or leave them out, see `Images`;
+            otherwise they are an error.
         batch_size: see `Images`.
         eval_batch_size: see `Images`.
         num_workers: see `Images`.

@@ -1,4 +1,4 @@
-"""Datamodules of image data sets."""
+"""The datamodule of image data sets."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 
 
 def check_same_classes(train: Sequence[str], val: Sequence[str], remedy: str) -> None:
-    """Raise an InputError that names the classes of one split only; an empty list says that they are unknown."""
+    """Raise an InputError if the classes of two splits differ; an empty list stands for unknown classes."""
     if train and val and list(train) != list(val):
         raise InputError(
             f"expected training and validation images of the same classes, got {len(train)} and {len(val)} that"
-            f" differ in {sorted(set(train) ^ set(val))[:5]}: labels go by sorted names; {remedy}"
+            f" differ in {sorted(set(train) ^ set(val))[:5]}: labels number the sorted class names; {remedy}"
         )
 
 
@@ -78,7 +78,7 @@ class Images(LightningDataModule):
         return len(self.dataset(split))
 
     def fingerprint(self, split: str) -> dict[str, str]:
-        """What the samples of a split hold: a hash for each of their entries, and `images`, their number as a text."""
+        """Identify the samples of a split: a hash for each of their entries, and `images`, their number as a text."""
         return self.dataset(split).fingerprint() | {"images": str(self.size(split))}
 
     def class_names(self, split: str) -> list[str]:
@@ -100,13 +100,13 @@ class Images(LightningDataModule):
         return self.evaluation_loader(self.dataset("test"))
 
     def training_loader(self, samples: Any) -> DataLoader:
-        """Shuffled training batches of this process's share of the samples."""
+        """Build the loader of shuffled training batches, of this process's share of the samples."""
         sampler = shuffle(len(samples), self.batch_size, division_of(self), self.seed)
         drop_last = sampler.drop_last
         return epoch_loader(Readable(samples), sampler, self.batch_size, self.num_workers, drop_last, self.seed)
 
     def evaluation_loader(self, samples: Any) -> DataLoader:
-        """Evaluation batches of this process's share of the samples, in their order."""
+        """Build the loader of evaluation batches, of this process's share of the samples, in their order."""
         division = division_of(self)
         shard = Shard(samples, division.world_size, division.rank)
         return epoch_loader(samples, shard, self.eval_batch_size, self.num_workers, False, self.seed)

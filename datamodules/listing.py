@@ -1,4 +1,4 @@
-"""Finds the image files below folders, and says what else is there."""
+"""Finds the image files below folders, and warns of other files."""
 
 import os
 import warnings
@@ -33,19 +33,25 @@ def endings() -> frozenset[str]:
 
 
 def list_images(roots: Sequence[Path]) -> list[list[Path]]:
-    """For each folder, all images below it, sorted by folder, then by name; an image instead of a folder is itself.
+    """List all images below each folder, sorted by folder, then by name.
 
     One warning counts and names the files that Pillow does not read. Hidden files are left out (macOS writes
     ._image1.png). Links are followed, but each real folder is visited once, and no folder that contains the root.
+
+    Args:
+        roots: folders, or files of single images.
+
+    Returns:
+        The images of each root; a root that is a file is its only image.
     """
-    found = [list_files(root) if root.is_dir() else [root] for root in roots]
-    others = [path for paths in found for path in paths if path.suffix.lower() not in endings() and path not in roots]
+    files = [list_files(root) if root.is_dir() else [root] for root in roots]
+    others = [path for paths in files for path in paths if path.suffix.lower() not in endings() and path not in roots]
     if others:
         heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
         advice = "; for .heic, pip install pillow-heif" if heif else ""
         warnings.warn(f"left out: {several(others)} that Pillow does not read{advice}", stacklevel=3)
-    left = set(others)
-    return [[path for path in paths if path not in left] for paths in found]
+    left_out = set(others)
+    return [[path for path in paths if path not in left_out] for paths in files]
 
 
 def several(paths: Sequence[Path]) -> str:
@@ -59,8 +65,8 @@ def several(paths: Sequence[Path]) -> str:
 
 
 def list_files(root: Path) -> list[Path]:
-    """All files below a folder that are not hidden, see `list_images`."""
-    found: list[Path] = []
+    """List all files below a folder that are not hidden, see `list_images`."""
+    paths: list[Path] = []
     visited = {str(parent) for parent in Path(root).resolve().parents}
     for folder, subfolders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -69,12 +75,20 @@ def list_files(root: Path) -> list[Path]:
             continue
         visited.add(real)
         subfolders.sort()
-        found += [Path(folder, name) for name in sorted(files) if not name.startswith(".")]
-    return found
+        paths += [Path(folder, name) for name in sorted(files) if not name.startswith(".")]
+    return paths
 
 
 def existing_folder(root: str | Path, expected: str) -> Path:
-    """`root` as a path; raises an InputError that says what the folder should hold if there is no such folder."""
+    """Return `root` as a path.
+
+    Args:
+        root: the folder.
+        expected: what it should contain, for the message.
+
+    Raises:
+        InputError: if it is not a folder.
+    """
     if not Path(root).is_dir():
         raise InputError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
     return Path(root)

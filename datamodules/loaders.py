@@ -15,7 +15,7 @@ from explainers.errors import InputError, check_positive, check_range
 
 
 def check_loading(batch_size: int, eval_batch_size: int | None, num_workers: int) -> None:
-    """Raise an InputError that names the first of these settings of a loader which cannot work."""
+    """Raise an InputError that names the first setting with which a loader cannot work."""
     check_positive(batch_size=batch_size)
     if eval_batch_size is not None:
         check_positive(eval_batch_size=eval_batch_size)
@@ -40,12 +40,12 @@ class Shard(DistributedSampler[int]):
 
 @dataclass(frozen=True)
 class Division:
-    """How the images of a step are divided.
+    """How the images of an optimiser step are divided.
 
     Args:
-        rank: number of this process.
+        rank: number of this process, from 0 to `world_size` − 1.
         world_size: number of processes.
-        batches: batches of a process in a step.
+        batches: batches of each process in a step.
     """
 
     rank: int = 0
@@ -54,9 +54,9 @@ class Division:
 
 
 class Shuffled(DistributedSampler[int]):
-    """A shuffled share of the indices, the same in every run, from any image of an epoch on.
+    """A shuffled share of the indices, the same in every run. It may start in the middle of an epoch.
 
-    `first` is the number of images of all processes that are left out; it is 0 again in the next epoch.
+    `first` is the number of images, of all processes, that are left out at the start; the next epoch sets it to 0.
 
     >>> sampler = Shuffled(range(6), num_replicas=2, rank=0, seed=0)
     >>> whole = list(sampler)
@@ -77,10 +77,10 @@ class Shuffled(DistributedSampler[int]):
 
 
 def shuffle(size: int, batch_size: int, division: Division, seed: int) -> Shuffled:
-    """A sampler of shuffled samples. Batch k of all processes together is batch k of a single process.
+    """Build a sampler of shuffled samples. Batch k of all processes together is batch k of a single process.
 
-    The order depends on the seed and the epoch only. Images that fill no step are left out of an epoch unless it has
-    only these.
+    The order depends only on the seed and the epoch. Images that do not fill the last step are left out of an epoch,
+    unless the epoch has no other step.
 
     Args:
         size: number of samples of the data set.
@@ -103,15 +103,15 @@ def shuffle(size: int, batch_size: int, division: Division, seed: int) -> Shuffl
 
 
 class Resumable:
-    """What Lightning asks of a loader with which a run can go on inside an epoch.
+    """What Lightning needs of a loader to resume a run within an epoch.
 
-    The state counts images of all processes, so that it is also valid for another number of processes.
+    The state counts images of all processes, so that the resumed run may have another number of processes.
     """
 
     sampler: Any
     batch_size: Any
     batches = 0
-    """Batches of this epoch that the loader has delivered, also before the run was interrupted."""
+    """Batches of this epoch that the loader has delivered, including those before an interruption."""
 
     @property
     def images_per_batch(self) -> int:
@@ -128,21 +128,22 @@ class Resumable:
         return {"epoch": getattr(self.sampler, "epoch", 0), "images": self.batches * self.images_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the images of a `state_dict`.
+        """Resume after the images that a `state_dict` counts.
 
         Raises:
-            InputError: if they are no whole number of batches.
+            InputError: if they are not a whole number of batches.
         """
         if state["images"] % self.images_per_batch:
             raise InputError(
-                f"the checkpoint stands inside an epoch, after {state['images']} images, which are no whole number of"
-                f" batches of {self.images_per_batch} images: go on with as many images per step as before"
+                f"expected a checkpoint after whole batches of {self.images_per_batch} images, got one after"
+                f" {state['images']} images of an epoch: resume with as many images per step as before"
             )
-        self.sampler.epoch, self.sampler.first = state["epoch"], state["images"]
+        self.sampler.epoch = state["epoch"]
+        self.sampler.first = state["images"]
         self.batches = self.first_batch
 
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches of an epoch, or of the rest of it, counted as they are delivered."""
+        """Yield the batches of an epoch, or of the rest of it, and count them."""
         self.batches = self.first_batch
         for batch in batches:
             self.batches += 1
@@ -150,7 +151,7 @@ class Resumable:
 
 
 def next_readable(samples: Any, start: int) -> Sample:
-    """The first sample that is not corrupt (None), from the position `start` on; the first follows the last.
+    """Return the first sample that is not corrupt (None), from position `start` on; position 0 follows the last one.
 
     Raises:
         InputError: if all samples are corrupt.
@@ -170,7 +171,7 @@ def next_readable(samples: Any, start: int) -> Sample:
 class Readable(Dataset[Sample]):
     """The samples of a data set; the next readable sample replaces a corrupt one.
 
-    So every process gets batches of the same size and the same number of them, as distributed training needs.
+    Distributed training needs this: every process gets the same number of batches, all of the same size.
 
     Args:
         samples: the data set, whose corrupt samples are None.
@@ -187,7 +188,7 @@ class Readable(Dataset[Sample]):
 
 
 def collate(samples: list[Sample | None]) -> dict[str, Tensor] | None:
-    """Stack the samples to a batch. Corrupt samples are None and are left out; the batch is None if all are corrupt.
+    """Stack samples to a batch. Corrupt samples, which are None, are left out; if all are corrupt, the batch is None.
 
     >>> collate([{"label": 3, "index": 0}, None, {"label": 5, "index": 2}])
     {'label': tensor([3, 5]), 'index': tensor([0, 2])}
@@ -201,8 +202,8 @@ def collate(samples: list[Sample | None]) -> dict[str, Tensor] | None:
 class EpochLoader(Resumable, DataLoader[Sample]):  # type: ignore[misc]
     """Starts to load when the first batch is requested, not when the iterator is created; skips batches that are None.
 
-    Lightning creates the iterator of a resumed epoch before it calls `set_epoch`, and loader processes draw the order
-    as soon as they start. Without this class every resumed run would silently repeat the order of epoch 0.
+    Lightning creates the iterator of a resumed epoch before it calls `set_epoch`, and loader processes read the order
+    as soon as they start. Without this class, every resumed run would silently repeat the order of epoch 0.
     """
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
@@ -218,7 +219,7 @@ class EpochLoader(Resumable, DataLoader[Sample]):  # type: ignore[misc]
 def epoch_loader(
     samples: Any, sampler: DistributedSampler, batch_size: int, num_workers: int, drop_last: bool, seed: int
 ) -> EpochLoader:
-    """A loader whose processes live as long as it does, and whose random numbers are its own."""
+    """Build a loader that keeps its processes between epochs, and draws from a random generator of its own."""
     return EpochLoader(
         samples,
         batch_size,
@@ -228,11 +229,11 @@ def epoch_loader(
         pin_memory=torch.cuda.is_available(),
         drop_last=drop_last,
         persistent_workers=num_workers > 0,
-        generator=torch.Generator().manual_seed(seed),  # otherwise each epoch draws from the model's
+        generator=torch.Generator().manual_seed(seed),  # otherwise each epoch would draw from torch's own
     )
 
 
 def division_of(datamodule: LightningDataModule) -> Division:
-    """How the datamodule's trainer divides a step; not at all without a trainer."""
+    """Return how the datamodule's trainer divides a step; without a trainer, there is one process and one batch."""
     trainer = datamodule.trainer
     return Division(trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches) if trainer else Division()

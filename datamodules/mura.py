@@ -20,9 +20,9 @@ def mura(
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
-    """The images below <root>/<split> as Stanford publishes them, with the label of their study.
+    """Read the images below <root>/<split>, in the layout that Stanford publishes, with the labels of their studies.
 
-    The files are grey images of several sizes. A sample has three equal channels and shows the square centre.
+    The files are grey images of several sizes. A sample has three equal channels, and shows the square centre.
 
     Args:
         root: the unpacked folder MURA-v1.1.
@@ -51,5 +51,8 @@ def study_label(path: Path) -> int:
     """
     _, _, name = path.parent.name.rpartition("_")
     if name not in CLASSES:
-        raise InputError(f"{path}: expected a study's folder that ends in _negative or _positive; move the image away")
+        raise InputError(
+            f"{path}: expected a folder of a study, whose name ends in _negative or _positive, got {path.parent.name};"
+            " remove the image"
+        )
     return CLASSES.index(name)

@@ -1,4 +1,4 @@
-"""Data sets around stores: the images whose rows are to be computed, and the rows that replace the images."""
+"""Data sets for caching: the images whose rows must be computed, and the stored rows that replace images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,8 @@ class Numbered(Dataset[tuple[int, Sample | None]]):
     """
 
     def __init__(self, samples: Any, positions: Sequence[int]) -> None:
-        self.samples, self.positions = samples, positions
+        self.samples = samples
+        self.positions = positions
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -33,7 +34,7 @@ class Numbered(Dataset[tuple[int, Sample | None]]):
 
 
 def readable_and_corrupt(samples: list[tuple[int, Sample | None]]) -> tuple[dict[str, Tensor] | None, list[int]]:
-    """The batch of the readable samples, None if there are none, and the positions of the corrupt ones.
+    """Stack the readable samples to a batch, None if there are none, and list the positions of the corrupt ones.
 
     >>> readable_and_corrupt([(4, {"index": 4}), (6, None)])
     ({'index': tensor([4])}, [6])
@@ -45,11 +46,11 @@ def readable_and_corrupt(samples: list[tuple[int, Sample | None]]) -> tuple[dict
 class StoredRows(Dataset[Rows]):
     """Samples that combine one row of every store. Corrupt images have no rows and are not among the samples.
 
-    `rows` are the positions of the samples in the data set, `corrupt` those of the corrupt images.
+    `rows` are the positions of the samples in the data set, and `corrupt` are the positions of the corrupt images.
 
     Args:
-        stores: one store per source, all of the same data set and completely filled.
-        labels: class of every image of the data set, int64 (N,); `None` if there are no labels.
+        stores: one store for each source, all of the same data set, and completely filled.
+        labels: class of every image of the data set, int64; `None` if there are no labels.
 
     Raises:
         InputError: if a store lacks the row of an image that is not corrupt, or if all images are corrupt.
@@ -57,20 +58,23 @@ class StoredRows(Dataset[Rows]):
 
     def __init__(self, stores: Sequence[Store], labels: Tensor | None) -> None:
         states = np.stack([store.done for store in stores])
-        written, corrupt = (states == WRITTEN).all(0), (states == CORRUPT).any(0)
+        written = (states == WRITTEN).all(0)
+        corrupt = (states == CORRUPT).any(0)
         for store, state in zip(stores, states, strict=True):
             missing = int(((state != WRITTEN) & ~corrupt).sum())
             if missing:
                 raise InputError(
-                    f"expected rows of {store.size} images, got none of {missing} of them in {store.path}; delete that"
-                    " folder, and its rows are computed again"
+                    f"expected rows of {store.size} images in {store.path}, got no row for {missing} of them; delete"
+                    " that folder, and its rows are computed again"
                 )
         if not written.any():
             raise InputError(
                 f"expected at least 1 readable image, got {len(written)} that are all corrupt; repair or replace them"
             )
-        self.stores, self.labels = stores, labels
-        self.rows, self.corrupt = np.flatnonzero(written).tolist(), np.flatnonzero(~written).tolist()
+        self.stores = stores
+        self.labels = labels
+        self.rows = np.flatnonzero(written).tolist()
+        self.corrupt = np.flatnonzero(~written).tolist()
 
     def __len__(self) -> int:
         return len(self.rows)

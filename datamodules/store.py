@@ -1,4 +1,4 @@
-"""Arrays on disk with one row per sample; rows are written in any order, and a killed run loses no written row."""
+"""Arrays on disk, with one row for each sample. Rows are written in any order; a killed run loses no written row."""
 
 import fcntl
 import hashlib
@@ -24,15 +24,15 @@ MISSING, WRITTEN, CORRUPT = range(3)
 class Store:
     """Memory-mapped arrays of `size` rows, in a folder named after the hash of their key.
 
-    A row is written once all of its arrays have been written. A later run computes the missing rows of its store.
+    A row counts as written once all arrays hold it. A later run computes the missing rows of its store.
 
     Args:
         folder: folder of all stores.
-        key: everything that the rows depend on, JSON-serialisable; each key has a store of its own.
+        key: everything that the rows depend on, JSON-serialisable; each key has its own store.
         size: number of rows.
 
     Raises:
-        InputError: by any method, if a file is damaged or lost.
+        InputError: in any method, if a file is damaged or lost.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -52,9 +52,9 @@ class Store:
         self.refresh()
 
     def refresh(self, names: Sequence[str] = ()) -> None:
-        """Open all files again, because other processes may have written to them, and check the arrays of these names.
+        """Open the files again, because other processes may have written to them, and check the named arrays.
 
-        Arrays are not kept open: loader processes open them when they read their first row.
+        Arrays do not stay open: loader processes open them when they read their first row.
         """
         self.done = self._open("done", (self.size,), np.dtype(np.uint8))
         self.arrays = {}
@@ -103,7 +103,8 @@ class Store:
     def _put(self, name: str, positions: np.ndarray, rows: np.ndarray) -> None:
         """Write rows of an array through its file, not through its mapping.
 
-        So a full disk is an OSError. On a network file system, rows of other machines on the same page are kept.
+        A full disk then raises an OSError, and on a network file system the rows of other machines that share a page
+        are kept.
         """
         array = self.done if name == "done" else self.arrays[name]
         with open(self._file(name), "r+b") as file:
@@ -117,8 +118,8 @@ class Store:
         return self.path / f"{name}.npy"
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-        """The array of a name, created if its file is missing."""
-        lost = name != "done" and bool(self.written())  # if no file follows: it exists before the first row is written
+        """Open the array of a name for writing; create it if its file is missing."""
+        lost = name != "done" and bool(self.written())  # the file of an array exists before its first row is written
         if not self._file(name).exists() and not lost:
             self._create(self._file(name), shape, dtype)
         array = self._load(name)
@@ -144,9 +145,9 @@ class Store:
                 unfinished.unlink(missing_ok=True)
 
     def _load(self, name: str) -> np.memmap:
-        """The array of a name; raises if its file is damaged or lost."""
+        """Open the array of a name; raise an InputError if its file is damaged or lost."""
         try:
-            array = np.lib.format.open_memmap(self._file(name), "r")  # r+ would fill a file that was cut with zeros
+            array = np.lib.format.open_memmap(self._file(name), "r")  # r+ would extend a truncated file with zeros
         except FileNotFoundError as error:
             raise self._damaged(name, "an array", "no file") from error
         except OSError:
@@ -166,7 +167,7 @@ class Store:
 
 
 def as_stored(name: str, values: Tensor, positions: np.ndarray) -> np.ndarray:
-    """Convert floating-point values to float16; raise an InputError that names the first image beyond its range."""
+    """Convert floating-point values to float16; raise an InputError that names the first image beyond the range."""
     if not values.is_floating_point():
         return values.numpy()
     halves = values.half()
@@ -184,7 +185,7 @@ def reserve(unfinished: Path, path: Path) -> None:
     """Reserve disk space for all bytes of an unfinished file, so that writing them later cannot fill the disk.
 
     Raises:
-        OSError: if the disk is too full; it names `path`, which the file will become, and its size.
+        OSError: if the disk is too full; it names `path`, the file's final name, and its size.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS
         return

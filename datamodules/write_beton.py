@@ -1,4 +1,4 @@
-"""Write class folders of images as one .beton file, which FFCV reads, and its class names beside it.
+"""Write class folders of images to a .beton file, which FFCV reads, and its class names to a file beside it.
 
     python -m datamodules.write_beton data/imagenet/train data/imagenet/train.beton
 
@@ -34,13 +34,16 @@ from explainers.saved.files import atomic
 class StoredImages:
     """Samples for FFCV's writer, by position: (image (H, W, 3) uint8, label, index).
 
-    FFCV's writer would wait without end for a sample that raises. So an image that cannot be read becomes black and is
-    marked in `unreadable`, for a check after writing. After an image that is not to be skipped, all images are black,
-    to save time.
+    FFCV's writer waits forever if a sample raises an exception. An image that cannot be read is therefore stored as a
+    black one, and marked in `unreadable` for a check after writing. Unless `skip_corrupt`, all images after it are
+    black, to save time.
     """
 
     def __init__(self, files: ImageFiles, positions: Sequence[int], image_size: int, skip_corrupt: bool) -> None:
-        self.files, self.positions, self.image_size, self.skip_corrupt = files, positions, image_size, skip_corrupt
+        self.files = files
+        self.positions = positions
+        self.image_size = image_size
+        self.skip_corrupt = skip_corrupt
         self.unreadable = multiprocessing.Array("b", len(positions))  # 1 where an image cannot be read
         self.failed = multiprocessing.Event()
 
@@ -70,9 +73,9 @@ class WatchedProcess(multiprocessing.Process):
         self.started.append(self)
 
     def run(self) -> None:
-        """Work; an error of the disk ends the process with the number of the error, without a traceback.
+        """Write samples; on an error of the disk, exit with the number of the error and without a traceback.
 
-        Ctrl-C reaches this process, too; the main one ends it.
+        This process ignores Ctrl-C; the main process ends it.
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -84,7 +87,7 @@ class WatchedProcess(multiprocessing.Process):
 
 @contextlib.contextmanager
 def watched_processes(out: Path) -> Iterator[None]:
-    """Raise if a WatchedProcess dies in the block, because FFCV would wait for it. Main thread only.
+    """Raise if a WatchedProcess dies in the block, because FFCV would wait for it forever. For the main thread only.
 
     Args:
         out: the file that the processes write, for the message.
@@ -97,14 +100,14 @@ def watched_processes(out: Path) -> Iterator[None]:
         while not done.wait(0.1):
             if any(process.exitcode for process in WatchedProcess.started):
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
-                done.wait(1)  # then again: an exception inside a destructor or a tracer is lost
+                done.wait(1)  # then signal again: an exception inside a destructor or a tracer is lost
 
     def stop(number: int, frame: object) -> None:
         if not done.is_set():
             code = next(process.exitcode for process in WatchedProcess.started if process.exitcode)
             if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise OSError(code, os.strerror(code), str(out))
-            raise RuntimeError("a writing process died, its error stands above; is the memory full?")
+            raise RuntimeError("a process that writes samples died; its error is printed above, or memory is full")
 
     earlier = signal.signal(signal.SIGUSR1, stop)
     watcher = threading.Thread(target=watch)
@@ -116,7 +119,7 @@ def watched_processes(out: Path) -> Iterator[None]:
         watcher.join()
         signal.signal(signal.SIGUSR1, earlier)
         for process in WatchedProcess.started:
-            process.kill()  # the living ones wait for the dead one to write; no effect on finished ones
+            process.kill()  # living ones wait for the dead one; finished ones are not affected
 
 
 def write_samples(samples: StoredImages, out: Path, quality: int, workers: int) -> None:
@@ -139,9 +142,9 @@ def write_beton(
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> int:
-    """Write the images of a class folder with a short side of `image_size` pixels; returns their number.
+    """Write the images of a class folder, with a short side of `image_size` pixels; return their number.
 
-    The file has a temporary name until it is complete and described. That file is removed if writing fails.
+    The file has a temporary name until it and its description are complete. It is removed if writing fails.
     """
     check_positive(image_size=image_size, quality=quality, workers=workers)
     require_ffcv()
@@ -152,7 +155,7 @@ def write_beton(
         count = write_readable(files, unfinished, image_size, quality, workers, skip_corrupt)
         with open(unfinished, "r+b") as file:
             os.fsync(file.fileno())  # some file systems report a full disk only now
-        # Before the file gets its name: a run that is killed in between leaves a description that does not fit
+        # Before the file gets its name: if this run is killed in between, the description fits no file, and is refused
         describe(unfinished, out, files.classes, files.fingerprint(), settings)
     return count
 
@@ -160,7 +163,7 @@ def write_beton(
 def write_readable(
     files: ImageFiles, unfinished: Path, image_size: int, quality: int, workers: int, skip_corrupt: bool
 ) -> int:
-    """Write all images; returns their number. Raises if one cannot be read and is not to be skipped."""
+    """Write all readable images; return their number. Raise if one cannot be read, unless `skip_corrupt`."""
     positions = list(range(len(files)))
     while positions:
         samples = StoredImages(files, positions, image_size, skip_corrupt)
@@ -194,10 +197,10 @@ def report_unreadable(path: Path, skip_corrupt: bool) -> None:
 
 
 def end(number: int, frame: object) -> None:
-    """End this program after SIGINT or SIGTERM; its unfinished file is removed. The next Ctrl-C ends it at once."""
+    """Remove the unfinished file and exit, after SIGINT or SIGTERM. A second Ctrl-C exits at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     name = signal.Signals(number).name
-    os.write(2, f"{name}: stopped, nothing is written; the same command starts again\n".encode())
+    os.write(2, f"{name}: stopped, nothing was written; the same command starts again\n".encode())
     sys.exit(128 + number)
 
 

@@ -61,7 +61,7 @@ def test_classes_that_differ_between_training_and_validation_are_an_error(tmp_pa
     """A file that lacks the first class shifts the labels of all others."""
     val = tmp_path / "val.beton"
     write_beton(without_first_class(folder, tmp_path / "images"), val, image_size=SHORT_SIDE, workers=1)
-    with pytest.raises(InputError, match=r"got 3 and 2 that differ in \['a'\]: labels go by .*; write .* again"):
+    with pytest.raises(InputError, match=r"got 3 and 2 that differ in \['a'\]: labels number .*; write .* again"):
         FFCV(train=str(beton), val=str(val)).setup("fit")
     FFCV(train=str(beton), val=str(beton)).setup("fit")
     FFCV(train=str(beton), val=str(val)).setup("validate")

@@ -116,7 +116,7 @@ def test_two_processes_with_folders_of_their_own_both_say_so_before_anything_is_
 def test_two_processes_with_images_of_their_own_both_say_so(tmp_path):
     assert in_two_processes(tmp_path / "rows", tmp_path, Other) == [0, 0]
     for result in results(tmp_path):
-        assert result["error"].startswith("expected the same images (val) in all processes, got others in some")
+        assert result["error"].startswith("expected the same val images in all processes, got different ones")
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "not cached"])

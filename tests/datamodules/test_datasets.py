@@ -119,7 +119,7 @@ def test_unlabelled_images_of_some_folders_can_be_left_out(tmp_path):
     roots = [str(tmp_path / "a"), str(tmp_path / "b")]
     dataset = unlabelled_images(roots, image_size=8, exclude=["cat"])
     assert {dataset.path(index).parent.name for index in range(len(dataset))} == {"dog", "fox"}
-    with pytest.raises(InputError, match="folders to exclude among those of the images, got owl$"):
+    with pytest.raises(InputError, match="names of folders with images in exclude, got owl$"):
         unlabelled_images(roots, image_size=8, exclude=["cat", "owl"])
 
 
@@ -193,7 +193,9 @@ def test_a_folder_that_is_not_mura_is_named(tmp_path):
         mura(tmp_path, "valid", image_size=16)
     stray = tmp_path / "train" / "XR_HAND" / "overview.png"
     Image.fromarray(RAMP).save(stray)
-    with pytest.raises(ValueError, match=rf"{stray}: expected a study's folder that ends in _negative or _positive"):
+    with pytest.raises(
+        ValueError, match=rf"{stray}: expected a folder of a study, whose name ends in _negative or _positive"
+    ):
         mura(tmp_path, "train", image_size=16)
 
 
@@ -229,7 +231,7 @@ def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):
 
 def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypatch):
     for name in ("CIFAR10", "CIFAR100"):
-        with pytest.raises(InputError, match=f"got no {name}; fetch it"):
+        with pytest.raises(InputError, match=f"got no {name}; download it with torchvision"):
             cifar(tmp_path, image_size=64, train=True, name=name)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()

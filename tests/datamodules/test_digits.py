@@ -108,14 +108,16 @@ def test_classes_have_names():
 
 
 def test_an_unknown_task_or_split_is_named_with_those_that_there_are():
-    with pytest.raises(ValueError, match=r"digit, odd, five_or_more, loop; got 'colour'"):
+    with pytest.raises(ValueError, match=r"digit, odd, five_or_more, loop for task, got 'colour'"):
         Digits(task="colour")
-    with pytest.raises(ValueError, match=r"train, val, test; got 'trial'"):
+    with pytest.raises(ValueError, match=r"train, val, test for split, got 'trial'"):
         Digits("trial")
 
 
 def test_an_unknown_domain_is_named_with_those_that_there_are():
-    with pytest.raises(ValueError, match=r"spots, plain, inverted, coloured, small, mixed, textured; got 'photos'"):
+    with pytest.raises(
+        ValueError, match=r"spots, plain, inverted, coloured, small, mixed, textured for domain, got 'photos'"
+    ):
         Digits(domain="photos")
 
 

@@ -193,7 +193,7 @@ def test_a_row_that_one_store_misses_is_not_read_as_zeros(tmp_path):
     others.write(torch.tensor([0, 2, 3]), {"other": torch.tensor([0, 2, 3])})
     others.mark_corrupt([1])
     for stores in ([scores, others], [others, scores]):
-        with pytest.raises(InputError, match=rf"expected rows of 6 images, got none of 2 of them in {others.path}"):
+        with pytest.raises(InputError, match=rf"expected rows of 6 images in {others.path}, got no row for 2 of them"):
             StoredRows(stores, None)
 
 

@@ -49,7 +49,7 @@ def only_batch(path):
 def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
     content, cut = beton.read_bytes(), tmp_path / "cut.beton"
     cut.write_bytes(content[: int(keep * len(content))])
-    with pytest.raises(ValueError, match=r"cut.beton is not a whole .beton .* got .*; write it again: python -m"):
+    with pytest.raises(ValueError, match=r"cut.beton is not a complete .beton .* got .*; write it again: python -m"):
         FFCV(val=str(cut)).setup("validate")
 
 
@@ -60,7 +60,7 @@ def test_a_truncated_beton_is_an_error(tmp_path, beton, keep):
         ("num_samples", "expected .* samples and a table of them"),
         ("alloc_table_ptr", "expected 46 samples and a table of them"),
         ("kind of a field", "expected the fields image"),
-        ("place of an image", "expected a place for every image, got 1 images without"),
+        ("place of an image", "expected stored pixels for every image, got 1 images without"),
         ("end of a region", "expected all data before byte .*, got 1 regions that end after it"),
     ],
 )

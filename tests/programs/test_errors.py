@@ -83,7 +83,7 @@ def test_a_corrupt_beton_is_named(tmp_path, no_download, ffcv):
     (tmp_path / "images.beton").write_bytes(bytes(1000))
     paths = [f"data.{split}={tmp_path / 'images.beton'}" for split in ("train", "val")]
     message = error(train, *TVE_RUN, "data=imagenet", *paths, folder=tmp_path / "run")
-    assert "images.beton is not a whole .beton" in message and "write it again" in message
+    assert "images.beton is not a complete .beton" in message and "write it again" in message
 
 
 @pytest.mark.slow

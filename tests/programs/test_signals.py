@@ -109,4 +109,4 @@ def test_of_the_processes_that_srun_starts_the_first_one_speaks(number, capfd):
 @pytest.mark.parametrize("number", NUMBERS)
 def test_writing_a_beton_ends_alike(number, capfd):
     assert ending(interrupted, number) == 128 + number
-    assert re.fullmatch(rf"{number.name}: stopped, nothing is written; .*\n", capfd.readouterr().err)
+    assert re.fullmatch(rf"{number.name}: stopped, nothing was written; .*\n", capfd.readouterr().err)
