@@ -40,7 +40,8 @@ def all_explainers():
         module = importlib.import_module(room.name)
         for name in getattr(module, "__all__", ()):
             exported = getattr(module, name)
-            call = getattr(exported, "forward", None) if inspect.isclass(exported) else None
+            concrete = inspect.isclass(exported) and not inspect.isabstract(exported)
+            call = getattr(exported, "forward", None) if concrete else None
             if call and list(inspect.signature(call).parameters)[1:] == ["images", "classes"]:
                 found.append(exported)
     return found

@@ -14,15 +14,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from explainers.anyhead.anyhead import TRAINING as OF_ANYHEAD
-from explainers.shapley.shapley import TRAINING as OF_SHAPLEY
-from explainers.training.training_module import INITIAL_WEIGHTS
-from explainers.tve.tve import TRAINING as OF_TVE
+from explainers.anyhead import AnyHead
+from explainers.shapley import Shapley
+from explainers.training.network_explainer import INITIAL_WEIGHTS
+from explainers.tve import TVE
 
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
 """Settings of data that change how many images are read, or how."""
 
-OF_LEARNING = {"target", "grid", *OF_TVE, *OF_ANYHEAD, *OF_SHAPLEY, *INITIAL_WEIGHTS} - {"surrogate"}
+OF_LEARNING = {"target", "grid", *TVE.TRAINING, *AnyHead.TRAINING, *Shapley.TRAINING, *INITIAL_WEIGHTS} - {"surrogate"}
 """Settings of an explainer that its trained weights do not depend on, and those that stand elsewhere in the config."""
 
 PHOTOS = ["experiment=explain", "data.root=photos/"]

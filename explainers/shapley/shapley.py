@@ -9,19 +9,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
-from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
 from explainers.target.storage import load_target
+from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.sources import complete, network_inputs
-from explainers.training.training_module import NetworkExplainer
+from explainers.training.sources import network_inputs
 
 
 def efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
@@ -60,19 +57,6 @@ def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Ten
     return phi.shape[1] * error.square().mean()
 
 
-TRAINING = {
-    "optimizer": "how the weights were found",
-    "scheduler": "how the weights were found",
-    "weights": "the start of the training",
-    "surrogate": "replaces the target, which is described itself",
-    "coalitions": "how many coalitions a step learns from",
-    "paired": "draws of the training",
-    "min_crop": "augmentation",
-    "seed": "draws of the training",
-}
-"""Arguments of the training, which trained weights do not depend on: they may be used with others."""
-
-
 class Shapley(NetworkExplainer):
     """Learns to predict the Shapley values of every patch for all classes in one forward pass.
 
@@ -94,6 +78,13 @@ class Shapley(NetworkExplainer):
     """
 
     networks = (FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork)
+    TRAINING = {
+        **NetworkExplainer.TRAINING,
+        "surrogate": "replaces the target, which is described itself",
+        "coalitions": "how many coalitions a step learns from",
+        "paired": "draws of the training",
+    }
+    serves_every_head = False
 
     @checks_choices
     def __init__(
@@ -113,60 +104,36 @@ class Shapley(NetworkExplainer):
         seed: int = 0,
     ) -> None:
         check_positive(coalitions=coalitions)
-        super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
         model = target if surrogate is None else load_target(target, surrogate)
-        target.check_grid(grid)
-        self.target, self.grid = model.requires_grad_(False).eval(), grid
-        self.network, self.normalisation = network(self.target, grid), normalisation
+        super().__init__(model, grid, network, optimizer, scheduler, min_crop, seed)
+        self.normalisation = normalisation
         self.reads = network_inputs(self.target, self.network.blocks)
         self.sources = (CoalitionValues(self.target, grid, coalitions, seed, paired, chunk_size), self.reads)
-        self.val_loss = MeanMetric()
         if weights is not None:
             self.load(weights)
 
-    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
-        self.grid.check(images)
-        phi, grand = self._explain(images)
-        classes = checked_classes(grand.argmax(-1) if classes is None else classes, images, self.target.num_classes)
-        return phi[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
-
-    def all_classes(self, images: Tensor) -> Tensor:
-        """Explain every class at once: heatmaps (B, K, P, P)."""
-        self.grid.check(images)
-        return self._explain(images)[0].mT.unflatten(-1, (self.grid.side, -1))
-
-    def _explain(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The Shapley values (B, N, K), and the class probabilities (B, K) of the whole images."""
-        rows = {"image": images} | self.reads({"image": images})
+    def _rows(self, images: Tensor) -> dict[str, Tensor]:
+        """What the network reads of the images, and the class probabilities v(∅) and v(all)."""
+        rows = super()._rows(images)
         normalised = self.target.normalise(images)
         with torch.no_grad():
-            embeddings = rows["embedding"] if "embedding" in rows else self.target.embed(normalised)
-            grand = self.target.classify(embeddings).softmax(-1)
+            rows["embedding"] = self._embeddings(rows)
             null = self.target.probabilities(torch.zeros_like(normalised[:1]))  # a blank image, (1, K)
-        return self._predict(rows, null, grand), grand
+            return rows | {"null": null, "grand": self._logits(rows).softmax(-1)}
 
-    def _predict(self, rows: dict[str, Tensor], null: Tensor, grand: Tensor) -> Tensor:
-        """The Shapley values (B, N, K), in float32 because `efficient` sums over all patches."""
-        maps = [rows[f"map_{i}"] for i in range(len(self.network.blocks))]
-        phi = self.network(rows.get("image"), rows.get("embedding"), maps).float()
-        return efficient(phi, null, grand) if self.normalisation == "additive" else phi
+    def predict(self, rows: dict[str, Tensor]) -> Tensor:
+        """Predict the Shapley values (B, N, K), in float32 because `efficient` sums over all patches.
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self.loss(complete(self.augmented(batch), self.sources, self.current_epoch))
-        self.log("train/loss", loss, batch_size=len(batch["index"]))
-        return loss
+        Args:
+            rows: the rows of `reads`, and `null` and `grand`, the class probabilities v(∅) and v(all).
+        """
+        phi = self.network(rows.get("image"), rows.get("embedding"), self._feature_maps(rows)).float()
+        return efficient(phi, rows["null"], rows["grand"]) if self.normalisation == "additive" else phi
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.val_loss.update(self.loss(complete(batch, self.sources)), len(batch["index"]))
-        self.log("val/loss", self.val_loss, prog_bar=True)
-
-    def loss(self, rows: dict[str, Tensor]) -> Tensor:
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The objective `shapley_loss` of a batch with the rows of all `sources`."""
-        phi = self._predict(rows, rows["null"], rows["grand"])
-        return shapley_loss(phi, rows["keep"], rows["values"], rows["null"])
+        return shapley_loss(predicted, rows["keep"], rows["values"], rows["null"])
 
-    def identity(self) -> Identity:
-        """The model, network and grid that the weights were trained for; Shapley values depend on the head, too."""
-        own = {"target": self.target.identity(), "network": self.network_recipe()}
-        return own | recipe(self, without=(*own, *TRAINING))
+    def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
+        phi = predicted.mT if classes is None else predicted[torch.arange(len(predicted)), :, classes]
+        return phi.unflatten(-1, (self.grid.side, -1))

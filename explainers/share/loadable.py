@@ -1,5 +1,6 @@
 """What a learned explainer says about how it is loaded, and how its class is found."""
 
+import inspect
 import re
 from importlib import import_module
 from importlib.util import find_spec
@@ -42,7 +43,7 @@ def learned_explainer(name: Any, trusted: bool = False) -> type[Loadable]:
 'os.system': a config from elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it
     """
     kind: Any = imported(name) if trusted else _exported(name)
-    if not isinstance(kind, type) or not issubclass(kind, Loadable):
+    if not isinstance(kind, type) or not issubclass(kind, Loadable) or inspect.isabstract(kind):
         raise refused("explainer", "a learned explainer, explainers.<room>.<Class>,", name)
     return kind.loaded_as or kind
 

@@ -1,6 +1,5 @@
 """The base class of all LightningModules of this project: frozen parts, random crops, optimiser and schedule."""
 
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -10,18 +9,11 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.sampling import stream, uniform
-from explainers.saved.identity import Identity, recipe, weights_hash
-from explainers.saved.weights import check_identity, read_weights, save_weights
-from explainers.share import Pretrained
+from explainers.saved.identity import Identity, weights_hash
+from explainers.saved.weights import check_identity
 from explainers.training.augmentation import random_resized_crop
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
-from explainers.training.state_dicts import check_alike, load_weights, with_part, without_part
-
-INITIAL_WEIGHTS = {"mae": None, "pretrained": False}
-"""Arguments of networks that choose the initial weights, which trained weights replace → the value for no choice."""
-
-UNUSED = ("weights", "optimizer", "scheduler", "teacher")
-"""Arguments of explainers that a trained one does not need; they may be `None`."""
+from explainers.training.state_dicts import check_alike, with_part, without_part
 
 
 class TrainingModule(LightningModule):
@@ -103,12 +95,7 @@ class TrainingModule(LightningModule):
         return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}
 
     def check_identity(self, saved: Identity, path: str) -> None:
-        """Raise an InputError unless the identity in a checkpoint is that of this module.
-
-        Args:
-            saved: the identity in the checkpoint.
-            path: name of the checkpoint, for the message.
-        """
+        """Raise an InputError unless a checkpoint, called `path`, has the identity of this module."""
         check_identity(saved, self.identity(), path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -125,55 +112,3 @@ class TrainingModule(LightningModule):
         for part in self.frozen:
             checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
         check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")
-
-
-class NetworkExplainer(TrainingModule, Pretrained):
-    """A TrainingModule that explains with a trained `network` and a frozen `target`; the network is saved alone."""
-
-    network: Any
-
-    @classmethod
-    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Remove the arguments of the training, and the initial weights of the network."""
-        settings = {name: value for name, value in settings.items() if name not in UNUSED}
-        network = settings.get("network")
-        if not isinstance(network, dict):
-            return settings
-        return settings | {"network": network | {k: v for k, v in INITIAL_WEIGHTS.items() if k in network}}
-
-    def network_recipe(self) -> Identity:
-        """Describe the network by its arguments, without the target and the grid, which are described themselves."""
-        return recipe(self.network, without=("target", "grid", *INITIAL_WEIGHTS))
-
-    def export(self, folder: Path) -> Path:
-        """Write the trained network with its `identity` to `explainer.safetensors`."""
-        return save_weights(self.network.state_dict(), folder / "explainer.safetensors", self.identity())
-
-    def load(self, path: str) -> None:
-        """Load a file that `export` wrote for the same identity."""
-        saved, weights = read_weights(path)
-        self.check_identity(saved, path)
-        load_weights(self.network, weights, path)
-
-
-def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: bool) -> None:
-    """Compare the identity of weights that belong to a backbone, whatever its head, with that of a module.
-
-    Args:
-        saved: identity in the file.
-        own: identity of the module; both describe the backbone as `target`.
-        path: name of the file, for the message.
-        allow_finetuned: accept weights that were trained for other weights of the same backbone.
-
-    Raises:
-        InputError: if they differ in anything else than what is allowed.
-    """
-    target = saved.get("target", {})
-    weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
-    check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
-    if trained != weights and not allow_finetuned:
-        raise InputError(
-            f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
-            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
-            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead_finetune"
-        )

@@ -19,17 +19,14 @@ from toys import PAPER
 import explainers
 from explainers import anyhead, shapley, tve
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
-from explainers.anyhead import anyhead as anyhead_module
 from explainers.masking import PatchGrid
 from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, recipe, weights_hash
 from explainers.shapley import Shapley, ShapleyLabels
-from explainers.shapley import shapley as shapley_module
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.target import TargetModel
+from explainers.training.network_explainer import INITIAL_WEIGHTS
 from explainers.training.sources import Features, Pixels, Source
-from explainers.training.training_module import INITIAL_WEIGHTS
 from explainers.tve import TVE, Oracle
-from explainers.tve import tve as tve_module
 from explainers.tve.meta_attribution import MetaAttributions
 
 GRID = PatchGrid(image_size=32, patch_size=8)
@@ -219,17 +216,19 @@ LIGHT = partial(tve.LightNetwork, blocks=[0], width=8, depth=1)
 LIGHT_SHAPLEY = partial(shapley.LightShapleyNetwork, blocks=[0], width=8, depth=1)
 VECTORS = partial(AnyHeadNetwork, blocks=[0], width=8, depth=1)
 LEARNED = {
-    TVE: (LIGHT, {"grid": OTHER_GRID, "hops": [1]}, {**tve_module.TRAINING, **tve_module.READING}),
-    AnyHead: (VECTORS, {"grid": OTHER_GRID}, {**anyhead_module.TRAINING, **anyhead_module.READING}),
-    Shapley: (LIGHT_SHAPLEY, {"grid": OTHER_GRID, "normalisation": "none"}, shapley_module.TRAINING),
+    TVE: (LIGHT, {"grid": OTHER_GRID, "hops": [1]}),
+    AnyHead: (VECTORS, {"grid": OTHER_GRID}),
+    Shapley: (LIGHT_SHAPLEY, {"grid": OTHER_GRID, "normalisation": "none"}),
 }
-"""Explainer → network, another value of what its weights depend on, and the other arguments with the reason."""
+"""Explainer → network, and another value of what its weights depend on."""
 
 
 @pytest.mark.parametrize("kind", LEARNED, ids=lambda kind: kind.__name__)
 def test_every_argument_of_a_learned_explainer_is_compared_or_named_with_a_reason(kind, target, make_target):
-    network, changes, excluded = LEARNED[kind]
-    assert arguments(kind) == {"target", "network", *changes, *excluded} | (arguments(kind) & WITHOUT_EFFECT.keys())
+    network, changes = LEARNED[kind]
+    assert arguments(kind) == {"target", "network", *changes, *kind.TRAINING, *kind.READING} | (
+        arguments(kind) & WITHOUT_EFFECT.keys()
+    )
     given = {"target": target, "grid": GRID, "network": network}
     identity = kind(**given).identity()
     assert identity == json.loads(json.dumps(identity))

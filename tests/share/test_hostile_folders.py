@@ -164,7 +164,7 @@ HOSTILE = {
     ),
     "a base class": (
         setting("_target_", "explainers.training.NetworkExplainer"),
-        "expected nothing for explainer.network, got ",
+        "got 'explainers.training.NetworkExplainer': " + REFUSED,
     ),
     "a module of an explainer": (
         setting("_target_", "explainers.tve.tve.TVE"),

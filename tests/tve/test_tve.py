@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  #
 def loss_of(tve, images):
     """Of an epoch's draws, without a step."""
     seen = complete(batch_of(images), tve.sources)
-    return tve.loss(tve.predict(seen, seen["patch"]), seen["meta"])
+    return tve.loss(tve.predict(seen), seen)
 
 
 @torch.no_grad()

@@ -1,0 +1,207 @@
+"""The base class of TVE, AnyHead and Shapley, which train a network to explain a frozen target."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.saved.identity import Identity, recipe
+from explainers.saved.weights import check_identity, read_weights, save_weights
+from explainers.share import Pretrained
+from explainers.target import TargetModel
+from explainers.target.inputs import checked_classes
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.sources import Source, complete
+from explainers.training.state_dicts import load_weights
+from explainers.training.training_module import TrainingModule
+
+NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
+
+INITIAL_WEIGHTS = {"mae": None, "pretrained": False}
+"""Arguments of networks that choose the initial weights, which trained weights replace → the value for no choice."""
+
+UNUSED = ("weights", "optimizer", "scheduler", "teacher")
+"""Arguments of explainers that a trained one does not need; they may be `None`."""
+
+
+class NetworkExplainer(TrainingModule, Pretrained, ABC):
+    """An explainer with a trained network and a frozen target; the network is saved alone.
+
+    A subclass sets `reads` and `sources`, and defines `predict`, `loss` and `_heatmaps`. Its constructor ends with
+    `load`, if there are weights.
+
+    Args:
+        target: the model to explain. It is neither trained nor saved.
+        grid: the patches that are explained.
+        network: builds the network from the target and the grid.
+        optimizer: see `TrainingModule`.
+        scheduler: see `TrainingModule`.
+        min_crop: see `TrainingModule`.
+        seed: see `TrainingModule`.
+    """
+
+    TRAINING: ClassVar[Mapping[str, str]] = {
+        "optimizer": "how the weights were found",
+        "scheduler": "how the weights were found",
+        "weights": "the start of the training",
+        "min_crop": "augmentation",
+        "seed": "draws of the training",
+    }
+    """Arguments of the training that the use of trained weights does not depend on, and why."""
+
+    READING: ClassVar[Mapping[str, str]] = {}
+    """Arguments that change how heatmaps are computed from what the network predicts, and nothing else."""
+
+    serves_every_head: ClassVar[bool] = True
+    """Whether trained weights depend on the backbone alone, so that they explain every head on it."""
+
+    allow_finetuned_backbone: bool = False
+    """Accept weights that were trained for other weights of the same backbone."""
+
+    uncalibrated: bool = False
+    """Call `calibrate` before the first training step."""
+
+    reads: Source
+    """What the network reads."""
+
+    sources: Sequence[Source]
+    """What `loss` reads, `reads` included."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        network: NetworkBuilder,
+        optimizer: OptimizerBuilder | None,
+        scheduler: SchedulerBuilder | None,
+        min_crop: float | None,
+        seed: int,
+    ) -> None:
+        super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
+        target.check_grid(grid)
+        self.target = target.requires_grad_(False).eval()
+        self.grid = grid
+        self.network = network(self.target, grid)
+        self.val_loss = MeanMetric()
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        rows = self._rows(images)
+        if classes is None:
+            classes = self._logits(rows).argmax(-1)
+        return self._heatmaps(self.predict(rows), rows, checked_classes(classes, images, self.target.num_classes))
+
+    def all_classes(self, images: Tensor) -> Tensor:
+        """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
+        rows = self._rows(images)
+        return self._heatmaps(self.predict(rows), rows)
+
+    def _rows(self, images: Tensor) -> dict[str, Tensor]:
+        """The images, and what the network reads of them."""
+        self.grid.check(images)
+        return {"image": images} | self.reads({"image": images})
+
+    def _embeddings(self, rows: dict[str, Tensor]) -> Tensor:
+        """The embeddings (B, D) of the images, computed if they are not among the rows."""
+        return rows["embedding"] if "embedding" in rows else self.target.embed(self.target.normalise(rows["image"]))
+
+    def _logits(self, rows: dict[str, Tensor]) -> Tensor:
+        """The target's logits (B, K) of the images."""
+        return self.target.classify(self._embeddings(rows))
+
+    def _feature_maps(self, rows: dict[str, Tensor]) -> list[Tensor]:
+        """The feature maps (B, N', C) that the network reads."""
+        return [rows[f"map_{i}"] for i in range(len(self.network.blocks))]
+
+    @abstractmethod
+    def predict(self, rows: dict[str, Tensor]) -> Tensor:
+        """Apply the network to rows of `reads`."""
+
+    @abstractmethod
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """Compare what `predict` returned with the rows of all `sources`."""
+
+    def calibrate(self, rows: dict[str, Tensor]) -> None:
+        """Prepare for the scale of the data, given the rows of the first training batch."""
+
+    @abstractmethod
+    def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
+        """Heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        rows = complete(self.augmented(batch), self.sources, self.current_epoch)
+        if self.uncalibrated and self.global_step == 0:
+            self.calibrate(rows)
+            self.uncalibrated = False
+        loss = self.loss(self.predict(rows), rows)
+        self.log("train/loss", loss, batch_size=len(batch["index"]))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        rows = complete(batch, self.sources)
+        self.measure(self.predict(rows), rows)
+
+    def measure(self, predicted: Tensor, rows: dict[str, Tensor]) -> None:
+        """Update and log the metrics of a validation batch."""
+        self.val_loss.update(self.loss(predicted, rows), len(predicted))  # exact for unequal batches too
+        self.log("val/loss", self.val_loss, prog_bar=True)
+
+    def identity(self) -> Identity:
+        """Everything that the weights of the network were trained for."""
+        target = self.target.backbone_identity() if self.serves_every_head else self.target.identity()
+        own = {"target": target, "network": recipe(self.network, without=("target", "grid", *INITIAL_WEIGHTS))}
+        return own | recipe(self, without=(*own, *self.TRAINING, *self.READING))
+
+    def check_identity(self, saved: Identity, path: str) -> None:
+        """Raise an InputError unless weights with the identity `saved` may be used by this module."""
+        if self.serves_every_head:
+            check_backbone(saved, self.identity(), path, self.allow_finetuned_backbone)
+        else:
+            check_identity(saved, self.identity(), path)
+
+    def export(self, folder: Path) -> Path:
+        """Write the trained network with its `identity` to `explainer.safetensors`."""
+        return save_weights(self.network.state_dict(), folder / self.weights_file, self.identity())
+
+    def load(self, path: str) -> None:
+        """Load a file that `export` wrote for the same identity."""
+        saved, weights = read_weights(path)
+        self.check_identity(saved, path)
+        load_weights(self.network, weights, path)
+
+    @classmethod
+    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Remove the arguments of the training, and the initial weights of the network."""
+        settings = {name: value for name, value in settings.items() if name not in UNUSED}
+        network = settings.get("network")
+        if not isinstance(network, dict):
+            return settings
+        return settings | {"network": network | {k: v for k, v in INITIAL_WEIGHTS.items() if k in network}}
+
+
+def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: bool) -> None:
+    """Compare the identity of weights that belong to a backbone, whatever its head, with that of a module.
+
+    Args:
+        saved: identity in the file.
+        own: identity of the module; both describe the backbone as `target`.
+        path: name of the file, for the message.
+        allow_finetuned: accept weights that were trained for other weights of the same backbone.
+
+    Raises:
+        InputError: if they differ in anything else than what is allowed.
+    """
+    target = saved.get("target", {})
+    weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
+    check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
+    if trained != weights and not allow_finetuned:
+        raise InputError(
+            f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
+            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
+            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead_finetune"
+        )
