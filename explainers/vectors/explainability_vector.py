@@ -13,6 +13,7 @@ from explainers.metrics.agreement import Agreement
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
 from explainers.saved.weights import save_weights
+from explainers.share import Loadable
 from explainers.target import TargetModel
 from explainers.training.sources import Pixels, complete
 from explainers.vectors.lambda_sweep import (
@@ -31,7 +32,7 @@ from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import cosine, transfer, vector
 
 
-class ExplainabilityVector(LightningModule):
+class ExplainabilityVector(LightningModule, Loadable):
     """Adds the explainability vector τ of a source task to a model of a target task.
 
     The weights of the transferred model are θ_base + λ₁ (θ_onto − θ_base) + λ₂ τ.
@@ -58,6 +59,8 @@ class ExplainabilityVector(LightningModule):
         hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value. Without
             `predicting`, the source has no task vector, and there is no cosine.
     """
+
+    loaded_as = SelfExplaining
 
     @checks_choices
     def __init__(
