@@ -167,8 +167,8 @@ def class_names(path: Path) -> list[str]:
         ) from error
     if described != own:
         raise InputError(
-            f"{beside} describes another file than {path}: expected {described['samples']} samples in"
-            f" {described['bytes']} bytes, got {own['samples']} in {own['bytes']}; write it again: {command(path)}"
+            f"expected {path} and {beside} to be written together, got the description of another file; write both"
+            f" again: {command(path)}"
         )
     return classes
 

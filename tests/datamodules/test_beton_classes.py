@@ -38,7 +38,9 @@ def test_a_run_killed_between_description_and_images_is_noticed(tmp_path, folder
     size = out.stat().st_size
     killed_at(2, folder, out)
     assert out.stat().st_size == size and check_beton(out) == 6
-    with pytest.raises(InputError, match=r"a.beton.json describes another file than .*a.beton, .*write it again: "):
+    with pytest.raises(
+        InputError, match=r"a.beton and .*a.beton.json to be written together, got .* write both again: "
+    ):
         FFCV(val=str(out)).setup("validate")
 
 
