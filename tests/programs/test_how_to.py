@@ -1,47 +1,43 @@
 """The examples of docs/how_to run as they are printed."""
 
 import importlib
-import inspect
 import re
 import sys
-from types import ModuleType
 
 import pytest
+import torch
 from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from toys import fit
+
+import datamodules
+import explainers
+from explainers import posthoc
+from explainers.tve import LightNetwork
 
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs/how_to").glob("*.md"))}
 BLOCK = re.compile(r"```(?:python|yaml)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)```", re.DOTALL)
 
 
 @pytest.fixture
-def follow(tmp_path, monkeypatch):
-    """Does what a page says: its files are there, rooms export the new classes, and the other code has run."""
+def add_files(tmp_path, monkeypatch):
+    """Adds the files of a page to the packages and to the configs."""
+    for package in (datamodules, explainers, posthoc):
+        own = str(tmp_path / package.__name__.replace(".", "/"))
+        monkeypatch.setattr(package, "__path__", [*package.__path__, own])
 
-    def add_module(path, code):
-        module = ModuleType(path.removesuffix(".py").replace("/", "."))
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(code, path, "exec"), vars(module))
-        room = importlib.import_module(module.__name__.rpartition(".")[0])
-        for name, kind in inspect.getmembers(module, inspect.isclass):
-            if kind.__module__ == module.__name__:
-                monkeypatch.setattr(room, name, kind, raising=False)
-                monkeypatch.setattr(room, "__all__", [*getattr(room, "__all__", []), name], raising=False)
-
-    def follow(page):
-        names = {}
+    def add(page):
         for path, code in BLOCK.findall(PAGES[page]):
-            if path.endswith(".py"):
-                add_module(path, code)
-            elif path:
-                (tmp_path / path).parent.mkdir(parents=True)
+            if path:
+                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / path).write_text(code)
-            else:
-                exec(code, names)
-        return names
+        importlib.invalidate_caches()
 
-    return follow
+    yield add
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -50,21 +46,58 @@ def compose(tmp_path):
     return lambda *overrides: composed(*overrides, f"hydra.searchpath=[file://{tmp_path}/configs]", folder=tmp_path)
 
 
-def test_a_post_hoc_method_is_known_by_its_name(follow):
-    names = follow("posthoc_method")
-    assert names["heatmaps"].shape == (2, 10, 10) and names["heatmaps"].isfinite().all()
+def run(page):
+    """The names that the code of a page defines, besides its files."""
+    names = {}
+    for path, code in BLOCK.findall(PAGES[page]):
+        if not path:
+            exec(code, names)
+    return names
 
 
-def test_a_data_set_gives_batches(follow, compose):
-    follow("data_set")
+def test_a_post_hoc_method_is_known_by_its_name(add_files, monkeypatch):
+    add_files("posthoc_method")
+    method = importlib.import_module("explainers.posthoc.pixel_products").PixelProducts
+    monkeypatch.setattr(posthoc, "PixelProducts", method, raising=False)
+    monkeypatch.setattr(posthoc, "__all__", [*posthoc.__all__, "PixelProducts"])
+    heatmaps = run("posthoc_method")["heatmaps"]
+    assert heatmaps.shape == (2, 10, 10) and heatmaps.isfinite().all()
+
+
+def test_a_learned_method_trains_and_is_saved(add_files, compose, tmp_path):
+    add_files("learned_method")
+    config = compose("explainers@explainer=additive", "target=tiny", "data=digits").explainer
+    explainer, images = instantiate(config), torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
+    before = explainer.all_classes(images)
+    trained = fit(explainer, images, epochs=2).lightning_module.eval()
+    loaded = instantiate(config, target=trained.target, weights=str(trained.export(tmp_path)))
+    assert trained(images).shape == (4, 8, 8) and not torch.equal(before, trained.all_classes(images))
+    torch.testing.assert_close(loaded.eval()(images), trained(images))
+
+
+def test_a_metric_is_a_mean_with_its_standard_error():
+    names = run("metric")
+    assert 0 < names["metric"].compute() <= 1 and names["metric"].standard_error() > 0
+
+
+def test_a_data_set_gives_batches(add_files, compose):
+    add_files("data_set")
     datamodule = instantiate(compose("data=stripes", "target=tiny").data)
     batch = next(iter(datamodule.test_dataloader()))
     assert batch["image"].shape == (64, 3, 64, 64) and datamodule.classes == ["row", "column"]
     assert datamodule.fingerprint("val") != datamodule.fingerprint("test")
 
 
-def test_an_experiment_composes(follow, compose):
-    follow("experiment")
+def test_a_target_is_built_and_its_blocks_are_read(add_files, compose):
+    add_files("target")
+    config = compose("target=mobilenet", "target.model.pretrained=false")
+    target, grid = instantiate(config.target), instantiate(config.grid)
+    assert len(LightNetwork(target, grid, config.blocks, width=8, depth=1).trunk.read) == 4
+    assert run("target")["logits"].shape == (2, 2)
+
+
+def test_an_experiment_composes(add_files, compose):
+    add_files("experiment")
     config = compose("experiment=tve_wide")
     OmegaConf.resolve(config)
     assert config.explainer.hops == [1, 2, 4] and config.name == "tve_wide"
