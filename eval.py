@@ -42,7 +42,7 @@ def evaluate(cfg: DictConfig) -> None:
     file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, total_processes(cfg.trainer))
     if launch(cfg.trainer):
         return
-    start_record(cfg, run_dir(), go_on=True)
+    start_record(cfg, run_dir(), may_differ=True)
     file.tell()
     for task, images in data.items():
         names = file.missing(task)

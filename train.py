@@ -40,7 +40,7 @@ def train(cfg: DictConfig) -> float | None:
     data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
     data.setup("fit")  # missing images are reported before weights are fetched and other processes started
     check_number_of_images(cfg.trainer, images, "val")
-    start_record(cfg, folder, go_on=cfg.ckpt_path is not None)
+    start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if launch(cfg.trainer):
         return read_json(folder / "metrics.json").get(cfg.objective)
     module = instantiate(cfg.get("module") or cfg.explainer)

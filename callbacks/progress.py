@@ -6,7 +6,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from explainers.progress import Lines, progress
+from explainers.progress import progress
 
 
 class Progress(Callback):
@@ -22,7 +22,7 @@ class Progress(Callback):
 
     def __init__(self, name: str, metric: str | None = None) -> None:
         self.name, self.metric = name, metric
-        self.bar: tqdm | Lines | None = None
+        self.bar: tqdm | None = None
         self.hooks = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

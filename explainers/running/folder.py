@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.messages import DENIED, OF_THE_DISK
+from explainers.running.messages import DENIED, MENDED_BY
 from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
 
@@ -32,7 +32,7 @@ class WritableFolder(Callback):
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            sys.exit(f"error: cannot write to {folder}: {error.strerror}: {OF_THE_DISK.get(error.errno or 0, DENIED)}")
+            sys.exit(f"error: cannot write to {folder}: {error.strerror}: {MENDED_BY.get(error.errno or 0, DENIED)}")
 
 
 def run_dir() -> Path:

@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from explainers.errors import InputError, check_range
 
 OF_PARTS = ("blocks", "direct", "evaluation", "grid")
-"""Keys at the top of a config that groups set for others, even where the others do not read them."""
+"""Keys at the top of a config that one group sets for others, which may not read them."""
 
 OF_TASKS = ("data", "target", "explainers")
+"""Keys of a task in eval.py."""
 
 
 def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
@@ -37,12 +38,12 @@ def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:
-    """Raise an InputError for a key that a command adds (+) at the top of a config, or of a task, that nothing reads.
+    """Raise an InputError for a key of a task, or one that the command line adds (+) at the top, if nothing reads it.
 
     It is also raised for the name of a file in place of its settings, as in explainer=tve.
 
-    Keys below are arguments of what a `_target_` names, which refuses those that it does not have. Files of experiments
-    may have keys at the top that nothing reads any more after an override.
+    Deeper keys are arguments of a `_target_`, which refuses unknown ones. Experiments may have keys at the top that
+    nothing reads after an override.
 
     Args:
         cfg: the config of a run.
@@ -59,8 +60,8 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     unread = [(key, meant(key, known)) for key in added if key in cfg and key not in known]
     for name, settings in (cfg.get("tasks") or {}).items():
         unread += [(f"tasks.{name}.{key}", meant(str(key), OF_TASKS)) for key in settings if key not in OF_TASKS]
-    for key, others in unread:
-        raise InputError(f"no setting {key}: nothing reads it; {others}")
+    for key, suggestion in unread:
+        raise InputError(f"no setting {key}: nothing reads it; {suggestion}")
     for group, name in ((str(group), str(group).partition("@")[2]) for group in HydraConfig.get().runtime.choices):
         if name and isinstance(file := OmegaConf.select(cfg, name), str):
             folder = f"configs/{group.partition('@')[0]}"
@@ -68,14 +69,14 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
 
 
 def unknown_key(cause: Any, configs: Path) -> str:
-    """The line for a key that is not in the config: whose it is, or the nearest ones that are."""
+    """The message for a key that is not in the config: which program has it, or the most similar keys."""
     parent, key = str(cause.parent_node._get_full_key(None) or ""), str(cause.key)
     full = f"{parent}.{key}".lstrip(".")
     if parent in ("explainers", "tasks"):
         return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(cause.parent_node) or 'none'}"
     owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in dotted_keys(OmegaConf.load(path))]
     if owners:
-        return f"no setting {full}: it is one of {owners[0]}"
+        return f"no setting {full} in the config of this program: {owners[0]} has it"
     siblings = [f"{parent}.{name}".lstrip(".") for name in map(str, cause.parent_node)]
     everywhere = [name for name in dotted_keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
     return f"no setting {full}: {meant(full, siblings, everywhere)}"
@@ -90,7 +91,7 @@ def dotted_keys(node: Any, path: str = "") -> Iterator[str]:
 
 
 def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
-    """Ask for the nearest names, or list them all.
+    """Suggest the most similar names, or list them all.
 
     >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
     'did you mean trainer.max_epochs?'
@@ -99,19 +100,19 @@ def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> st
     >>> meant("x", ["seed", "fit"])
     'there are seed, fit'
     """
-    near, far = (difflib.get_close_matches(name, known, 3, likeness) for likeness in (0.7, 0.5))
-    close = near or list(others)[:3] or far
-    return f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
+    similar, less_similar = (difflib.get_close_matches(name, known, 3, cutoff) for cutoff in (0.7, 0.5))
+    suggested = similar or list(others)[:3] or less_similar
+    return f"did you mean {', '.join(suggested)}?" if suggested else f"there are {', '.join(known) or 'none'}"
 
 
 def check_types(node: Any, **own: type) -> None:
-    """Raise an InputError for the first setting of another type than the argument of its `_target_` has.
+    """Raise an InputError for the first setting whose type differs from the hint of its argument in the `_target_`.
 
-    Only numbers, texts, truth values and lists of them are compared.
+    Only numbers, strings, booleans and lists of them are checked.
 
     Args:
         node: a config, or a part of one.
-        own: name → type of settings that the program itself reads from it.
+        own: key → type of the settings at the top, which the program itself reads.
 
     >>> check_types(DictConfig({"data": {"_target_": "datamodules.digits.DigitImages", "batch_size": "eight"}}))
     Traceback (most recent call last):
@@ -134,14 +135,14 @@ def check_types(node: Any, **own: type) -> None:
 
 @cache
 def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Type hints and default values of the arguments of what a `_target_` names; none where they cannot be read."""
+    """Type hints and default values of the arguments of a `_target_`; none where they cannot be read."""
     try:
-        found: Any = get_object(target)
-        function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
+        built: Any = get_object(target)
+        function = built.__init__ if isinstance(built, type) else built  # type: ignore[misc]
         signature = inspect.signature(function)
         hints = get_type_hints(function)
     except (ImportError, NameError, TypeError, ValueError, HydraException):
-        return {}, {}  # building it tells why
+        return {}, {}  # building it raises the reason
     return (
         {name: hint for name, hint in hints.items() if name in signature.parameters},
         {name: parameter.default for name, parameter in signature.parameters.items()},
@@ -149,7 +150,7 @@ def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of a config is of a type; True for a type that is not compared.
+    """Whether a value of a config has the type of a hint; True for a hint that is not checked.
 
     >>> _fits(3, int | None), _fits(3, float), _fits(True, int), _fits([1, "a"], Sequence[int]), _fits("x", Path)
     (True, True, False, False, True)
@@ -166,12 +167,12 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def check_precision(precision: Any) -> None:
-    """Raise an InputError for a precision whose weights are no float32, as normalised images are.
+    """Raise an InputError for a precision with weights in another type than float32, which images are normalised in.
 
     >>> check_precision("bf16-mixed")
     """
     if str(precision) not in ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16"):
         raise InputError(
-            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {precision}: images are"
-            " normalised in float32, which weights have to be in as well"
+            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {precision}: weights have to be in"
+            " float32, because images are normalised in it"
         )

@@ -1,4 +1,4 @@
-"""The line that a user reads for a mistake: in a command, in a config, or on a disk."""
+"""The one line that a user reads after a mistake in a command or a config, or when a disk is full."""
 
 import errno
 import os
@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from explainers.errors import InputError
 from explainers.running.keys import meant, unknown_key
 
-FULL = "make room on its disk, or write to another one"
-DENIED = "change its permissions, or take another path"
-OF_THE_DISK = {
+FULL = "free space on its disk, or write to another one"
+DENIED = "change its permissions, or use another path"
+MENDED_BY = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
 }
@@ -26,7 +26,7 @@ OF_THE_DISK = {
 
 
 def of_the_command(error: Exception, configs: Path) -> str:
-    """The line for an error in composing a config.
+    """The message for an error in composing a config.
 
     Args:
         error: what Hydra raised.
@@ -40,6 +40,7 @@ def of_the_command(error: Exception, configs: Path) -> str:
         return f"no {group or 'config'} named {name}: {meant(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return unknown_key(cause, configs)
+    # Hydra says: Could not override 'callback'. No match in the defaults list, or: Did you mean to override x?
     unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
     if unknown and unknown[2]:
         return f"no group {unknown[1]} in the config of this program: did you mean {unknown[2]}?"
@@ -52,7 +53,7 @@ def of_the_command(error: Exception, configs: Path) -> str:
 
 
 def of_the_run(error: BaseException) -> str | None:
-    """Message for an error that the user can correct; None for a bug."""
+    """The message for an error that the user can correct; None for a bug."""
     cause = error
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
@@ -60,7 +61,7 @@ def of_the_run(error: BaseException) -> str | None:
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
     if isinstance(cause, OSError | SafetensorError):
         return _of_the_disk(cause)
-    if isinstance(error, InstantiationException):  # Hydra would print it in three lines, without a traceback as well
+    if isinstance(error, InstantiationException):  # Hydra's text has three lines
         text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
         return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)
     missing = isinstance(cause, MissingMandatoryValue | MisconfigurationException | OmegaConfBaseException)
@@ -68,10 +69,11 @@ def of_the_run(error: BaseException) -> str | None:
 
 
 def _of_the_disk(error: OSError | SafetensorError) -> str | None:
-    """Message for a full disk or a missing permission; None for other errors."""
-    number = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text alone
+    """The message for a full disk or a missing permission; None for other errors."""
+    number = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has the number only in its text
     code = int(number[1]) if number else getattr(error, "errno", None)
-    if code not in OF_THE_DISK:
+    if code not in MENDED_BY:
         return None
+    # The error of an open file has no name
     path = getattr(error, "filename", None) or f"a file in {HydraConfig.get().runtime.output_dir}"
-    return f"cannot read or write {path}: {os.strerror(code)}: {OF_THE_DISK[code]}"  # an open file tells no name
+    return f"cannot read or write {path}: {os.strerror(code)}: {MENDED_BY[code]}"

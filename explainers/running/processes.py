@@ -1,4 +1,4 @@
-"""The processes of a command: how many a trainer needs, who starts them, and with which arguments."""
+"""The processes of a command: how many a trainer needs, and how they are started."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def number_of_processes(trainer: Mapping[str, Any]) -> int:
     if devices in ("auto", -1, "-1"):
         return max(1, torch.cuda.device_count()) if trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda") else 1
     if isinstance(devices, int | str) and not (str(devices).isdigit() and int(devices) > 0):
-        raise InputError(f"expected trainer.devices above 0, a list of them, -1 or auto, got {devices}")
+        raise InputError(f"expected trainer.devices above 0, a list of devices, -1 or auto, got {devices}")
     return int(devices) if isinstance(devices, int | str) else len(devices)
 
 
@@ -60,7 +60,7 @@ def check_number_of_images(trainer: DictConfig, data: Any, split: str) -> None:
     processes = total_processes(trainer)
     if processes > 1 and data.size(split) < processes:
         raise InputError(
-            f"expected one {split} image or more for each of {processes} processes, got {data.size(split)}: take fewer"
+            f"expected one {split} image or more for each of {processes} processes, got {data.size(split)}: use fewer"
             " processes (trainer.devices=...), or more images"
         )
 
@@ -84,36 +84,40 @@ def launch(trainer: DictConfig) -> bool:
     config = HydraConfig.get()
     code = torchrun(processes, [sys.argv[0], *arguments(config, run_dir())])
     if code and config.mode == RunMode.MULTIRUN:  # the sweep continues with its other jobs
-        raise RuntimeError(f"a process of the run in {run_dir()} failed; its error stands above")
+        raise RuntimeError(f"a process of the run in {run_dir()} failed; its error is printed above")
     if code:
         sys.exit(code)
     return True
 
 
 def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
-    """Whether torchrun, SLURM or a parent process has started this process, as one of those that a trainer needs.
+    """Whether torchrun, SLURM or a parent process has started this process as one of several.
 
     Raises:
-        InputError: if another number of processes was started than `devices` and `num_nodes` say.
+        InputError: if their number differs from the trainer's, or if a trainer of several machines was not started so.
     """
-    needed = number_of_processes(trainer), trainer.get("num_nodes", 1)
-    told = os.environ
-    if "LOCAL_WORLD_SIZE" in told:  # torchrun, maybe in a task of SLURM
-        started = int(told["LOCAL_WORLD_SIZE"]), int(told["WORLD_SIZE"]) // int(told["LOCAL_WORLD_SIZE"])
-    elif SLURMEnvironment.detect() and told["SLURM_NTASKS"] != "1":  # a single task may start other processes itself
-        nodes = int(told.get("SLURM_NNODES", 1))
-        started = int(told.get("SLURM_NTASKS_PER_NODE", int(told["SLURM_NTASKS"]) // nodes)), nodes
-    elif needed[1] > 1:
+    processes = number_of_processes(trainer)
+    machines = trainer.get("num_nodes", 1)
+    environment = os.environ
+    if "LOCAL_WORLD_SIZE" in environment:  # of torchrun, which may be a task of SLURM
+        started = int(environment["LOCAL_WORLD_SIZE"])
+        started_machines = int(environment["WORLD_SIZE"]) // started
+    elif SLURMEnvironment.detect() and environment["SLURM_NTASKS"] != "1":  # a single task may start processes itself
+        started_machines = int(environment.get("SLURM_NNODES", 1))
+        tasks = int(environment["SLURM_NTASKS"]) // started_machines
+        started = int(environment.get("SLURM_NTASKS_PER_NODE", tasks))
+    elif machines > 1:
         raise InputError(
-            f"expected torchrun or srun to start processes on {needed[1]} machines (trainer.num_nodes), got neither:"
+            f"expected torchrun or srun to start processes on {machines} machines (trainer.num_nodes), got neither:"
             " start this command with one of them, see docs/training.md"
         )
     else:
-        return "LOCAL_RANK" in told
-    if started != needed:
+        return "LOCAL_RANK" in environment
+    if (started, started_machines) != (processes, machines):
         raise InputError(
-            f"expected {needed[0]} processes on each of {needed[1]} machines, got {started[0]} on each of {started[1]}:"
-            f" set trainer.devices={started[0]} trainer.num_nodes={started[1]}, or start more with torchrun or srun"
+            f"expected {processes} processes on each of {machines} machines, got {started} on each of"
+            f" {started_machines}: set trainer.devices={started} trainer.num_nodes={started_machines}, or start more"
+            " with torchrun or srun"
         )
     return True
 
@@ -126,7 +130,7 @@ def torchrun(processes: int, program: Sequence[str]) -> int:
         program: path of the program and its arguments.
     """
     command = [sys.executable, "-c", TORCHRUN, "--standalone", f"--nproc_per_node={processes}"]
-    # A group of its own: Ctrl-C is for this process alone, which ends the others in order
+    # A process group of its own: Ctrl-C reaches this process alone, which then ends the others
     started = subprocess.Popen([*command, *program], preexec_fn=end_with_parent, process_group=0)
     with passed_on_to(started):
         return started.wait()
@@ -135,8 +139,7 @@ def torchrun(processes: int, program: Sequence[str]) -> int:
 def arguments(config: Any, folder: Path) -> list[str]:
     """Command-line arguments with which another process composes the config of this run, or of this job of a sweep.
 
-    They name the config files that the user's flags have named, and repeat all overrides except those that choose the
-    sweep and the folder.
+    They repeat the user's flags and overrides, except the overrides of the sweep and the folder.
 
     Args:
         config: Hydra's own config of this run.
@@ -150,7 +153,7 @@ def arguments(config: Any, folder: Path) -> list[str]:
     ]
     of_hydra = [text for text in config.overrides.hydra if not text.lstrip("+~").startswith(OF_SWEEPS_AND_FOLDERS)]
     if config.mode.name == "MULTIRUN":
-        of_hydra.append(f"hydra.job.num={config.job.num}")  # a config may contain it
+        of_hydra.append(f"hydra.job.num={config.job.num}")  # a config may interpolate it
     quoted = str(folder).replace("'", r"\'")
     own = ["hydra.mode=RUN", f"hydra.run.dir='{quoted}'"]
     return [f"--config-name={config.job.config_name}", *places, *config.overrides.task, *of_hydra, *own]

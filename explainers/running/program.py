@@ -1,4 +1,4 @@
-"""How `train.py` and `eval.py` start and end: what they print for a user's mistake, and what surrounds their work."""
+"""How `train.py` and `eval.py` start and end, and what they print when the user has made a mistake."""
 
 import logging
 import os
@@ -24,19 +24,19 @@ from explainers.running.messages import of_the_command, of_the_run
 from explainers.running.signals import LOCKED, answer_signals, is_first_process
 
 TRACEBACK = "HYDRA_FULL_ERROR"
-"""Environment variable with which a user asks for tracebacks: 1."""
+"""Environment variable; with 1, a user asks for tracebacks."""
 
 COMPOSING = "EXPLAINERS_COMPOSING"
-"""Environment variable that says that `start` has set `TRACEBACK`; jobs that SLURM starts later inherit both."""
+"""Environment variable, which `start` sets with `TRACEBACK`: the user has not asked. Jobs of SLURM inherit both."""
 
 MISTAKES = (InputError, InstantiationException, MisconfigurationException, OmegaConfBaseException, OSError)
 
 with_place = warnings.formatwarning
-"""Python's own text of a warning."""
+"""Python's own formatter of warnings."""
 
 
 def start(program: Callable[[], Any], configs: Path) -> None:
-    """Run a program of `hydra.main`; mistakes in its command end it with one line, before anything else is done.
+    """Run a program of `hydra.main`; a mistake in its command ends it with one line, before anything else is done.
 
     Args:
         program: the decorated function.
@@ -45,13 +45,13 @@ def start(program: Callable[[], Any], configs: Path) -> None:
     if os.environ.get(TRACEBACK) == "1" and COMPOSING not in os.environ:
         program()
         return
-    os.environ[TRACEBACK] = os.environ[COMPOSING] = "1"  # Hydra raises its errors then, instead of printing them
+    os.environ[TRACEBACK] = os.environ[COMPOSING] = "1"  # with it, Hydra raises its errors and does not print them
     try:
         check_program(sys.argv, configs)
         program()
     except (InputError, ConfigCompositionException, ParseException) as error:
         sys.exit(f"error: {of_the_command(error, configs)}")
-    except ValueError as error:  # of a group, in Hydra's list of defaults
+    except ValueError as error:  # Hydra's, of a group without a file
         if "Config group override must be" not in str(error):
             raise
         groups = {path.name for path in configs.iterdir() if path.is_dir()}
@@ -66,16 +66,18 @@ def check_program(command: list[str], configs: Path) -> None:
     own = Path(command[0]).name
     for name in (word.partition("=")[2] for word in command[1:] if word.startswith("experiment=")):
         path = configs / "experiment" / f"{name}.yaml"
-        found = re.search(r"^# Command: python (\S+\.py)", path.read_text(), re.MULTILINE) if path.is_file() else None
-        if found and own != found[1]:
+        head = path.read_text() if path.is_file() else ""
+        program = re.search(r"^# Command: python (\S+\.py)", head, re.MULTILINE)
+        if program and own != program[1]:
             raise InputError(
-                f"expected an experiment of {own}, got {name}, one of {found[1]}: python {found[1]} experiment={name}"
+                f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
+                f" experiment={name}"
             )
 
 
 @contextmanager
 def command() -> Iterator[None]:
-    """What surrounds the work of a program: answered signals, a locked folder, and one line for a mistake."""
+    """Inside, a program does its work: signals are handled, the folder is locked, and a mistake ends in one line."""
     quiet_libraries()
     answer_signals()
     with errors_in_one_line(), locked(run_dir()):
@@ -87,7 +89,7 @@ def errors_in_one_line() -> Iterator[None]:
     """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
 
     Such errors are `InputError`s, config keys that are misspelt or missing, values that a constructor refuses, full
-    disks and missing permissions. All other errors keep their traceback, and so does every error of a sweep's job.
+    disks and missing permissions. All other errors keep their traceback, and so do all errors in a job of a sweep.
     """
     if os.environ.pop(COMPOSING, None):
         os.environ.pop(TRACEBACK, None)
@@ -101,24 +103,24 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Silence notices of libraries that tell a user nothing about the run; warnings about the run stay, as one line.
+    """Silence notices of libraries that say nothing about the run; warnings about the run become one line.
 
-    What every process of a command would say alike, of files that are no images, the first one says alone.
+    Warnings about files that are no images would be the same in every process: only the first one prints them.
     """
     for name in ("lightning.pytorch", "lightning.fabric", "timm"):
         logging.getLogger(name).setLevel(logging.WARNING)
     notices = "not have many workers|in eval mode at the start|LeafSpec|than the logging interval|by the model summary"
     others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
-    alike = "left out: .* that Pillow does not read|the classes of .* are unknown"
-    said = LOCKED in os.environ or not is_first_process()  # by the parent process, or by the first one
-    warnings.filterwarnings("ignore", f".*({notices}|{others}{f'|{alike}' if said else ''})")
+    same_in_all = "left out: .* that Pillow does not read|the classes of .* are unknown"
+    printed = LOCKED in os.environ or not is_first_process()  # by the parent process, or by the first one
+    warnings.filterwarnings("ignore", f".*({notices}|{others}{f'|{same_in_all}' if printed else ''})")
     warnings.formatwarning = in_one_line
 
 
 def in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as a user reads it; the place in the code belongs to warnings for programmers.
+    """The text of a warning: one line for a user; with its place in the code for a programmer.
 
     >>> in_one_line("left out: a.jpg", UserWarning, "listing.py", 46)
     'warning: left out: a.jpg\\n'

@@ -19,7 +19,7 @@ from explainers.saved.files import file_hashes, write_atomically
 from explainers.saved.records import devices, first_difference, leaves, versions
 
 MODELS = ("target", "explainer", "module")
-"""Config keys of models. Files of data are not hashed, because they may have many gigabytes."""
+"""Config keys of models, whose files are hashed; those of data may have many gigabytes."""
 
 MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test")
 """Config keys that may differ between a run and the command that resumes it."""
@@ -29,22 +29,22 @@ DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_bat
 
 
 @rank_zero_only
-def start_record(cfg: DictConfig, folder: Path, go_on: bool) -> None:
+def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     """Write config, versions, command and hashes of weight files into the folder of a run that starts or resumes.
 
     Args:
         cfg: the config of the run.
         folder: the run's folder.
-        go_on: resume the run of this folder even if its config or its files were different.
+        may_differ: resume the run of this folder even if its config or its files of weights were different.
 
     Raises:
-        InputError: if a file of weights is damaged, or the folder holds a run of another config or of other such files.
+        InputError: if a file of weights is damaged, or the folder holds a run with another config or other weights.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     check_model_files(config)
     images = images_per_step(config, total_processes(cfg.trainer))
     files = model_files(config, folder)
-    if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not go_on:
+    if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not may_differ:
         check_same_run(folder, config, images, files)
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     record: dict[str, Any] = {
@@ -87,7 +87,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = None
     if not config or not isinstance(config, dict):
         raise InputError(
-            f"{path}: expected the config of the run, got a damaged file: delete it to go on with any config"
+            f"{path}: expected the config of the run, got a damaged file: delete it to resume with any config"
         )
     return config
 
@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected what a run has written there, got a damaged file: delete it to go on")
+        raise InputError(f"{path}: expected the JSON that the run has written, got a damaged file: delete it to resume")
     return content
 
 
@@ -125,12 +125,12 @@ def images_per_step(config: Mapping[str, Any], processes: int) -> int | None:
 
 def divided_as(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The config `now`, with the number of machines, processes and batches in a step that `earlier` has."""
-    taken = {group: {key: (earlier.get(group) or {}).get(key) for key in keys} for group, keys in DIVISION.items()}
-    return dict(now) | {group: now[group] | keys for group, keys in taken.items()}
+    divisions = {group: {key: (earlier.get(group) or {}).get(key) for key in keys} for group, keys in DIVISION.items()}
+    return dict(now) | {group: now[group] | division for group, division in divisions.items()}
 
 
 def check_model_files(config: Any) -> None:
-    """Raise an InputError for a file of weights that is missing or damaged, because timm does not name it.
+    """Raise an InputError that names a missing or damaged file of weights, which timm does not.
 
     Args:
         config: resolved config, in nested dicts and lists.
@@ -160,21 +160,21 @@ def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, 
     """
     own = folder.resolve()
 
-    def read_by_a_model(node: Any) -> bool:
+    def is_file_of_another_run(node: Any) -> bool:
         return isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own)
 
     models = {name: config.get(name) for name in MODELS}
-    found = {key: path for key, path in leaves(models) if read_by_a_model(path)}
-    hashes = file_hashes(list(found.values()))
-    return {key: {"path": path, "sha256": value} for (key, path), value in zip(found.items(), hashes, strict=True)}
+    paths = {key: path for key, path in leaves(models) if is_file_of_another_run(path)}
+    hashes = file_hashes(list(paths.values()))
+    return {key: {"path": path, "sha256": value} for (key, path), value in zip(paths.items(), hashes, strict=True)}
 
 
 def replaced_file(earlier: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Describe the first file with other contents as `key: path (hash → hash)`; None if there is none.
+    """Describe the first file whose contents have changed as `key: path (hash → hash)`; None if none has.
 
     Args:
-        earlier: `model_files` of the run when it began.
-        now: `model_files` of the run when it goes on.
+        earlier: `model_files` of the run.
+        now: `model_files` of the command that resumes it.
     """
     for key, file in now.items():
         before, after = earlier.get(key, file)["sha256"], file["sha256"]

@@ -19,29 +19,29 @@ from explainers.report.pictures import Pictures
 from explainers.saved.files import atomic, file_name, shared_by_all
 
 
-def checkpoint_to_resume(asked: str | None, last: Path) -> Path | None:
-    """The checkpoint to go on from: the run's last one by default, or the one that was asked for.
+def checkpoint_to_resume(ckpt_path: str | None, last: Path) -> Path | None:
+    """The checkpoint to resume from: the run's last one by default, or the one that `ckpt_path` names.
 
     Args:
-        asked: path of a checkpoint; `last` for the run's last one, or `None` for that one if there is one.
+        ckpt_path: path of a checkpoint, or `last` for the run's last one; `None` for the last one if it exists.
         last: path of the run's last checkpoint.
 
     Raises:
-        InputError: if the one that was asked for is not there.
+        InputError: if the named checkpoint does not exist.
     """
-    if asked is None:
+    if ckpt_path is None:
         return last if last.exists() else None
-    path = last if asked == "last" else Path(asked)
+    path = last if ckpt_path == "last" else Path(ckpt_path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
     return path
 
 
 def progress_of(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
-    """Number of training steps before a checkpoint, and the metrics at its time; 0 and none if there is no checkpoint.
+    """Number of training steps before a checkpoint, and its metrics; 0 and none without a checkpoint.
 
     Raises:
-        InputError: if the file is not a whole checkpoint of a run.
+        InputError: if the file is damaged, or no checkpoint of a run.
     """
     if checkpoint is None:
         return 0, {}
@@ -50,15 +50,15 @@ def progress_of(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
         return int(saved["global_step"]), dict(saved.get("metrics", {}))
     except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
         raise InputError(
-            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or something else: go on from another"
-            " checkpoint (ckpt_path=...), or delete it to start the run again"
+            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
+            " another checkpoint (ckpt_path=...), or delete it to start the run again"
         ) from error
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Writes checkpoints that are whole, whenever the process is killed.
+    """Writes each checkpoint wholly or not at all, even if the process is killed.
 
-    Lightning writes them to the folder of temporary files first, which is often on another disk, and copies them.
+    Lightning writes it to the folder of temporary files, which is often on another disk, and copies it.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -70,18 +70,19 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 class SharedRun(Callback):
-    """Checks that the processes of several machines work in one folder and go on from the same checkpoint.
+    """Checks that the processes of several machines work in one folder and resume from the same checkpoint.
 
     Args:
         folder: the run's folder.
-        step: number of steps before the checkpoint that this process has found; 0 for none.
+        step: number of steps before the checkpoint that this process resumes from; 0 for none.
 
     Raises:
         InputError: before anything is computed, in all processes.
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        self.folder, self.step = folder, step
+        self.folder = folder
+        self.step = step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.num_nodes == 1:
@@ -90,36 +91,39 @@ class SharedRun(Callback):
         same = strategy.reduce_boolean_decision(strategy.broadcast(self.step) == self.step)
         if not shared_by_all(self.folder, strategy) or not same:
             raise InputError(
-                f"expected a folder that all machines share, got {self.folder}, where one does not see the files of"
-                " another; start the command in a folder of a shared file system, or set hydra.run.dir to one"
+                f"expected a folder that all machines share, got {self.folder}, where one machine does not see the"
+                " files of another: start the command in a folder of a shared file system, or set hydra.run.dir to one"
             )
 
 
 class UnfinishedTest(Callback):
-    """Saves the sums of all metrics and the pictures of an `Evaluation`, and continues from the file of a killed test.
+    """Saves the sums of all metrics and the pictures of an evaluation, so that a killed one resumes from them.
 
-    Every process has a file of its own, which holds the number of its measured batches. It is read only if the settings
-    and the number of processes are the same.
+    Each process writes its own file, with the number of batches that it has measured. The file is read only if the
+    settings and the number of processes are the same.
 
     Args:
         folder: folder of the files.
         task: name of the task.
         key: hash of everything that the numbers depend on.
-        seconds: time between two savings.
+        seconds: time between two writes of the file.
     """
 
     def __init__(self, folder: Path, task: str, key: str, seconds: float = 60) -> None:
-        self.folder, self.task, self.key, self.seconds = folder, task, key, seconds
+        self.folder = folder
+        self.task = task
+        self.key = key
+        self.seconds = seconds
         self.name = file_name(task)
         self.saved = time.monotonic()
         self.state: dict[str, Any] = {}
-        """What the last whole batch has left."""
+        """The sums after the last whole batch."""
 
     def _path(self, trainer: Trainer) -> Path:
         return self.folder / f"{self.name}_{trainer.global_rank}_of_{trainer.world_size}.pt"
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Continue from the file, if there is one of the same settings."""
+        """Resume from the file, if there is one of the same settings."""
         if not isinstance(pl_module, EvaluationModule) or not self._path(trainer).exists():
             return
         state = torch.load(self._path(trainer), map_location="cpu", weights_only=True)
@@ -132,7 +136,7 @@ class UnfinishedTest(Callback):
         for pictures in _pictures(trainer):
             pictures.rows = state["pictures"]
         pl_module.batches = state["batches"]
-        print(f"{self.task}: goes on after {state['batches']} measured batches")
+        print(f"{self.task}: resumes after {state['batches']} measured batches")
 
     def on_test_batch_end(
         self,
@@ -157,7 +161,7 @@ class UnfinishedTest(Callback):
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Save all whole batches of a test that is told to end."""
+        """Save all whole batches when a signal ends the test."""
         if self.state and isinstance(exception, KeyboardInterrupt | SystemExit):
             self._save(trainer)
             print(f"{self.task}: saved {self.state['batches']} of {sum(trainer.num_test_batches)} measured batches")
@@ -176,7 +180,7 @@ class UnfinishedTest(Callback):
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """Sums that the next batch, which may not end, does not change."""
+    """A copy, because the next batch changes the sums and may not end."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else list(value) for name, value in state.items()}
 
 

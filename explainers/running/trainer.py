@@ -31,9 +31,9 @@ def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
 
 @functools.cache  # the line is printed once
 def accelerator_of(wanted: str) -> str:
-    """Lightning's accelerator for the one that a trainer's settings name: the CPU in place of Apple's GPUs.
+    """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS).
 
-    Metrics are summed and random numbers drawn in float64, which these GPUs (MPS) do not have.
+    Metrics are summed and random numbers are drawn in float64, which MPS does not have.
 
     Raises:
         InputError: if MPS is asked for.
@@ -50,7 +50,7 @@ def accelerator_of(wanted: str) -> str:
 
 
 def fastest_precision(accelerator: str) -> str:
-    """Lightning's precision: bf16 autocast if the hardware computes it, else float32.
+    """Lightning's name of the precision: bf16 autocast if the hardware computes it, else float32.
 
     Emulated bf16 is ten times slower than float32.
 

@@ -23,7 +23,6 @@ from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
-from explainers.progress import Lines
 from explainers.running import program
 from explainers.running.trainer import accelerator_of, build_trainer, fastest_precision
 from explainers.saved.files import file_hashes
@@ -47,7 +46,7 @@ def test_one_bar_counts_all_steps_of_a_training_with_the_latest_validation_metri
 def clock(monkeypatch):
     """A clock whose seconds pass when `clock.now` is changed."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(Lines.__init__, "__defaults__", (0, lambda: clock.now))
+    monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
     return clock
 
 

@@ -18,12 +18,12 @@ RUN = (*TVE_RUN, *DIGITS)
 @pytest.mark.parametrize(
     ("mistake", "place", "told"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/data/cache.npy"), "/data/cache.npy", "make room"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "a file in {}", "make room"),
-        (OSError(errno.EROFS, "Read-only file system", "/data/x"), "/data/x", "permissions, or take another path"),
+        (OSError(errno.ENOSPC, "No space left on device", "/data/cache.npy"), "/data/cache.npy", "free space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "a file in {}", "free space"),
+        (OSError(errno.EROFS, "Read-only file system", "/data/x"), "/data/x", "permissions, or use another path"),
         (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x", "permissions"),
         (PermissionError(errno.EPERM, "Operation not permitted", "/data/x"), "/data/x", "permissions"),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), "a file in {}", "make room"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "a file in {}", "free space"),
     ],
 )
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -58,6 +58,6 @@ def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(
         process.join(120)
     output = Path(f"{folder}.log").read_text()
     assert process.exitcode == 1
-    assert f"error: cannot read or write a file in {folder}: File too large: make room" in output
+    assert f"error: cannot read or write a file in {folder}: File too large: free space" in output
     assert "Traceback" not in output
     assert not list(folder.rglob("*.ckpt")) and not (folder / "explainer.safetensors").exists()

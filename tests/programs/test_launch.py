@@ -31,7 +31,7 @@ def configs(tmp_path):
     return folder
 
 
-def keep(cfg, folder, go_on):
+def keep(cfg, folder, may_differ):
     """Instead of a training: keep the config."""
     (folder / "child.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
     (folder / "metrics.json").write_text("{}")

@@ -77,7 +77,7 @@ def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, devic
         assert run("killed", after=after, device=device) is None
         assert len(list((tmp_path / "killed" / "unfinished").iterdir())) == 1
         resumed = run("killed", device=device)
-    assert Counted.calls == 4 - after and f"digit: goes on after {after} measured batches" in capsys.readouterr().out
+    assert Counted.calls == 4 - after and f"digit: resumes after {after} measured batches" in capsys.readouterr().out
     assert without_speed(resumed) == without_speed(whole)
     assert not list((tmp_path / "killed" / "unfinished").iterdir())
     pictures = [
