@@ -132,7 +132,7 @@ def test_all_that_works_in_chunks_is_found():
         (lambda: prototypes_of(None, None, batch_size=0), "expected batch_size above 0, got batch_size=0"),
         (
             lambda: text_of(None, Classes(), "ViT-B-32", "", templates=[]),
-            "expected templates, one prompt or more with {} in place of the class, got none",
+            "expected at least one template, such as 'a photo of a {}', got none",
         ),
         (
             lambda: in_chunks(lambda images, masks: masks, torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4).bool(), 0),

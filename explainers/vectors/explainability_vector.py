@@ -7,7 +7,7 @@ from typing import cast
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_distinct, check_range, checks_choices
+from explainers.errors import InputError, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement
 from explainers.saved.files import write_atomically
@@ -35,10 +35,9 @@ from explainers.vectors.task_arithmetic import cosine, transfer, vector
 class ExplainabilityVector(LightningModule, Loadable):
     """Adds the explainability vector τ of a source task to a model of a target task.
 
-    The weights of the transferred model are θ_base + λ₁ (θ_onto − θ_base) + λ₂ τ.
-    Validation measures every pair of λ₁ and λ₂ in one pass over the images, and selects one with `best_point`. `export`
-    writes the model of the selected pair. Testing measures this model and the unchanged one, λ₁ = 1 and λ₂ = 0, on
-    images that the selection has not used.
+    The transferred model has the weights θ_base + λ₁ (θ_onto − θ_base) + λ₂ τ. Validation measures every pair of λ₁ and
+    λ₂ in one pass over the images; `best_point` selects one of them, and `export` writes its model. Testing measures
+    this model and the unchanged one, λ₁ = 1 and λ₂ = 0, on images that the selection has not used.
 
     Args:
         target: the base model θ_base, from which all others were fine-tuned.
@@ -80,9 +79,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         hurtful_cosine: float = 0.0,
     ) -> None:
         super().__init__()
-        if not lambda_1 or not lambda_2:
-            raise InputError(f"expected values of explainer.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
-        check_distinct(lambda_1=lambda_1, lambda_2=lambda_2)
+        self.points = sweep_points(lambda_1, lambda_2)
         check_range(0, tolerance=tolerance)
         check_range(-1, 1, hurtful_cosine=hurtful_cosine)
         check_range(1, grid.num_patches, k=k)
@@ -95,26 +92,27 @@ class ExplainabilityVector(LightningModule, Loadable):
         self.select: Agreement = select
         self.calibrate = calibrate
         self.hurtful_cosine = hurtful_cosine
+
         parents = read_parents(target, predicting, explaining, onto)
+        source = parents.get("predicting", parents["base"]).weights
         self.parent_hashes = {role: parent.sha256 for role, parent in parents.items()}
-        theta = {role: parent.weights for role, parent in parents.items()}
-        source = theta.get("predicting", theta["base"])
-        self.base = theta["base"]
-        self.onto = theta["onto"]
-        self.tau = vector(theta["explaining"], source)
+        self.theta_base = parents["base"].weights
+        self.theta_onto = parents["onto"].weights
+        self.tau = vector(parents["explaining"].weights, source)
         self.cosine = None
         if predicting is not None:
-            self.cosine = cosine(vector(source, self.base), vector(self.onto, self.base))
+            self.cosine = cosine(vector(source, self.theta_base), vector(self.theta_onto, self.theta_base))
+
+        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
+        explaining_head = exported_target(target, explaining).head
+        self.model.target.head.reading = explaining_head.reading
+        self.patch_scale = explaining_head.patch_scale.item()
         self.teacher = exported_target(target, onto).requires_grad_(False)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
             raise InputError("expected attributions of one class to compare with, got labels.classes=all; take label")
         self.sources = (Pixels(), reference)
-        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
-        explaining_head = exported_target(target, explaining).head
-        self.model.target.head.reading = explaining_head.reading
-        self.patch_scale = explaining_head.patch_scale.item()
-        self.points = sweep_points(lambda_1, lambda_2)
+
         self.metrics = nn.ModuleList(PointMetrics(k) for _ in self.points)
         self.factors = dict.fromkeys(self.points, 1.0)
         self.sweep: list[dict[str, float]] = []
@@ -127,9 +125,9 @@ class ExplainabilityVector(LightningModule, Loadable):
 
     def _load(self, point: Point, calibrate: bool = False) -> None:
         """Load the weights of a point into the model, and the scale of its attributions."""
-        for name in ("base", "onto", "tau"):  # moved to the device in the first call
+        for name in ("theta_base", "theta_onto", "tau"):  # moved to the device in the first call
             setattr(self, name, {key: value.to(self.device) for key, value in getattr(self, name).items()})
-        self.model.target.backbone.load_state_dict(transfer(self.base, self.onto, self.tau, *point))
+        self.model.target.backbone.load_state_dict(transfer(self.theta_base, self.theta_onto, self.tau, *point))
         self.model.target.head.patch_scale.fill_(self.patch_scale * (self.factors[point] if calibrate else 1))
 
     def _measure(self, batch: dict[str, Tensor], points: Iterable[Point], calibrate: bool = False) -> None:
@@ -137,7 +135,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         rows = complete(batch, self.sources)
         for point in points:
             self._load(point, calibrate and point != UNCHANGED)
-            logits, attributions = self.model.look(rows["image"])
+            logits, attributions = self.model.predict_and_explain(rows["image"])
             self._metrics(point).update(logits, explained(attributions, rows), rows)
 
     def _metrics(self, point: Point) -> PointMetrics:

@@ -4,7 +4,7 @@ A self-explaining model is trained with a fixed head, so that the backbone holds
 arithmetic on the backbone's weights can transfer it (Yoshikawa et al., 2025).
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,29 +125,38 @@ def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> Fixed
             f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
             " explainer.projection, or fit a head with experiment=linear_head"
         )
-    weight, bias = target.head.weight.detach(), target.head.bias
-    centred = None if bias is None else bias.detach() - bias.detach().mean()
-    return FixedHead(weight - weight.mean(0), normalise=False, bias=centred, reading=reading, patch_scale=patch_scale)
+    weight = target.head.weight.detach()
+    weight = weight - weight.mean(0)
+    bias = None
+    if target.head.bias is not None:
+        bias = target.head.bias.detach() - target.head.bias.detach().mean()
+    return FixedHead(weight, normalise=False, bias=bias, reading=reading, patch_scale=patch_scale)
 
 
-def projected_head(target: TargetModel, weight: Tensor, **settings: Any) -> FixedHead:
+@checks_choices
+def projected_head(
+    target: TargetModel, weight: Tensor, normalise: bool, scale: float, reading: Reading, patch_scale: float
+) -> FixedHead:
     """Fix a head that multiplies a model's embeddings by W.
 
     Args:
         target: the model.
         weight: W, (K, D'). If D' is not D, the width of the model's embeddings, the model's own head projects them to
             D' first, as CLIP's visual projection does.
-        settings: `normalise`, `scale`, `reading` and `patch_scale`, see `FixedHead`.
+        normalise: see `FixedHead`.
+        scale: see `FixedHead`.
+        reading: see `FixedHead`.
+        patch_scale: see `FixedHead`.
 
     Raises:
         InputError: if neither the model's embeddings nor the outputs of its own head have the width of W.
     """
-    if weight.shape[1] == target.embed_dim:
-        return FixedHead(weight, **settings)
-    projection = getattr(target.head, "weight", torch.empty(0)).detach()
-    if projection.shape[:1] != weight.shape[1:]:
-        raise InputError(
-            f"expected W for embeddings of width {target.embed_dim}, or a model that projects them to"
-            f" {weight.shape[1]}, got a head of {list(projection.shape)}: take CLIP's own image tower"
-        )
-    return FixedHead(weight, projection, **settings)
+    projection = None
+    if weight.shape[1] != target.embed_dim:
+        projection = getattr(target.head, "weight", torch.empty(0)).detach()
+        if projection.shape[:1] != weight.shape[1:]:
+            raise InputError(
+                f"expected W for embeddings of width {target.embed_dim}, or a model that projects them to"
+                f" {weight.shape[1]}, got a head of {list(projection.shape)}: take CLIP's own image tower"
+            )
+    return FixedHead(weight, projection, normalise, scale, reading=reading, patch_scale=patch_scale)

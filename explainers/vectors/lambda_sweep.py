@@ -10,7 +10,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 
@@ -26,9 +26,15 @@ UNCHANGED: Point = (1.0, 0.0)
 def sweep_points(lambda_1: Sequence[float], lambda_2: Sequence[float]) -> list[Point]:
     """All pairs of λ₁ and λ₂, after the unchanged model.
 
+    Raises:
+        InputError: if there is no value of λ₁ or λ₂, or a value is given twice.
+
     >>> sweep_points([1.0], [0.0, 0.5])
     [(1.0, 0.0), (1.0, 0.5)]
     """
+    if not lambda_1 or not lambda_2:
+        raise InputError(f"expected values of explainer.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
+    check_distinct(lambda_1=lambda_1, lambda_2=lambda_2)
     return [UNCHANGED, *(point for point in product(lambda_1, lambda_2) if point != UNCHANGED)]
 
 

@@ -17,7 +17,7 @@ from explainers.target import TargetModel
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
-    """K unit vectors (K, D) with the same, largest possible angle between any two: cosine −1/(K − 1).
+    """K unit vectors (K, D), any two at the same angle, the largest possible one: its cosine is −1/(K − 1).
 
     >>> weight = simplex(num_classes=3, width=4)
     >>> (weight @ weight.mT).round(decimals=4).tolist()
@@ -32,7 +32,7 @@ def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
         InputError: if K < 2, or if K > D, because the random rotation starts from K orthonormal vectors.
     """
     if not 2 <= num_classes <= width:
-        raise InputError(f"expected 2 classes to {width}, the width of the embeddings, got {num_classes}")
+        raise InputError(f"expected 2 to {width} classes, because embeddings have width {width}, got {num_classes}")
     generator = torch.Generator().manual_seed(seed)
     directions = torch.linalg.qr(torch.randn(width, num_classes, generator=generator)).Q  # (D, K), orthonormal
     return F.normalize((torch.eye(num_classes) - 1 / num_classes) @ directions.mT, dim=-1)
@@ -41,8 +41,10 @@ def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
 def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Unit vectors (K, D) from the average of the class means to the mean embedding of each class.
 
-    >>> embeddings, labels = torch.tensor([[1.0, 0.0], [3.0, 0.0], [6.0, 0.0]]), torch.tensor([0, 0, 1])
-    >>> prototypes(embeddings, labels, num_classes=2).tolist()  # from (4, 0) to (2, 0) and to (6, 0)
+    The class means below are (2, 0) and (6, 0), and their average is (4, 0):
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [3.0, 0.0], [6.0, 0.0]])
+    >>> prototypes(embeddings, labels=torch.tensor([0, 0, 1]), num_classes=2).tolist()
     [[-1.0, 0.0], [1.0, 0.0]]
 
     Args:
@@ -56,7 +58,7 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     counts = labels.bincount(minlength=num_classes)
     if len(counts) > num_classes or not counts.all():
         raise InputError(
-            f"expected images of each of {num_classes} classes, got {counts.tolist()} of them: take more images,"
+            f"expected images of each of {num_classes} classes, got {counts.tolist()} images of them: take more images,"
             " or simplex_of, which needs none"
         )
     means = embeddings.new_zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, embeddings) / counts[:, None]
@@ -64,28 +66,32 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """CLIP's mean text embedding of each class over all templates, as unit vectors (K, D').
+    """The direction of CLIP's text embedding of each class, averaged over templates: unit vectors (K, D').
 
     Args:
         model: open_clip's name of an architecture.
         pretrained: open_clip's name of its weights.
         classes: names of the classes.
-        templates: prompts with `{}` in place of the name.
+        templates: prompts, with `{}` where the name of the class belongs.
 
     Raises:
         InputError: if open_clip is not installed, or there are no templates.
     """
     if not templates:
-        raise InputError("expected templates, one prompt or more with {} in place of the class, got none")
+        raise InputError("expected at least one template, such as 'a photo of a {}', got none")
     try:
         import open_clip
     except ImportError as error:
         raise InputError("text heads need open_clip: pip install transferable-explainers[clip]") from error
     clip: Any = open_clip.create_model(model, pretrained=pretrained or None).eval()
     tokenise = open_clip.get_tokenizer(model)
-    with torch.no_grad():
-        prompts = [F.normalize(clip.encode_text(tokenise([t.format(c) for t in templates])), dim=-1) for c in classes]
-    return F.normalize(torch.stack([embeddings.mean(0) for embeddings in prompts]), dim=-1)
+    means = []
+    for name in classes:
+        prompts = [template.format(name) for template in templates]
+        with torch.no_grad():
+            embeddings = clip.encode_text(tokenise(prompts))
+        means.append(F.normalize(embeddings, dim=-1).mean(0))
+    return F.normalize(torch.stack(means), dim=-1)
 
 
 ProjectionBuilder = Callable[[TargetModel, Any], Tensor]
@@ -93,31 +99,50 @@ ProjectionBuilder = Callable[[TargetModel, Any], Tensor]
 
 
 def simplex_of(target: TargetModel, data: Any, seed: int = 0) -> Tensor:
-    """`simplex` for the classes of a datamodule."""
+    """Compute `simplex` for the classes of a datamodule and the width of a model's embeddings.
+
+    Args:
+        target: the base model.
+        data: the datamodule.
+        seed: see `simplex`.
+    """
     return simplex(len(data.classes), target.embed_dim, seed)
 
 
 @torch.no_grad()
 def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size: int = 32) -> Tensor:
-    """`prototypes` of at most `limit` training images, evenly spaced in the data set."""
+    """Compute `prototypes` from a model's embeddings of training images, evenly spaced in the data set.
+
+    Args:
+        target: the base model.
+        data: the datamodule.
+        limit: maximum number of images.
+        batch_size: images per batch.
+
+    Raises:
+        InputError: if no image can be read, or a class has no image.
+    """
     check_positive(limit=limit, batch_size=batch_size)
     dataset = data.dataset("train")
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])
-    embeddings, labels = [], []
-    for batch in DataLoader(images, batch_size, num_workers=data.num_workers, collate_fn=_readable):
-        if batch is not None:
-            embeddings.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float().cpu())
-            labels.append(batch["label"])
-    if not embeddings:
+    loader = DataLoader(images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt)
+    embedded = [(_embed(target, batch["image"]), batch["label"]) for batch in loader if batch is not None]
+    if not embedded:
         raise InputError(f"expected readable training images for prototypes, got {count} that are all corrupt")
-    return prototypes(torch.cat(embeddings), torch.cat(labels), len(data.classes))
+    embeddings, labels = (torch.cat(tensors) for tensors in zip(*embedded, strict=True))
+    return prototypes(embeddings, labels, len(data.classes))
 
 
-def _readable(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] | None:
-    """The batch without corrupt images, which are `None`; `None` if all are corrupt."""
+def _without_corrupt(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] | None:
+    """Stack the samples to a batch without corrupt ones, which are `None`; `None` if all are corrupt."""
     readable = [sample for sample in samples if sample is not None]
     return default_collate(readable) if readable else None
+
+
+def _embed(target: TargetModel, images: Tensor) -> Tensor:
+    """Embed uint8 images (B, C, H, W) on the model's device: float32 (B, D), on the CPU."""
+    return target.embed(target.normalise(images.to(target.mean.device))).float().cpu()
 
 
 def text_of(
@@ -128,7 +153,19 @@ def text_of(
     templates: Sequence[str],
     names: Sequence[str] | None = None,
 ) -> Tensor:
-    """`text_embeddings` of the class `names`; `None` takes the names of the datamodule's classes."""
+    """Compute `text_embeddings` for the classes of a datamodule.
+
+    Args:
+        target: not used.
+        data: the datamodule.
+        model: see `text_embeddings`.
+        pretrained: see `text_embeddings`.
+        templates: see `text_embeddings`.
+        names: names to put into the prompts, in the order of the labels; `None` for the datamodule's class names.
+
+    Raises:
+        InputError: if the number of names is not the number of classes.
+    """
     if names is not None and len(names) != len(data.classes):
         raise InputError(f"expected names of the {len(data.classes)} classes {data.classes}, got {len(names)}")
     return text_embeddings(model, pretrained, names or data.classes, templates)

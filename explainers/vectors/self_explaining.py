@@ -152,12 +152,11 @@ class SelfExplaining(TrainingModule, Loadable):
             return own_head(self.target, self.reading, self.patch_scale)
         self.target.classes = list(data.classes)
         weight = self.projection(self.target.eval(), data).to(self.device)
-        settings = {name: getattr(self, name) for name in ("normalise", "scale", "reading", "patch_scale")}
-        return projected_head(self.target, weight, **settings)
+        return projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
-        logits, attributions = self.look(images)
+        logits, attributions = self.predict_and_explain(images)
         classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         return attributions[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
 
@@ -166,7 +165,7 @@ class SelfExplaining(TrainingModule, Loadable):
         self.grid.check(images)
         return self.target(images)
 
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def predict_and_explain(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Predict and explain uint8 images (B, C, H, W): logits (B, K) and attributions to all classes (B, N, K)."""
         embeddings, patches = embed_as_read(self.target, self.grid, images)
         with torch.autocast(images.device.type, enabled=False):

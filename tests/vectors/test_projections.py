@@ -80,7 +80,7 @@ def test_a_simplex_depends_on_its_seed_alone():
 
 
 def test_a_simplex_is_refused_where_embeddings_are_too_narrow():
-    with pytest.raises(ValueError, match="expected 2 classes to 4, the width of the embeddings, got 5"):
+    with pytest.raises(ValueError, match="expected 2 to 4 classes, because embeddings have width 4, got 5"):
         simplex(5, 4)
 
 
@@ -98,7 +98,7 @@ def test_prototypes_point_from_the_mean_of_all_classes_to_each():
 
 @pytest.mark.parametrize(("classes", "counts"), [(4, [2, 0, 1, 1]), (5, [2, 0, 1, 1, 0]), (2, [2, 0, 1, 1])])
 def test_prototypes_are_refused_where_a_class_has_no_images_or_there_are_other_classes(classes, counts):
-    with pytest.raises(ValueError, match=rf"of each of {classes} classes, got \[{str(counts)[1:-1]}\] of them"):
+    with pytest.raises(ValueError, match=rf"of each of {classes} classes, got \[{str(counts)[1:-1]}\] images of them"):
         prototypes(torch.randn(4, 6), torch.tensor([0, 0, 2, 3]), classes)
 
 
@@ -187,7 +187,7 @@ def test_a_limit_of_prototypes_is_spread_over_the_data_set(target):
         embeddings = target.embed(target.normalise(dataset.images[dataset.read]))
     expected = torch.tensor(references.prototypes(embeddings.tolist(), [0, 0, 1, 2], 3))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(ValueError, match=r"of each of 3 classes, got \[1, 1, 0\] of them: take more images"):
+    with pytest.raises(ValueError, match=r"of each of 3 classes, got \[1, 1, 0\] images of them: take more images"):
         prototypes_of(target, images_of(dataset), limit=2)
 
 

@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_the_explained_class(target, grid, twin, alpha, clas
     fit(module, limit_train_batches=0)
     images = Marked(5, seed=3)
     batch = images[torch.arange(5)]
-    logits, attributions = module.look(batch["image"])
+    logits, attributions = module.predict_and_explain(batch["image"])
     rows = partial(LABELS, classes=classes)(module.teacher, grid)(batch)
     expected = references.self_explaining_loss(
         logits, attributions, batch["label"], rows["explained"], rows["shapley"], alpha
@@ -91,7 +91,7 @@ def test_attributions_of_all_classes_can_be_learned(target, grid, twin):
     module = build(target, grid, twin, 0.5, labels=partial(LABELS, classes="all"))
     fit(module, limit_train_batches=0)
     batch = Marked(5, seed=3)[torch.arange(5)]
-    logits, attributions = module.look(batch["image"])
+    logits, attributions = module.predict_and_explain(batch["image"])
     wanted = module.sources[1](batch)["shapley"]
     assert wanted.shape == attributions.shape
     loss = (
@@ -118,8 +118,8 @@ def test_a_heatmap_explains_the_class_that_was_asked_for_or_the_predicted_one(ta
 
 def test_one_by_one_is_as_in_a_batch(target, grid, twin, images):
     module = SelfExplaining(target, grid, alpha=1, weights=twin).eval()
-    logits, attributions = module.look(images)
-    alone = [module.look(image[None]) for image in images]
+    logits, attributions = module.predict_and_explain(images)
+    alone = [module.predict_and_explain(image[None]) for image in images]
     torch.testing.assert_close(torch.cat([each[0] for each in alone]), logits)
     torch.testing.assert_close(torch.cat([each[1] for each in alone]), attributions)
 
@@ -184,7 +184,7 @@ def test_training_brings_attributions_and_predictions_nearer(target, grid, twin,
     for epochs in (0, 40):
         trainer = fit(module.train(), tmp_path, epochs=epochs, num_sanity_val_steps=0)
         with torch.no_grad():
-            logits, attributions = module.eval().look(images["image"])
+            logits, attributions = module.eval().predict_and_explain(images["image"])
         error = (explained(attributions, rows) - rows["shapley"]).square().mean().item()
         found.append((error, (logits.argmax(-1) == images["label"]).float().mean().item()))
     assert found[1][0] < 0.5 * found[0][0]
@@ -197,7 +197,7 @@ def test_validation_is_over_all_images_of_uneven_batches(target, grid, twin, tmp
     metrics = fit(module, tmp_path, limit_train_batches=1).callback_metrics
     images = Marked(5, seed=1)[torch.arange(5)]
     with torch.no_grad():
-        logits, attributions = module.eval().look(images["image"])
+        logits, attributions = module.eval().predict_and_explain(images["image"])
         rows = module.sources[1](images)
     loss = references.self_explaining_loss(logits, attributions, images["label"], *rows.values(), 0.8)
     assert metrics["val/loss"].item() == pytest.approx(loss, rel=1e-3)  # the labels are kept in half precision
@@ -217,7 +217,7 @@ def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images
     assert not again.training and again.num_classes == 3
     assert torch.equal(again(images), module.target(images))
     explainer = SelfExplaining(target, grid, alpha=1, weights=str(path)).eval()
-    assert torch.equal(explainer.look(images)[1], module.look(images)[1])
+    assert torch.equal(explainer.predict_and_explain(images)[1], module.predict_and_explain(images)[1])
     assert torch.equal(exported_target(copy.deepcopy(target).backbone, path)(images), again(images))
 
 
@@ -228,7 +228,7 @@ def test_every_option_of_the_head_comes_back(target, grid, images, tmp_path, nor
     between = torch.randn(7, 24)
     module.target.head = FixedHead(torch.randn(3, 7), between, normalise, 3.5, torch.randn(3), reading, 0.3)
     again = SelfExplaining(copy.deepcopy(target), grid, alpha=1, weights=str(module.export(tmp_path))).eval()
-    for got, expected in zip(again.look(images), module.eval().look(images), strict=True):
+    for got, expected in zip(again.predict_and_explain(images), module.eval().predict_and_explain(images), strict=True):
         assert torch.equal(got, expected)
 
 

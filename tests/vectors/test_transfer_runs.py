@@ -255,7 +255,7 @@ def test_the_best_factor_is_that_of_the_validation_images_alone(build, tmp_path)
     rows = module.sources[1](images)
     assert torch.equal(before["head.patch_scale"], after["head.patch_scale"])
     module._load((1.0, 0.0))
-    attributions = explained(module.model.look(images["image"])[1], rows)
+    attributions = explained(module.model.predict_and_explain(images["image"])[1], rows)
     factor = (attributions * rows["shapley"]).sum() / attributions.square().sum()
     torch.testing.assert_close(
         after["head.patch_scale"], module.model.target.head.patch_scale * factor.detach(), rtol=1e-4, atol=0

@@ -65,7 +65,7 @@ def by_hand(model, images, scale=1.0):
 def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images, tmp_path):
     module = build(target, grid, None, alpha=1, predictions="labels", patch_scale=0.3)
     fit_nothing(module)
-    logits, attributions = module.eval().look(images)
+    logits, attributions = module.eval().predict_and_explain(images)
     weight = target.head.weight - target.head.weight.mean(0)
     torch.testing.assert_close(attributions, by_hand(target, images, 0.3) @ weight.mT, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logits.softmax(-1), target(images).softmax(-1))  # its own head, with its bias
