@@ -1,16 +1,16 @@
 """Figures of results.json files; figures of training runs and benchmarks are in `run_figures`."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
+from explainers.report.labels import colours_of, legend_below, names_in, title_of
 from explainers.results.reading import Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
@@ -28,7 +28,8 @@ def fidelity_curves(results: Results) -> Figure:
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], sides, strict=True):
             for name, numbers in explainers.items():
-                axis.plot(numbers["sparsity"], numbers[f"{side}_curve"], color=colours[name], label=name)
+                label = title_of(name)
+                axis.plot(numbers["sparsity"], numbers[f"{side}_curve"], color=colours[name], label=label)
             axis.grid(alpha=0.3)
         axes[0, column].set_title(task)
         axes[-1, column].set_xlabel("sparsity |S*| / N")
@@ -78,7 +79,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
             line = [explainers[name][side] for name in counts]
             axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
             for name in one:
-                axis.plot(1, explainers[name][side], "o", color=colours[name], label=name)
+                axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
                 axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
             axis.set_xscale("log")
             axis.grid(alpha=0.3)
@@ -111,7 +112,7 @@ def fidelity_ranking(results: Results) -> Figure:
             errors = [explainers[name].get(f"{side}_error", math.nan) for name in names]
             style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "color": colours[side], "label": label}
             axis.errorbar(ends[side], range(len(names)), xerr=errors, **style)
-        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
         axis.set_ylim(-0.7, len(names) - 0.3)
         axis.grid(axis="x", alpha=0.3)
         axis.set_title(task)
@@ -172,30 +173,12 @@ def approximation_scatter(results: Results, explainer: str = "two_point") -> Fig
             axis.scatter(numbers["attribution"], numbers[f"expectation_{count}"], s=12, alpha=0.5, linewidths=0)
             pearson, spearman = (numbers.get(f"{name}_{count}", math.nan) for name in ("pearson", "spearman"))
             axis.set_title(f"{task}, {count} subsets: r = {pearson:.2f}, ρ = {spearman:.2f}", fontsize=10)
-            axis.set_xlabel("B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else explainer)
+            axis.set_xlabel(
+                "B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else title_of(explainer)
+            )
             axis.grid(alpha=0.3)
         row[0].set_ylabel("B of sampled subsets (Eq. 2)")
     return figure
-
-
-def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names of all explainers, each once, in the order of their first appearance.
-
-    >>> names_in({"pets": {"TVE": {}, "random": {}}, "cars": {"oracle": {}, "TVE": {}}})
-    ['TVE', 'random', 'oracle']
-    """
-    return list(dict.fromkeys(name for explainers in results.values() for name in explainers))
-
-
-def colours_of(names: Iterable[str]) -> dict[str, Any]:
-    """A colour for each name, by its position: ten saturated colours, then their ten pale variants.
-
-    >>> colours = colours_of("abcdefghijkl")
-    >>> len(set(colours.values())), colours["a"] == colours_of(["z"])["z"]
-    (12, True)
-    """
-    palette = matplotlib.colormaps["tab20"]  # alternates saturated and pale colours
-    return {name: palette(2 * i % 20 + i // 10 % 2) for i, name in enumerate(names)}
 
 
 def _bars(
@@ -213,17 +196,14 @@ def _bars(
     axis.bar(positions, list(heights.values()), 0.75, yerr=errors, color=bar_colours, error_kw=error_style)
     axis.axhline(0, color="black", linewidth=0.8)
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    axis.set_xticks(range(len(names)), names, fontsize=9, **(slanted if len(names) <= 6 else {"rotation": 90}))
+    axis.set_xticks(
+        range(len(names)),
+        [title_of(name) for name in names],
+        fontsize=9,
+        **(slanted if len(names) <= 6 else {"rotation": 90}),
+    )
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
-
-
-def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Draw one legend for all panels, below them."""
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # width in inches: the line sample and the letters
-    columns = max(1, int(figure.get_figwidth() // longest))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _sides(results: Results, ending: str = "") -> dict[str, str]:

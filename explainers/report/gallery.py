@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.report.figures import colours_of, names_in
+from explainers.report.labels import colours_of, names_in, title_of
 from explainers.report.overlays import BLUE, RED, colour_scale
 from explainers.report.tables import rows
 from explainers.results.reading import Results
@@ -130,7 +130,9 @@ def gallery_html(
         "red": RED,
         "blue": BLUE,
         "steps": STEPS,
-        "explainers": [{"name": name, "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()],
+        "explainers": [
+            {"name": title_of(name), "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()
+        ],
         "columns": [columns[name] for name in numbers],
         "curves": [_curve_title(key, columns) for key in curves],
         "tasks": [

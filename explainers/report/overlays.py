@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_range
+from explainers.report.labels import title_of
 
 RED, BLUE = (220, 20, 40), (20, 60, 220)
 """RGB of the highest and the lowest values."""
@@ -85,7 +86,7 @@ def draw_heatmaps(
     >>> len(draw_heatmaps(images, {"tve": torch.rand(2, 4, 4)}).axes)  # 2 rows of 2 columns, and the colour bar
     5
     """
-    columns = ["image", *heatmaps]
+    columns = ["image", *map(title_of, heatmaps)]
     figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.6))
     figure.set_layout_engine("constrained", h_pad=0.08)  # inches: titles above square panels would be cut
     axes = figure.subplots(len(images), len(columns), squeeze=False)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
-from explainers.report.figures import colours_of, legend_below, names_in
+from explainers.report.labels import colours_of, legend_below, names_in, title_of
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
@@ -134,7 +134,7 @@ def throughput_bars(file: str | Path) -> Figure:
         positions = [position for position, speeds in enumerate(targets.values()) if method in speeds]
         heights = [speeds[method] for speeds in targets.values() if method in speeds]
         offset = (i - (len(methods) - 1) / 2) * width
-        axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=method)
+        axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=title_of(method))
     axis.set_yscale("log")
     axis.set_ylabel("images per second")
     axis.set_xticks(range(len(targets)), list(targets))

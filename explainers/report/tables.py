@@ -9,6 +9,7 @@ from typing import Any
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
+from explainers.report.labels import title_of
 from explainers.results.reading import Results
 
 FIDELITIES = ("fidelity_plus", "fidelity_minus")
@@ -83,7 +84,7 @@ def rows(results: Results, titles: Mapping[str, str], reference: Reference | Non
     columns = [column for column in titles if any(column in numbers for _, _, numbers in flat)]
     table = []
     for task, name, numbers in flat:
-        row = {"Task": task, "Explainer": name}
+        row = {"Task": task, "Explainer": title_of(name)}
         for column in columns:
             row[titles[column]] = _cell(numbers, column)
             if reference and column in FIDELITIES:

@@ -42,8 +42,8 @@ def found(plus, minus):
 
 
 RESULTS = {
-    "odd": {"chance": found(0.2, 0.3), "tve": found(0.5, 0.1)},
-    "loop": {"oracle": found(0.6, 0.0), "tve": found(0.4, -0.1), "chance": found(0.3, 0.3)},
+    "odd": {"chance": found(0.2, 0.3), "light": found(0.5, 0.1)},
+    "loop": {"oracle": found(0.6, 0.0), "light": found(0.4, -0.1), "chance": found(0.3, 0.3)},
 }
 STUDY = {
     "subsets": [16, 32],
@@ -59,7 +59,7 @@ DRAWN = {
     "curves": lambda: fidelity_curves(RESULTS),
     "bars": lambda: fidelity_bars(RESULTS),
     "ranking": lambda: fidelity_ranking(RESULTS),
-    "ablation": lambda: ablation_bars(RESULTS, ["chance", "tve"]),
+    "ablation": lambda: ablation_bars(RESULTS, ["chance", "light"]),
     "one task": lambda: fidelity_bars({"odd": RESULTS["odd"]}),
     "study": lambda: approximation_scatter({"digits": {"two_point": STUDY}, "others": RESULTS["odd"]}),
 }
@@ -103,45 +103,45 @@ def test_curves_have_a_column_for_each_task_and_one_colour_for_each_explainer():
     upper_left, upper_right, lower_left, lower_right = figure.axes
     assert [axis.get_title() for axis in (upper_left, upper_right)] == ["odd", "loop"]
     lines = {line.get_label(): line for line in lower_right.lines}
-    assert lines.keys() == {"oracle", "tve", "chance"}
-    assert lines["tve"].get_xydata().tolist() == [[0.0, -0.2], [0.5, -0.1], [1.0, 0.0]]
+    assert lines.keys() == {"oracle", "light", "chance"}
+    assert lines["light"].get_xydata().tolist() == [[0.0, -0.2], [0.5, -0.1], [1.0, 0.0]]
     colours = [{line.get_label(): line.get_color() for line in axis.lines} for axis in figure.axes]
-    assert all(colours[0][name] == colours[1][name] == colours[2][name] for name in ("tve", "chance"))
+    assert all(colours[0][name] == colours[1][name] == colours[2][name] for name in ("light", "chance"))
     (legend,) = figure.legends
-    assert sorted(text.get_text() for text in legend.get_texts()) == ["chance", "oracle", "tve"]
+    assert sorted(text.get_text() for text in legend.get_texts()) == ["chance", "light", "oracle"]
 
 
 def test_bars_are_the_areas_with_their_errors_and_a_missing_explainer_leaves_a_gap():
     figure = fidelity_bars(RESULTS)
     names = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
     drawn = [bars(axis, names) for axis in figure.axes]
-    assert [list(panel) for panel in drawn] == [["chance", "tve"], ["chance", "tve", "oracle"]] * 2
+    assert [list(panel) for panel in drawn] == [["chance", "light"], ["chance", "light", "oracle"]] * 2
     for panel, (task, side) in zip(drawn, [(t, s) for s in ("plus", "minus") for t in RESULTS], strict=True):
         for name, (height, error, colour) in panel.items():
             numbers = RESULTS[task][name]
             assert height == numbers[f"fidelity_{side}"]
             assert error == pytest.approx(numbers[f"fidelity_{side}_error"])
-            assert colour == to_hex(colours_of(["chance", "tve", "oracle"])[name])
+            assert colour == to_hex(colours_of(["chance", "light", "oracle"])[name])
 
 
 def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
     odd, loop = fidelity_ranking(RESULTS).axes
-    assert [label.get_text() for label in odd.get_yticklabels()] == ["chance", "tve"]
-    assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "tve", "oracle"]
+    assert [label.get_text() for label in odd.get_yticklabels()] == ["chance", "light"]
+    assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "light", "oracle"]
     plus, minus = (container.lines[0].get_xdata() for container in loop.containers)
     np.testing.assert_allclose([*plus, *minus], [0.3, 0.4, 0.6, 0.3, -0.1, 0.0])
 
 
 def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
-    axis = ablation_bars(RESULTS, ["tve", "chance"]).axes[0]
+    axis = ablation_bars(RESULTS, ["light", "chance"]).axes[0]
     drawn = bars(axis, [label.get_text() for label in axis.get_xticklabels()])
-    assert list(drawn) == ["tve", "chance"]
+    assert list(drawn) == ["light", "chance"]
     for name, (height, error, colour) in drawn.items():
         values = [RESULTS[task][name]["fidelity_plus"] for task in RESULTS]
         errors = [RESULTS[task][name]["fidelity_plus_error"] for task in RESULTS]
         assert height == pytest.approx(sum(values) / 2)
         assert error == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2) / 2)
-        assert colour == to_hex(colours_of(["chance", "tve", "oracle"])[name])  # as in the other figures
+        assert colour == to_hex(colours_of(["chance", "light", "oracle"])[name])  # as in the other figures
 
 
 def test_means_over_different_tasks_are_refused():
@@ -171,8 +171,8 @@ def test_of_no_results_the_way_to_give_some_is_told(draw):
 
 
 def test_results_without_what_a_figure_shows_are_named():
-    with pytest.raises(ValueError, match="tve on odd: its results hold no fidelity_plus_curve"):
-        fidelity_curves({"odd": {"tve": {"pearson_16": 1.0}}})
+    with pytest.raises(ValueError, match="light on odd: its results hold no fidelity_plus_curve"):
+        fidelity_curves({"odd": {"light": {"pearson_16": 1.0}}})
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_log_without_the_columns_or_rows_is_named(log, tmp_path):
 @pytest.fixture
 def benchmark(tmp_path):
     path = tmp_path / "explain.json"
-    throughput = {"vit_base": {"tve": 100.0, "lime": 4.0}, "vit_large": {"tve": 96.0}}
+    throughput = {"vit_base": {"light": 100.0, "lime": 4.0}, "vit_large": {"light": 96.0}}
     tasks = {"tasks": {"10": 5.0, "2": 3.0}, "tasks_one_by_one": {"2": 4.0, "10": 20.0}}
     path.write_text(json.dumps({"machine": {}, "throughput": throughput} | tasks))
     return path
@@ -282,7 +282,7 @@ def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axi
         container.get_label(): [(round(bar.get_x() + bar.get_width() / 2), bar.get_height()) for bar in container]
         for container in axis.containers
     }
-    assert drawn == {"tve": [(0, 100.0), (1, 96.0)], "lime": [(0, 4.0)]}
+    assert drawn == {"light": [(0, 100.0), (1, 96.0)], "lime": [(0, 4.0)]}
     assert axis.get_yscale() == "log"
     assert [label.get_text() for label in axis.get_xticklabels()] == ["vit_base", "vit_large"]
 

@@ -42,11 +42,11 @@ def numbers(plus, minus, **more):
 
 RESULTS = {
     "pets": {
-        "tve": numbers(0.5, 0.2, fidelity_plus_error=0.01),
+        "light": numbers(0.5, 0.2, fidelity_plus_error=0.01),
         "gae": numbers(0.75, 0.25, pointing_game=0.5),
         "chance": numbers(0.25, 0.125, pointing_game=0.75),
     },
-    "cars": {"tve": numbers(0.375, 0.3)},
+    "cars": {"light": numbers(0.375, 0.3)},
 }
 
 
@@ -59,9 +59,9 @@ def browser(tmp_path_factory):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    classes, maps = {"cat": 0.9, NASTY: 0.1}, {"tve": {"cat": TVE, NASTY: TVE_DOG}, "gae": {"cat": GAE}}
+    classes, maps = {"cat": 0.9, NASTY: 0.1}, {"light": {"cat": TVE, NASTY: TVE_DOG}, "gae": {"cat": GAE}}
     pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH) for number in range(15)]
-    cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"tve": {"van": GAE}})]
+    cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"light": {"van": GAE}})]
     write_gallery(folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY])
     driver.address = (folder / "gallery.html").as_uri()
     yield driver
@@ -139,7 +139,7 @@ def test_another_class_changes_the_heatmaps_that_explain_it_and_dims_the_others(
     find(page, "article .classes button:last-child").click()
     assert_alike(shown(page, 1), overlay(IMAGE, TVE_DOG))
     assert_alike(shown(page, 2), overlay(IMAGE, GAE))
-    assert texts(page, "article:first-child figcaption") == ["image", "tve", "gae\nexplains cat only"]
+    assert texts(page, "article:first-child figcaption") == ["image", "light", "gae\nexplains cat only"]
     assert len(page.find_elements(By.CSS_SELECTOR, ".other")) == 1
 
 
@@ -161,7 +161,7 @@ def test_a_hidden_explainer_vanishes_from_images_table_and_curves(page):
     assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 4
     assert texts(page, "#legend span") == ["gae", "chance"]
     find(page, "#all").click()
-    assert texts(page, "tbody th") == ["tve", "gae", "chance", "tve"]
+    assert texts(page, "tbody th") == ["light", "gae", "chance", "light"]
 
 
 def test_a_click_on_a_title_sorts_and_a_second_click_reverses(page):
@@ -174,13 +174,13 @@ def test_a_click_on_a_title_sorts_and_a_second_click_reverses(page):
 
     assert texts(page, "tbody tr:first-child td") == ["pets", "0.500 ± 0.010", "0.200", "–"]
     assert texts(page, "tbody strong") == ["0.750", "0.125", "0.750", "0.375", "0.300"]
-    names = ["pets gae", "pets tve", "cars tve", "pets chance"]
+    names = ["pets gae", "pets light", "cars light", "pets chance"]
     assert clicked(2) == (names, ["none", "none", "descending", "none", "none"])
     assert clicked(2) == (names[::-1], ["none", "none", "ascending", "none", "none"])
-    assert clicked(3) == (["pets chance", "pets tve", "pets gae", "cars tve"], ["none"] * 3 + ["ascending", "none"])
+    assert clicked(3) == (["pets chance", "pets light", "pets gae", "cars light"], ["none"] * 3 + ["ascending", "none"])
     assert clicked(4)[0][:2] == ["pets chance", "pets gae"]  # the others have no value
     assert clicked(4)[0][:2] == ["pets gae", "pets chance"]
-    assert clicked(1)[0] == ["pets chance", "pets gae", "pets tve", "cars tve"]
+    assert clicked(1)[0] == ["pets chance", "pets gae", "pets light", "cars light"]
 
 
 def test_the_task_picker_changes_images_and_curves(page):
@@ -197,7 +197,7 @@ def test_a_click_enlarges_a_picture_the_arrows_go_on_and_escape_closes(page):
     page.find_elements(By.CSS_SELECTOR, ".pictures button")[1].click()
     WebDriverWait(page, 10, 0.02).until(lambda _: dialog.get_property("open"))
     assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, TVE))
-    assert find(page, "dialog span").text == "0.png · tve · cat"
+    assert find(page, "dialog span").text == "0.png · light · cat"
     page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, GAE))
     page.switch_to.active_element.send_keys(Keys.ESCAPE)

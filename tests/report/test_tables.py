@@ -23,7 +23,7 @@ FOUND = {
     "fidelity_minus_curve": [0.5, 0.1, 0.0],
     "images_per_second": 12.345,
 }
-RESULTS = {"odd_one": {"tve": FOUND | {"rank_correlation": -0.5}, "oracle": FOUND}, "loop": {"tve": FOUND}}
+RESULTS = {"odd_one": {"light": FOUND | {"rank_correlation": -0.5}, "oracle": FOUND}, "loop": {"light": FOUND}}
 TITLES = {
     "fidelity_plus": "Fidelity⁺ ↑",
     "fidelity_minus": "Fidelity⁻ ↓",
@@ -31,7 +31,7 @@ TITLES = {
     "rank_correlation": "ρ with the reference ↑",
     "images_per_second": "Images/s ↑",
 }
-PRINTED = {"ViT-Base": {"odd_one": {"tve": [0.4, 0.355], "lime": [1.0, 1.0]}}, "Swin-Base": {}}
+PRINTED = {"ViT-Base": {"odd_one": {"light": [0.4, 0.355], "lime": [1.0, 1.0]}}, "Swin-Base": {}}
 REFERENCE = Reference("paper", "ViT-Base", PRINTED)
 
 
@@ -44,7 +44,7 @@ def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_
     wanted = ["Task", "Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "ρ with the reference ↑", "Images/s ↑"]
     assert cells(header) == wanted
     assert set(rule) <= set("|- ")
-    assert cells(lines[0]) == ["odd_one", "tve", "0.432 ± 0.012", "0.100 ± 0.020", "-0.500", "12.3"]
+    assert cells(lines[0]) == ["odd_one", "light", "0.432 ± 0.012", "0.100 ± 0.020", "-0.500", "12.3"]
     assert cells(lines[1]) == ["odd_one", "oracle", "0.432 ± 0.012", "0.100 ± 0.020", "–", "12.3"]
     assert cells(lines[2])[0] == "loop"
 
@@ -55,7 +55,7 @@ def test_what_nobody_measured_has_no_column():
 
 def test_the_csv_file_holds_every_number_unrounded():
     lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS))))
-    wanted = [("odd_one", "tve"), ("odd_one", "oracle"), ("loop", "tve")]
+    wanted = [("odd_one", "light"), ("odd_one", "oracle"), ("loop", "light")]
     assert [(row["task"], row["explainer"]) for row in lines] == wanted
     assert float(lines[0]["fidelity_plus"]) == FOUND["fidelity_plus"]
     assert lines[1]["rank_correlation"] == ""
@@ -67,7 +67,7 @@ def test_latex_has_the_same_cells_with_its_own_signs():
     found = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r"\\")]
     header = ["Task", "Explainer", r"Fidelity$^{+}$ $\uparrow$", r"Fidelity$^{-}$ $\downarrow$"]
     assert found[0][:4] == header
-    assert found[1] == [r"odd\_one", "tve", r"0.432 $\pm$ 0.012", r"0.100 $\pm$ 0.020", "$-$0.500", "12.3"]
+    assert found[1] == [r"odd\_one", "light", r"0.432 $\pm$ 0.012", r"0.100 $\pm$ 0.020", "$-$0.500", "12.3"]
     assert found[2][:2] == ["", "oracle"] and found[2][4] == "--"
     assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
     assert not re.search(r"[^\x00-\x7f]", latex(rows(RESULTS, TITLES, REFERENCE)))  # pdflatex knows no other signs
@@ -114,12 +114,18 @@ def test_every_name_of_the_papers_values_is_that_of_a_row(tmp_path):
 
 def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has():
     assert REFERENCE.missing(RESULTS) is None
-    line = REFERENCE.missing({"odd_one": {"light": FOUND}, "other": {"tve": FOUND}})
-    assert "tve, lime on odd_one, and of no row of these results" in line and "reference.target" in line
+    line = REFERENCE.missing({"odd_one": {"gae": FOUND}, "other": {"light": FOUND}})
+    assert "light, lime on odd_one, and of no row of these results" in line and "reference.target" in line
     assert "\n" not in line
-    assert REFERENCE.missing({"odd_one": {"tve": {"aopc": 0.5}}})  # the row is there, its number is not
+    assert REFERENCE.missing({"odd_one": {"light": {"aopc": 0.5}}})  # the row is there, its number is not
 
 
 def test_of_nothing_there_are_no_tables():
     assert in_all_formats({}, TITLES) == {}
     assert in_all_formats(RESULTS, TITLES).keys() == {"results.csv", "table.md", "table.tex"}
+
+
+def test_tables_show_the_names_of_methods_and_csv_has_the_keys_of_results():
+    results = {"odd": {"anyhead_ft": FOUND, "tve": FOUND, "kernel_shap": FOUND}}
+    assert [row["Explainer"] for row in rows(results, TITLES)] == ["AnyHead-ft", "TVE", "kernel_shap"]
+    assert [line.split(",")[1] for line in comma_separated(results).splitlines()[1:]] == list(results["odd"])

@@ -1,0 +1,49 @@
+"""Names, colours and legends that tables, figures and the gallery share."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+METHODS = {"anyhead": "AnyHead", "tve": "TVE"}
+"""Method, as configs call it → its name in tables and figures."""
+
+
+def title_of(explainer: str) -> str:
+    """The name of an explainer in tables, figures and the gallery: its method, then its variant after a hyphen.
+
+    >>> [title_of(name) for name in ("anyhead", "tve_last_block", "vit_shapley")]
+    ['AnyHead', 'TVE-last-block', 'vit_shapley']
+    """
+    method, *variant = explainer.split("_")
+    return "-".join([METHODS[method], *variant]) if method in METHODS else explainer
+
+
+def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of all explainers, each once, in the order of their first appearance.
+
+    >>> names_in({"pets": {"TVE": {}, "random": {}}, "cars": {"oracle": {}, "TVE": {}}})
+    ['TVE', 'random', 'oracle']
+    """
+    return list(dict.fromkeys(name for explainers in results.values() for name in explainers))
+
+
+def colours_of(names: Iterable[str]) -> dict[str, Any]:
+    """A colour for each name, by its position: ten saturated colours, then their ten pale variants.
+
+    >>> colours = colours_of("abcdefghijkl")
+    >>> len(set(colours.values())), colours["a"] == colours_of(["z"])["z"]
+    (12, True)
+    """
+    palette = matplotlib.colormaps["tab20"]  # alternates saturated and pale colours
+    return {name: palette(2 * i % 20 + i // 10 % 2) for i, name in enumerate(names)}
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
+    """Draw one legend for all panels, below them."""
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # width in inches: the line sample and the letters
+    columns = max(1, int(figure.get_figwidth() // longest))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
