@@ -1,4 +1,4 @@
-"""The command that follows a training: its last line names it."""
+"""The command that follows a training, which the last line of the training names."""
 
 import json
 import re
@@ -11,19 +11,14 @@ from typing import Any
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from explainers.anyhead import AnyHead
-from explainers.shapley import Shapley
 from explainers.training.network_explainer import INITIAL_WEIGHTS
-from explainers.tve import TVE
 
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
 """Settings of data that change how many images are read, or how."""
-
-OF_LEARNING = {"target", "grid", *TVE.TRAINING, *AnyHead.TRAINING, *Shapley.TRAINING, *INITIAL_WEIGHTS} - {"surrogate"}
-"""Settings of an explainer that its trained weights do not depend on, and those that stand elsewhere in the config."""
 
 PHOTOS = ["experiment=explain", "data.root=photos/"]
 ANY_METHOD = ["methods=[IntegratedGradients]"]
@@ -100,7 +95,7 @@ def _measure_classifier(run: Training) -> str:
 
 
 def _measure_model(run: Training) -> str:
-    """A model that predicts and may explain itself."""
+    """After a model that predicts and may explain itself."""
     file = f"{run.folder}/model.safetensors"
     target = _plain(run.cfg.target) | {"_target_": "explainers.vectors.exported_target", "head": file}
     if run.module.get("alpha", 0) < 1:
@@ -114,7 +109,9 @@ def _measure_model(run: Training) -> str:
 def _measure_explainer(run: Training) -> str:
     name = str(run.choices["explainers@explainer"])
     weights = f"explainers.{name}.weights={_text(f'{run.folder}/explainer.safetensors')}"
-    wanted = {"explainers": {name: _without(run.module, OF_LEARNING)}, "target": _plain(run.cfg.target)}
+    of_training = getattr(get_object(run.module["_target_"]), "TRAINING", ())
+    settings = _without(run.module, {"target", "grid", *INITIAL_WEIGHTS, *of_training} - {"surrogate"})
+    wanted = {"explainers": {name: settings}, "target": _plain(run.cfg.target)}
     return _measure(run, [f"explainers=[chance,{name}]", weights], wanted, _knows_classes(run))
 
 
