@@ -1,1 +1,1 @@
-"""Lightning callbacks for any module that explains: heatmap figures, and speed with memory use."""
+"""Lightning callbacks of a training: its checkpoint, progress, speed, profile, and figures of heatmaps."""

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes."""
+"""The time of each part of a training step."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +27,9 @@ PAUSES = ("on_validation_start", "on_train_epoch_end")
 
 
 class Stopwatch(Profiler):
-    """Adds up the seconds of nested parts, from the first fetched batch on; the innermost part alone counts.
+    """Adds up the seconds of nested parts from the first batch on; time counts for the innermost part alone.
+
+    The profilers of Lightning and torch count nested actions in each of the outer ones, too, and know no frozen target.
 
     Args:
         wait: returns when all work of the device is done; called before the clock is read.
@@ -35,7 +37,8 @@ class Stopwatch(Profiler):
 
     def __init__(self, wait: Callable[[], None]) -> None:
         super().__init__()
-        self.wait, self.parts = wait, ["other"]
+        self.wait = wait
+        self.parts = ["other"]
         self.since: float | None = None
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
@@ -53,7 +56,7 @@ class Stopwatch(Profiler):
             self.leave()
 
     def enter(self, part: str) -> None:
-        """Begin a part inside the innermost one; inside a compiled function, which is timed as a whole, do nothing."""
+        """Begin a part inside the innermost one, except inside a compiled function, which is timed as a whole."""
         if not torch.compiler.is_compiling():
             if part != self.parts[-1]:
                 self.count(self.wait)
@@ -84,15 +87,15 @@ class Profile(Callback):
     """Prints the milliseconds of each part of a training step, and images per second, after the training.
 
     - loader: waiting for the next batch, and copying it to the device
-    - target: frozen submodules, and the sources of the loss with their masks and backward passes
+    - target: frozen submodules, and the sources of the loss, with their masks and backward passes
     - network: the rest of the training step: forward pass of what is trained, random crops, loss
     - backward: the backward pass, and what DDP sends beside it
-    - communication: what DDP adds to it, from its own last gradient until the mean over all processes, with waiting
+    - communication: what DDP adds to it: from this process's last gradient until the mean over all processes
     - optimiser: gradient clipping, the step, zeroing gradients
     - other: logging, callbacks, schedule
 
-    The parts sum to the duration of a step, without validation and ends of epochs. A GPU is synchronised at every
-    border of a part, which makes steps slower. Times are those of the first process, images those of all processes.
+    The parts sum to the duration of a step, without validation and ends of epochs. A GPU is synchronised where a part
+    begins or ends, which slows down steps. Seconds are measured in the first process, images in all.
 
     Args:
         warmup: number of steps at the start of the training that are not counted.
@@ -103,10 +106,12 @@ class Profile(Callback):
 
     def __init__(self, warmup: int = 5) -> None:
         check_range(0, warmup=warmup)
-        self.warmup, self.changes = warmup, ExitStack()
+        self.warmup = warmup
+        self.changes = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.steps, self.images = 0, 0
+        self.steps = 0
+        self.images = 0
         self.watch = Stopwatch(getattr(torch, pl_module.device.type).synchronize)
         replace(trainer, "profiler", self.watch, self.changes)
         if "sources" in vars(pl_module):
@@ -129,7 +134,7 @@ class Profile(Callback):
         self.changes.close()
         if self.steps <= self.warmup:
             raise InputError(
-                f"expected over {self.warmup} steps (warmup), got {self.steps}: increase trainer.max_steps"
+                f"expected more than {self.warmup} steps (warmup), got {self.steps}: increase trainer.max_steps"
             )
         if trainer.is_global_zero:
             print(table(self.watch.seconds, self.steps - self.warmup, self.images * trainer.world_size))
@@ -139,7 +144,7 @@ class Profile(Callback):
 
 
 def table(seconds: Mapping[str, float], steps: int, images: int) -> str:
-    """The time of each part, from part → seconds of all steps, and their number of images.
+    """The table of each part's time, from the seconds of all steps and their number of images.
 
     >>> print(table({"network": 0.3, "backward": 0.7}, steps=2, images=64))
     part             ms/step       %
@@ -156,7 +161,7 @@ def table(seconds: Mapping[str, float], steps: int, images: int) -> str:
 
 
 class Timed:
-    """A source or a function, whose calls count as `target`."""
+    """A source or a function whose calls count as `target`."""
 
     def __init__(self, call: Any, watch: Stopwatch) -> None:
         self.call, self.watch = call, watch
@@ -189,11 +194,11 @@ def replace(owner: object, name: str, value: Any, changes: ExitStack) -> None:
 
 
 def time_averaging(model: DistributedDataParallel, watch: Stopwatch) -> None:
-    """Count as `communication` what follows the last gradient of a backward pass; DDP sends as it does by itself."""
+    """Count what follows the last gradient of a backward pass as `communication`; what DDP sends stays as it is."""
 
     def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         averaged = allreduce_hook(model.process_group, bucket)
-        if bucket.is_last():  # a GPU sends in another stream than it computes in, which is the one to wait for
+        if bucket.is_last():  # wait for the stream that computes, not for the one that sends
             watch.count(torch.cuda.current_stream().synchronize if bucket.buffer().is_cuda else watch.wait)
             watch.parts[-1] = "communication"
         return averaged

@@ -1,4 +1,4 @@
-"""How far a training or a test is."""
+"""The progress of a training or a test."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -10,18 +10,20 @@ from explainers.progress import progress
 
 
 class Progress(Callback):
-    """Shows one bar over all steps of a training, with its latest validation metric, or over the batches of a test.
+    """Shows one bar over all steps of a training, with its latest validation metric, or over all batches of a test.
 
-    It disappears at the end. Where the output is no terminal, such as the log of a job, it is a line every half minute.
-    A batch of a test may take many minutes: within it, the forward passes of the target are counted.
+    Without a terminal, as in the log of a job, it prints a line every half minute instead. Lightning's bars start anew
+    in each epoch and print no lines. A batch of a test may take many minutes: the forward passes of the target count as
+    fractions of it.
 
     Args:
-        name: what stands before the bar.
-        metric: the logged metric that stands behind it; `None` for none.
+        name: text before the bar.
+        metric: the logged metric behind the bar; `None` for none.
     """
 
     def __init__(self, name: str, metric: str | None = None) -> None:
-        self.name, self.metric = name, metric
+        self.name = name
+        self.metric = metric
         self.bar: tqdm | None = None
         self.hooks = ExitStack()
 
@@ -33,7 +35,7 @@ class Progress(Callback):
 
     def on_validation_batch_end(self, *_: Any) -> None:
         if self.bar is not None:
-            self.bar.update(0)  # a line may be due
+            self.bar.update(0)  # prints a line if one is due
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.metric or "")
@@ -70,7 +72,7 @@ class Progress(Callback):
         self.bar = progress(self.name, total, unit, initial, trainer.is_global_zero)
 
     def _passed(self, share: float) -> None:
-        """Count some forward passes of a batch, which are announced and may be fewer; the batch ends with its last."""
+        """Count a share of a batch, but never the whole: fewer forward passes than announced may be needed."""
         if self.bar is not None:
             self.bar.update(min(share, max(0.0, int(self.bar.n + 1e-6) + 0.99 - self.bar.n)))
 

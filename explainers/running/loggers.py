@@ -1,4 +1,4 @@
-"""Loggers of runs that may be resumed: one metrics.csv, and one W&B run."""
+"""Loggers of a run that may be resumed: they continue one metrics.csv and one W&B run."""
 
 import csv
 import io
@@ -24,19 +24,19 @@ class Writer(ExperimentWriter):
     """Appends to the metrics.csv of a folder; Lightning's own class deletes a file that is there."""
 
     def _check_log_dir_exists(self) -> None:
-        """Take over the columns of the file, where Lightning deletes it."""
+        """Read the columns of the file, which Lightning would delete."""
         with suppress(FileNotFoundError), open(self.metrics_file_path, newline="") as file:
             self.metrics_keys = next(csv.reader(file), [])
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        """Add columns to the file; a kill leaves the earlier file or the new one, whereas Lightning truncates it."""
+        """Add columns to the file in one step, so that a kill loses no rows; Lightning would truncate it first."""
         with open(self.metrics_file_path, newline="") as file:
             rows = list(csv.DictReader(file))
         _write(Path(self.metrics_file_path), fieldnames, rows)
 
 
 class History(CSVLogger):
-    """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run goes on with that file.
+    """Logs to `csv/version_0/metrics.csv` in the folder of a run; a resumed run appends to it.
 
     Args:
         folder: the run's folder.
@@ -48,7 +48,7 @@ class History(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer of the file, which is made when it is first used."""
+        """The writer of the file, built at its first use."""
         if self._experiment is None:
             self._experiment = Writer(self.log_dir)
         return self._experiment
@@ -56,13 +56,11 @@ class History(CSVLogger):
 
 @rank_zero_only
 def forget_later_rows(folder: Path, step: int) -> None:
-    """Remove from the history of a run what a run that goes on from a checkpoint logs again.
-
-    A line that a kill has cut is removed, too.
+    """Remove the rows that a resumed run logs again from the history of a run, and a line that a kill has cut.
 
     Args:
         folder: the run's folder.
-        step: number of steps before the checkpoint; 0 for a run that starts again.
+        step: number of steps before the checkpoint; 0 for a run that starts anew.
     """
     path = folder / HISTORY
     if not path.exists():
@@ -79,7 +77,7 @@ def forget_later_rows(folder: Path, step: int) -> None:
 
 
 def _write(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file that is never half-written."""
+    """Write a CSV file in one step, so that it is never half-written."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns))
     writer.writeheader()
@@ -102,17 +100,17 @@ def wandb_logger(project: str, name: str, folder: str, group: str | None = None,
 
     if offline is None:
         offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False)
-    wandb.finish()  # otherwise this run would continue the run of an earlier job of the same sweep
+    wandb.finish()  # otherwise a job of a sweep would continue the run of the job before it
     identifier = Path(folder) / "wandb_id"
     if not identifier.exists():
         write_atomically(identifier, secrets.token_hex(4))
     by_agent = "WANDB_SWEEP_ID" in os.environ  # set by `wandb agent`, which chooses the id of the run
     run_id = identifier.read_text() if identifier.exists() and not by_agent else None
-    mode: Any = "offline" if offline else None  # Lightning's `offline` would set WANDB_MODE for later runs, too
-    settings = wandb.Settings(silent=bool(offline))  # its banners advise what one line says
+    mode: Any = "offline" if offline else None  # Lightning's `offline` would also set WANDB_MODE for later runs
+    settings = wandb.Settings(silent=bool(offline))  # the line below replaces its banners
     if offline:
         rank_zero_only(print)(f"W&B: offline; wandb sync {folder}/wandb/offline-run-* uploads the run")
     names: Any = {"name": name, "project": project, "group": group, "id": run_id, "resume": "allow"}
     logger = WandbLogger(save_dir=folder, mode=mode, settings=settings, **names)
-    logger._wandb_init.pop("anonymous", None)  # of which wandb warns, whatever it is
+    logger._wandb_init.pop("anonymous", None)  # deprecated in wandb, which warns of it
     return logger

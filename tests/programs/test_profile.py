@@ -200,7 +200,7 @@ def test_the_first_steps_and_validation_are_not_counted(capsys):
 
 
 def test_a_training_of_the_warm_up_alone_says_what_to_do():
-    with pytest.raises(InputError, match=r"^expected over 4 steps \(warmup\), got 4: increase trainer.max_steps$"):
+    with pytest.raises(InputError, match=r"^expected more than 4 steps \(warmup\), got 4: increase trainer.max_steps$"):
         Trainer(callbacks=[Profile(4)], **SILENT).fit(Model(), loader())
     with pytest.raises(InputError, match="warmup"):
         Profile(-1)
