@@ -168,7 +168,7 @@ class ExplainabilityVector(LightningModule, Loadable):
             self.log_dict({f"test/{model}/{name}": value for name, value in results[point].items()})
 
     def provenance(self) -> Identity:
-        """The hashes of the models that the transferred model was computed from, with λ₁ and λ₂."""
+        """Describe the transferred model, with the hashes of the models that it was computed from, λ₁ and λ₂."""
         self._load(self.best, self.calibrate)
         hashes = {f"{role}_sha256": value for role, value in self.parent_hashes.items()}
         point = {"lambda_1": self.best[0], "lambda_2": self.best[1]}
@@ -177,8 +177,8 @@ class ExplainabilityVector(LightningModule, Loadable):
     def export(self, folder: Path) -> Path:
         """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it.
 
-        `scaled.safetensors` is the unchanged model whose attributions have their best factor on the validation images:
-        what a transfer must surpass.
+        `scaled.safetensors` is the unchanged model, whose attributions are multiplied by their best factor on the
+        validation images: the baseline of a transfer.
         """
         if self.sweep:
             self._load(UNCHANGED, calibrate=True)

@@ -1,4 +1,4 @@
-"""The sweep of λ₁ and λ₂: what is measured at every point, which point is selected, and how the sweep is reported."""
+"""The sweep of λ₁ and λ₂: measures every point, selects the best one, and reports all of them."""
 
 import logging
 import math
@@ -39,7 +39,7 @@ def sweep_points(lambda_1: Sequence[float], lambda_2: Sequence[float]) -> list[P
 
 
 class PointMetrics(nn.Module):
-    """Accuracy of the model at one point, agreement of its attributions with the labels, and their best factor.
+    """Metrics of the model at one point: accuracy, agreement of its attributions with a reference, their best factor.
 
     Args:
         k: K of IoU@K.
@@ -57,7 +57,7 @@ class PointMetrics(nn.Module):
         Args:
             logits: (B, K).
             attributions: attributions of the patches to the explained class, (B, N).
-            rows: holds `label` (B,), and the attributions to agree with, `shapley` (B, N).
+            rows: holds `label` (B,), and the reference attributions, `shapley` (B, N).
         """
         self.accuracy.update(logits.argmax(-1), rows["label"])
         for metric in (*self.agreement.values(), self.best_factor):

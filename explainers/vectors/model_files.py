@@ -1,4 +1,4 @@
-"""Reads the files of self-explaining models, and checks that a transfer may be computed from them."""
+"""What the file of a self-explaining model holds, how it is read, and the checks before a transfer."""
 
 import copy
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from explainers.errors import InputError
+from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_identity, read_weights
@@ -17,6 +18,25 @@ from explainers.vectors.fixed_head import FixedHead
 
 TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
+
+
+def model_identity(target: TargetModel, grid: PatchGrid, alpha: float, base_hash: str) -> Identity:
+    """Describe a self-explaining model; its file holds this beside the weights of the backbone and the head.
+
+    Args:
+        target: the model, with a `FixedHead`.
+        grid: the patches that it explains.
+        alpha: α of its training.
+        base_hash: hash of the weights of the base model's backbone.
+    """
+    return {
+        "target": target.identity(),
+        "classes": target.classes,
+        "base_sha256": base_hash,
+        "alpha": alpha,
+        "patches_per_side": grid.side,
+        "head": {"normalise": target.head.normalise, "reading": target.head.reading},
+    }
 
 
 def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetModel:

@@ -156,7 +156,7 @@ def text_of(
     """Compute `text_embeddings` for the classes of a datamodule.
 
     Args:
-        target: not used.
+        target: the base model, which is not read.
         data: the datamodule.
         model: see `text_embeddings`.
         pretrained: see `text_embeddings`.

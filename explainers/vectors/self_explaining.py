@@ -23,7 +23,7 @@ from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
-from explainers.vectors.model_files import exported_target
+from explainers.vectors.model_files import exported_target, model_identity
 from explainers.vectors.patches import embed_as_read, explained
 from explainers.vectors.projections import ProjectionBuilder
 
@@ -90,7 +90,7 @@ class SelfExplaining(TrainingModule, Loadable):
         scheduler: SchedulerBuilder | None = None,
     ) -> None:
         if not 0 < alpha <= 1:
-            raise InputError(f"expected alpha above 0 and at most 1, where nothing is explained, got {alpha}")
+            raise InputError(f"expected alpha above 0 and at most 1 (1 learns predictions alone), got {alpha}")
         check_positive(scale=scale, patch_scale=1 if patch_scale is None else patch_scale)
         target.check_grid(grid)
         super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
@@ -110,14 +110,15 @@ class SelfExplaining(TrainingModule, Loadable):
         self.labels: Any = None
         if self.teacher is not None and labels is not None and alpha < 1:
             self.labels = labels(self.teacher, grid)
+        self.learns_vectors = hasattr(self.labels, "loss")  # from a teacher of `explainers.anyhead`
         self.sources: list[Source] = [Pixels()]
         if self.labels is not None:
             self.sources.append(self.labels)
-        if self.teacher is not None and (predictions == "teacher" or hasattr(self.labels, "loss")):
+        if self.teacher is not None and (predictions == "teacher" or self.learns_vectors):
             self.sources.append(Features(self.teacher))
-        if patch_scale is None and self.labels is not None and not hasattr(self.labels, "unit"):
-            raise InputError("expected a number for explainer.patch_scale with labels of a class, got null")
         self.needs_patch_scale = patch_scale is None and self.labels is not None
+        if self.needs_patch_scale and not self.learns_vectors:
+            raise InputError("expected a number for explainer.patch_scale with labels of a class, got null")
         self.val_loss = MeanMetric()
         self.accuracy = MeanMetric()
         self.rank_correlation = RankCorrelation()
@@ -155,13 +156,13 @@ class SelfExplaining(TrainingModule, Loadable):
         return projected_head(self.target, weight, self.normalise, self.scale, self.reading, self.patch_scale)
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W) → heatmaps (B, P, P)."""
         logits, attributions = self.predict_and_explain(images)
         classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
         return attributions[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
 
     def logits(self, images: Tensor) -> Tensor:
-        """Predict: uint8 images (B, C, H, W) → logits (B, K)."""
+        """Classify uint8 images (B, C, H, W) → logits (B, K)."""
         self.grid.check(images)
         return self.target(images)
 
@@ -180,32 +181,36 @@ class SelfExplaining(TrainingModule, Loadable):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
-        loss, right, attributions = self._losses(rows)
-        self.val_loss.update(loss, len(right))
-        self.accuracy.update(right.float())
+        loss, correct, attributions = self._losses(rows)
+        self.val_loss.update(loss, len(correct))
+        self.accuracy.update(correct.float())
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
         if attributions is not None:
             self.rank_correlation.update(attributions, rows["shapley"])
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
     def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """α · L_predict + (1 − α) · L_explain, which predictions are right (B,), and the attributions to classes."""
+        """Compute α · L_predict + (1 − α) · L_explain.
+
+        Returns:
+            The loss, which predictions are correct, (B,), and the attributions that `shapley` labels; `None` without.
+        """
         embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
         logits = self.target.classify(embeddings)
         wanted = self._wanted(rows)
-        right = logits.argmax(-1) == wanted.argmax(-1)
+        correct = logits.argmax(-1) == wanted.argmax(-1)
         with torch.autocast(patches.device.type, enabled=False):
             loss = self.alpha * F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
             if self.labels is None:
-                return loss, right, None
+                return loss, correct, None
             if self.training and self.needs_patch_scale and self.global_step == 0:
                 self._set_patch_scale(patches, rows)
-            if hasattr(self.labels, "loss"):
+            if self.learns_vectors:
                 explain_loss = self.labels.loss(self.target.head.vectors(patches), rows)
-                return loss + (1 - self.alpha) * explain_loss, right, None
+                return loss + (1 - self.alpha) * explain_loss, correct, None
             attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
             explain_loss = F.mse_loss(attributions, rows["shapley"])
-            return loss + (1 - self.alpha) * explain_loss, right, attributions
+            return loss + (1 - self.alpha) * explain_loss, correct, attributions
 
     def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
         """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""
@@ -216,22 +221,14 @@ class SelfExplaining(TrainingModule, Loadable):
 
     @torch.no_grad()
     def _set_patch_scale(self, patches: Tensor, rows: dict[str, Tensor]) -> None:
-        """Multiply `patch_scale` so that c_z have the size of the labels; they can be hundreds of times too large."""
+        """Multiply `patch_scale` so that the vectors c_z, which may be 100 times too large, have the labels' size."""
         self.needs_patch_scale = False
         factor = self.labels.unit(rows) / self.target.head.vectors(patches).std()
         self.target.head.patch_scale *= self.of_all_processes(factor).mean()
 
     def provenance(self) -> Identity:
-        """What the exported file says of itself: the model, its base model, α, the grid and the options of the head."""
-        head = self.target.head
-        return {
-            "target": self.target.identity(),
-            "classes": self.target.classes,
-            "base_sha256": self.base_hash,
-            "alpha": self.alpha,
-            "patches_per_side": self.grid.side,
-            "head": {"normalise": head.normalise, "reading": head.reading},
-        }
+        """Describe the model, see `model_identity`."""
+        return model_identity(self.target, self.grid, self.alpha, self.base_hash)
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""

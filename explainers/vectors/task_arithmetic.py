@@ -1,8 +1,8 @@
 """Explainability vectors, the difference of two models' weights, added to another model (Yoshikawa et al., 2025).
 
 All functions take and return state dicts of one architecture. The arithmetic uses learned weights only. It leaves out
-the batch counts and running statistics of BatchNorm, because a difference of variances may be negative, and the head,
-which is fixed and specific to the task.
+BatchNorm's counts and running statistics, because a difference of variances may be negative. State dicts have no head,
+because a head is fixed and belongs to its task.
 """
 
 import math
@@ -24,7 +24,7 @@ def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
         predicting: θ_ft, the weights of the prediction-only model.
 
     Raises:
-        InputError: if they are not of one architecture; it names the first key that differs.
+        InputError: if the state dicts are of different architectures; it names the first key that differs.
     """
     check_alike(explaining, predicting)
     return {name: explaining[name] - value for name, value in learned(predicting).items()}
@@ -60,7 +60,7 @@ def transfer(
         lambda_2: λ₂, the weight of the explainability vector.
 
     Raises:
-        InputError: if they are not of one architecture; it names the first key that differs.
+        InputError: if the state dicts are of different architectures; it names the first key that differs.
     """
     check_alike(base, target)
     check_alike(learned(target), vector)
@@ -85,7 +85,7 @@ def cosine(first: State, second: State) -> float:
         second: the other vector.
 
     Raises:
-        InputError: if they are not of one architecture; it names the first key that differs.
+        InputError: if the state dicts are of different architectures; it names the first key that differs.
     """
     check_alike(first, second)
     lengths = math.sqrt(_dot(first, first) * _dot(second, second))

@@ -143,7 +143,7 @@ def test_what_explains_itself_needs_a_teacher(target, grid, labels):
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1.1])
 def test_alpha_is_a_part(target, grid, alpha):
-    with pytest.raises(ValueError, match=f"above 0 and at most 1, .* got {alpha}"):
+    with pytest.raises(ValueError, match=f"above 0 and at most 1 .* got {alpha}"):
         build(target, grid, alpha=alpha)
 
 
