@@ -32,10 +32,12 @@ CARD = 23.5
 """GiB that PyTorch can use of a GPU of 24 GB, such as an RTX A5000 without ECC: an assumption."""
 RESERVE = 1.5
 """GiB for the CUDA context, NCCL, workspaces of kernels, and memory between blocks: an assumption."""
+FASTSHAP = "vit_shapley explainers@explainer=fastshap cache=none"
 LARGER = (
+    FASTSHAP,
     "tve_vitb data.batch_size=32 trainer.accumulate_grad_batches=2",
-    *(f"tve target={target}" for target in ("vit_large", "swin_base", "resnet50", "deit_base")),
-    *(f"{name} target=vit_base" for name in ("vit_shapley", "fastshap", "surrogate", "linear_head", "self_explaining")),
+    *(f"tve_vitb target={target}" for target in ("vit_large", "swin_base", "resnet50", "deit_base")),
+    *(f"{name} target=vit_base" for name in ("vit_shapley", FASTSHAP, "surrogate", "linear_head", "self_explaining")),
     "vit_shapley target=vit_base cache=none explainer.network.freeze=false explainer.coalitions=32",  # as published
     *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "anyhead_white_box")),
     "anyhead_vitb target=vit_large",
@@ -58,7 +60,7 @@ def experiments() -> list[str]:
 
 
 def overrides_of(name: str) -> list[str]:
-    """The arguments of train.py for a row of the table, such as `tve target=vit_large`."""
+    """The arguments of train.py for a row of the table, such as `tve_vitb target=vit_large`."""
     first, *others = name.split()
     return [f"experiment={first}", *others]
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.fake_steps import Steps, batch_of, build, composed, row_shapes
 from benchmarks.fake_tensors import fake, sizes_of
-from benchmarks.memory import header, overrides_of
+from benchmarks.memory import FASTSHAP, header, overrides_of
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 from explainers.training.sources import complete
@@ -42,8 +42,8 @@ BATCH = 8
 """Images of a counted step; 1 to 3 passes of a blank image in every step are its only part that is not per image."""
 METHODS = (
     *("tve_vitb", "tve_vitb explainer.network.shared_trunk=true"),
-    *(f"tve target={target}" for target in ("vit_large", "swin_base", "resnet50")),
-    *("anyhead_vitb", "tve_vit_tiny target=vit_base", "vit_shapley target=vit_base", "fastshap target=vit_base"),
+    *(f"tve_vitb target={target}" for target in ("vit_large", "swin_base", "resnet50")),
+    *("anyhead_vitb", "tve_vit_tiny target=vit_base", "vit_shapley target=vit_base", f"{FASTSHAP} target=vit_base"),
     *("self_explaining target=vit_base explainer.labels.prior=null", "surrogate target=vit_base"),
     *("linear_head target=vit_base", "full_finetuning target=vit_base"),
 )

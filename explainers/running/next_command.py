@@ -74,7 +74,7 @@ def next_command(run: Training) -> str:
 def _train_fastshap(run: Training) -> str:
     surrogate = f"explainer.surrogate={_text(f'{run.folder}/target.safetensors')}"
     given = [
-        "experiment=fastshap",
+        *("experiment=vit_shapley", "explainers@explainer=fastshap", "cache=none"),  # FastSHAP explains any target
         surrogate,
         *run.chosen("target", "data"),
         f"name={_text(f'{run.cfg.name}_fastshap')}",

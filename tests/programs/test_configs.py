@@ -79,7 +79,7 @@ def data_dir(tmp_path_factory):
 def test_every_experiment_composes_resolves_and_is_named_after_its_file(experiment, tmp_path):
     cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert cfg.name == (experiment if experiment != "tve" else "tve_vit_base")
+    assert cfg.name == experiment
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -110,8 +110,6 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += SMALL_PAPER_NETWORK
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
-    if experiment == "tve_from_scratch":
-        overrides += ["target.model.checkpoint_path=''"]
     if explainer.get("projection"):
         overrides += ["projection@explainer.projection=simplex"]  # 16 images are not of all classes
     if "k" in explainer:

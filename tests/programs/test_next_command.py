@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from explainers.running.next_command import Training, next_command
 
 FOLDER = Path("runs/x=1")  # of a sweep's job
+FASTSHAP = ("experiment=vit_shapley", "explainers@explainer=fastshap", "cache=none")
 
 
 def following(*overrides, folder, classes=10):
@@ -40,7 +41,7 @@ def same(wanted, got, *without):
         (("experiment=tve_vitb", "explainer.network.mae=mae.pth", "explainer.network.depth=3"), "tve_paper"),
         (("experiment=anyhead_white_box", "direct=[3]"), "anyhead"),
         (("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"), "vit_shapley"),
-        (("experiment=fastshap", "explainer.network.backbone=resnet34", "grid.patch_size=32"), "fastshap"),
+        ((*FASTSHAP, "explainer.network.backbone=resnet34", "grid.patch_size=32"), "fastshap"),
         (
             ("data=digits", "target=digits", "explainers@explainer=shapley_light", "explainer.network.width=24"),
             "shapley_light",

@@ -18,8 +18,12 @@ VARIABLES = {"d": "cifar10", "task": "imagenette"}  # of loops in the shell; all
 
 
 def substituted(arguments):
-    """A command without the variables of the shell and without what a reader fills in; of a sweep its first run."""
-    arguments = re.sub(r"\$[{(]?(\w+)[})]?", lambda name: VARIABLES.get(name[1], ""), arguments).replace("...", "")
+    """A command without the variables of the shell and without what a reader fills in; of a sweep its first run.
+
+    Interpolations of Hydra, such as ${data.domain}, stay.
+    """
+    variable = r"\$(?:\{(\w+)\}|(\w+))"
+    arguments = re.sub(variable, lambda name: VARIABLES.get(name[1] or name[2], ""), arguments).replace("...", "")
     if "-m " in arguments:
         arguments = re.sub(r"(=[^\s,\[]+)(,[^\s,\]]+)+(?=\s|$)", r"\1", arguments)
     return arguments

@@ -160,7 +160,7 @@ def test_a_teacher_that_was_replaced_is_refused_even_if_asked_to_go_on(tmp_path)
         train("experiment=quickstart_predicting", *tiny, *sizes, *own, folder=tmp_path / str(seed))
     shutil.copy(tmp_path / "0/model.safetensors", teacher)
     learns = (
-        "experiment=quickstart_explaining",
+        *("experiment=quickstart_source", "data.domain=plain", "data.without=null"),
         *tiny,
         *sizes,
         "explainer.labels.pairs=2",

@@ -26,7 +26,8 @@ def runs(tmp_path_factory):
     train("experiment=quickstart_source", *fast, pairs, "data.without=small", folder=root / "source")
     train("experiment=quickstart_predicting", *fast, "data.domain=small", folder=root / "predicting")
     learns = (pairs, "data.domain=small", f"explainer.weights={onto}")
-    train("experiment=quickstart_explaining", *fast, *learns, folder=root / "explaining")
+    own_domain = ("data.without=null", "explainer.teacher=${explainer.weights}")
+    train("experiment=quickstart_source", *fast, *learns, *own_domain, folder=root / "explaining")
     train(
         "experiment=quickstart_vector",
         *(
