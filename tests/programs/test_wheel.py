@@ -1,6 +1,7 @@
 """What `pip install` installs: the library alone, with the files of its gallery and its types."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -39,3 +40,9 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
     assert library == {path for path in files if not path.parts[0].endswith(".dist-info")}
     printed = python(USE, elsewhere, path=installed).split()
     assert printed == [explainers.__version__, "load", str(installed / "explainers/__init__.py")]
+
+
+def test_the_citation_and_the_changelog_name_the_version():
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    released = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert cited[1] == released[0] == explainers.__version__
