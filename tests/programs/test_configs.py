@@ -115,7 +115,8 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     if "k" in explainer:
         overrides += ["explainer.k=2"]
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
-    if explainer.get("teacher") == "base":
+    if explainer.get("predictions") == "teacher":
+        overrides += ["explainer.teacher=base"]
         files -= {"teacher"}
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
         overrides += ["explainer.network.direct=[]"]
