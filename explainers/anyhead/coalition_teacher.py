@@ -148,4 +148,4 @@ class CoalitionTeacher:
 
     def key(self) -> Identity:
         own = {"source": "embeddings of coalitions", "target": self.target.backbone_identity()}
-        return own | recipe(self, without=own)
+        return recipe(self, without=own) | own | {"class": "Coalitions"}  # its first name: rows stored then stay valid

@@ -124,4 +124,5 @@ class PropagationTeacher:
 
     def key(self) -> Identity:
         own = {"source": f"attributions by {self.method}", "target": self.target.identity()}
-        return own | recipe(self, without=(*own, "objective"))
+        described = recipe(self, without=(*own, "objective"))
+        return described | own | {"class": "Propagation"}  # its first name: rows stored then stay valid

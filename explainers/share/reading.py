@@ -11,6 +11,7 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent
 
 from explainers.errors import InputError
 from explainers.saved.records import leaves
+from explainers.saved.renamed import renamed
 
 CONFIG, VERSIONS = "config.yaml", "versions.json"
 HUB = "hf://"
@@ -84,7 +85,7 @@ def _parsed(text: str) -> Any:
 
 def explainer_settings(text: str, folder: Path) -> dict[str, Any]:
     """The settings of the explainer in the text of a config; `folder` is for messages."""
-    config = _parsed(text)
+    config = renamed(_parsed(text))
     settings = config.get("explainer") if isinstance(config, dict) else None
     if not isinstance(config, dict) or not isinstance(settings, dict | None):
         raise InputError(f"{folder / CONFIG}: expected the config of the run, got a damaged file: fetch it again")

@@ -1,0 +1,59 @@
+"""Names of earlier versions, which stand in the files that these versions wrote: configs, weights, checkpoints."""
+
+from typing import Any
+
+RENAMED = {
+    "explainers.decomposition.Coalitions": "explainers.anyhead.CoalitionTeacher",
+    "explainers.decomposition.Decomposition": "explainers.anyhead.AnyHead",
+    "explainers.decomposition.Propagation": "explainers.anyhead.PropagationTeacher",
+    "explainers.evaluation.Pictures": "explainers.report.Pictures",
+    "explainers.evaluation.Reference": "explainers.report.Reference",
+    "explainers.evaluation.figures": "explainers.report.figures",
+    "explainers.evaluation.read_results": "explainers.results.read_results",
+    "explainers.evaluation.run_figures": "explainers.report.run_figures",
+    "explainers.loggers": "explainers.running.loggers",
+    "explainers.networks.FastSHAPNetwork": "explainers.shapley.FastSHAPNetwork",
+    "explainers.networks.LightNetwork": "explainers.tve.LightNetwork",
+    "explainers.networks.LightShapleyNetwork": "explainers.shapley.LightShapleyNetwork",
+    "explainers.networks.PaperNetwork": "explainers.tve.PaperNetwork",
+    "explainers.networks.VectorNetwork": "explainers.anyhead.AnyHeadNetwork",
+    "explainers.networks.ViTShapleyNetwork": "explainers.shapley.ViTShapleyNetwork",
+    "explainers.overlays": "explainers.report.overlays",
+    "explainers.targets.Classifier": "explainers.training.Classifier",
+}
+"""Earlier → present name of a class, a function or a module."""
+
+CLASSES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
+"""Earlier → present name of a class in an identity, where it stands without its module."""
+
+
+def renamed(content: Any) -> Any:
+    """Replace earlier names in a config or an identity: the values of `_target_` and `class`, however deep.
+
+    >>> renamed({"explainer": {"_target_": "explainers.decomposition.Decomposition"}, "seed": 0})
+    {'explainer': {'_target_': 'explainers.anyhead.AnyHead'}, 'seed': 0}
+    >>> renamed({"network": {"class": "VectorNetwork", "width": 8}})
+    {'network': {'class': 'AnyHeadNetwork', 'width': 8}}
+    """
+    if isinstance(content, list):
+        return [renamed(each) for each in content]
+    if not isinstance(content, dict):
+        return content
+    present = {key: renamed(value) for key, value in content.items()}
+    if isinstance(present.get("_target_"), str):
+        present["_target_"] = present_name(present["_target_"])
+    if isinstance(present.get("class"), str):
+        present["class"] = CLASSES.get(present["class"], present["class"])
+    return present
+
+
+def present_name(name: str) -> str:
+    """The present name of what an earlier version called `name`.
+
+    >>> present_name("explainers.loggers.History"), present_name("torch.optim.AdamW")
+    ('explainers.running.loggers.History', 'torch.optim.AdamW')
+    """
+    for old, new in RENAMED.items():
+        if name == old or name.startswith(f"{old}."):
+            return new + name.removeprefix(old)
+    return name
