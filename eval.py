@@ -52,10 +52,10 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def check(cfg: DictConfig) -> None:
-    """Raise an InputError for settings that nothing reads, are of another type, or leave nothing to do."""
+    """Raise an InputError for settings that nothing reads, that have a wrong type, or that leave nothing to do."""
     check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool)
     if cfg.overlays and not cfg.pictures:
-        raise InputError("expected pictures, which overlays=true draws, got pictures=null: leave one of the two out")
+        raise InputError("expected pictures, which overlays=true draws, got pictures=null: remove one of the two")
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
     own = run_dir() / "results.json"
     if not cfg.tasks and str(own) in cfg.results.files and not own.exists():
@@ -64,7 +64,7 @@ def check(cfg: DictConfig) -> None:
 
 def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: ResultsFile) -> None:
     """Measure the named explainers on the images of a task, and write the numbers to the file of results."""
-    seed_everything(cfg.seed, workers=True, verbose=False)  # the same for every task, whichever came before
+    seed_everything(cfg.seed, workers=True, verbose=False)  # each task starts with the same seed
     evaluation = build(cfg, cfg.tasks[task], names)
     if isinstance(evaluation, EvaluationModule) and not names:
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
@@ -85,23 +85,23 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
 
 
 def build_named(group: str, name: str, node: DictConfig | None, **given: Any) -> Any:
-    """Instantiate what `group=[..., name, ...]` asks for; an experiment may have settings for more than that."""
+    """Instantiate a member of `group=[..., name, ...]`, which an experiment may have settings of without naming it."""
     if node is None or "_target_" not in node:
         raise InputError(
-            f"expected {name} among {group}=[...], got settings of it alone: add it there, or leave its settings out"
-            f" (~{group}.{name})"
+            f"expected {group}=[...] to name {name}, got only settings of it: add {name} to the list, or remove its"
+            f" settings (~{group}.{name})"
         )
     for key in given:
         if key in node and not OmegaConf.is_interpolation(node, key):
             raise InputError(
-                f"expected {group}.{name}.{key} as it is: eval.py gives the {key} of each task, got {node[key]};"
+                f"expected no {group}.{name}.{key}, because eval.py sets it to the {key} of each task, got {node[key]}:"
                 f" set {key} itself, or tasks.<name>.{key}"
             )
     return instantiate(node, **given)
 
 
 def build(cfg: DictConfig, settings: DictConfig, names: list[str]) -> Any:
-    """The evaluation of a task: its target, explainers of that target by their names, and the one to compare with."""
+    """Build the evaluation of a task, with the task's target, the named explainers and the reference."""
     target = instantiate(cfg.target, **(settings.get("target") or {}))
     nodes = OmegaConf.merge(cfg.explainers, settings.get("explainers") or {})
     wanted = {*names, cfg.evaluation.get("reference")}
@@ -125,8 +125,8 @@ def announce(task: str, images: int, evaluation: Any) -> None:
 
 
 def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
-    """Print how many images of a task could not be read in any process, and the names of the first ones."""
-    marks = getattr(samples, "corrupt", torch.zeros(0))
+    """Print how many images of a task could not be read, in all processes together, and the names of the first ones."""
+    marks = getattr(samples, "corrupt", torch.zeros(0))  # 1 for an image that this process could not read
     total: Any = trainer.strategy.reduce(marks.int().to(trainer.strategy.root_device), reduce_op="sum")
     corrupt = total.nonzero().flatten().tolist()
     if corrupt and trainer.is_global_zero:
@@ -135,9 +135,9 @@ def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
 
 
 @rank_zero_only
-@rc_context({"text.parse_math": False})  # a $ in the name of a class or task is no formula
+@rc_context({"text.parse_math": False})  # a $ in the name of a class or task begins no formula
 def publish(cfg: DictConfig) -> None:
-    """Tables, figures and the gallery, of what stands in files alone."""
+    """Write tables, figures and the gallery from the files of results and pictures."""
     folder = run_dir()
     table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays)
     for name, figure in (cfg.get("figures") or {}).items():

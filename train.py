@@ -61,7 +61,7 @@ def train(cfg: DictConfig) -> float | None:
 def trainer_of(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:
     """Build the trainer of a run that starts, or resumes from a checkpoint of a step; its loggers record the config."""
     loggers = []
-    if cfg.fit or checkpoint is None:  # the history of a run that is only measured stays as it is
+    if cfg.fit or checkpoint is None:  # a run that is only measured keeps its history
         forget_later_rows(run_dir(), step)
         loggers = build_all(cfg.get("logger"))
     callbacks = [SharedRun(run_dir(), step), *build_all(cfg.get("callbacks"))]
@@ -88,7 +88,7 @@ def fit_and_measure(
 
 
 def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
-    """Say what was measured by a run of a trainable module that was not trained."""
+    """Name the weights that were measured by a run that did not train its module."""
     if checkpoint is not None:
         return f"measured {relative(checkpoint)}"
     weights = (cfg.get("module") or cfg.explainer).get("weights")

@@ -1,4 +1,4 @@
-"""What a user types, run in this process: composed as Hydra does, without the seconds that a new process takes."""
+"""Commands of a user, run in this process, which saves the seconds that a new process takes to import."""
 
 import contextlib
 import os
@@ -48,14 +48,14 @@ def composed(*overrides, folder, config="train"):
 
 @cache
 def composed_once(config, *overrides):
-    """What Hydra composes, which takes long, and which is the same in every folder."""
+    """What Hydra composes for these overrides, remembered: it takes long and does not depend on the folder."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
         return compose(config, ["hydra.mode=RUN", *overrides], return_hydra_config=True)
 
 
 @contextlib.contextmanager
 def one_thread():
-    """As in a fork, so that both compute the same bits."""
+    """Use one thread, as forks do, so that both compute the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -93,7 +93,7 @@ def start(program, *overrides, folder, **environment):
 
 
 def run(program, *overrides, folder, timeout=150, **environment):
-    """(exit code, what it printed, what it complained) of a process that ends in time."""
+    """The exit code, stdout and stderr of a process that ends in time."""
     process = start(program, *overrides, folder=folder, **environment)
     try:
         out, errors = process.communicate(timeout=timeout)
@@ -103,17 +103,17 @@ def run(program, *overrides, folder, timeout=150, **environment):
 
 
 def running(folder):
-    """All processes that the command which runs in `folder` started, and they started."""
-    found = []
+    """The numbers of all processes that the command in `folder` has started, and of those that they have started."""
+    numbers = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{MARK}={folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found
+                numbers.append(int(path.name))
+    return numbers
 
 
 def stop(process, folder):
-    """SIGKILL for a process and all that it started, in whichever session that is now."""
+    """Send SIGKILL to a process and to all that it has started, whatever their session."""
     for started in [process.pid, *running(folder)] if process.poll() is None else running(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(started, signal.SIGKILL)

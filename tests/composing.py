@@ -1,4 +1,4 @@
-"""Hydra's composing, faster where many configs are composed in one process: what it reads and merges, it keeps.
+"""Makes Hydra faster if many configs are composed in one process: what it reads and merges is kept.
 
 Overrides of values (`trainer.max_epochs=1`) change neither which files a config is made of nor what their merge gives:
 Hydra applies them to the merged config. So both are computed once for all configs with the same chosen groups.
@@ -23,7 +23,7 @@ base.parse = _utils.parse = cache(base.parse)  # what resolves a tree does not c
 
 @contextmanager
 def remembering():
-    """Inside, `hydra.compose` keeps what it reads and merges."""
+    """Inside, `hydra.compose` keeps what it reads and merges for the next call."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(OmegaConf, "load", load))
         stack.enter_context(patch.object(config_loader_impl, "create_defaults_list", list_files))

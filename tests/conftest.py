@@ -22,7 +22,7 @@ TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_h
 
 
 def pytest_unconfigure(config):
-    """Say last of all what could not be tested."""
+    """Print last what could not be tested."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter and (line := untested(reporter.stats.get("skipped", []))):
         reporter.write_line(line)
@@ -74,7 +74,7 @@ def one_thread_in_forks():
 
 @pytest.fixture(autouse=True, scope="module")
 def threads(one_thread_in_forks):
-    """On a busy machine, several threads wait for one another far longer than they compute.
+    """Use one thread: on a busy machine, several wait for each other far longer than they compute.
 
     OMP_NUM_THREADS alone is not enough: torch takes at most as many threads as there are cores, and the benchmarks that
     earlier tests call choose their own.
@@ -86,7 +86,7 @@ def threads(one_thread_in_forks):
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Hashes of files are remembered in a folder of the tests."""
+    """Keep hashes of files in a folder of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -94,7 +94,7 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def unfrozen():
-    """At the end, what is left is freed: nanobind reports what is not."""
+    """Free at the end what is left; nanobind reports what is not freed."""
     gc.enable()
     yield
     gc.unfreeze()
@@ -102,7 +102,7 @@ def unfrozen():
 
 @pytest.fixture(autouse=True, scope="module")
 def frozen(unfrozen):
-    """What was imported, and what earlier tests keep, stays: the garbage collector need not look at it again."""
+    """Hide what is imported, and what earlier tests keep, from the garbage collector, which then is faster."""
     gc.collect()
     gc.freeze()
 

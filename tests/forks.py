@@ -19,7 +19,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def ask_no_gpu():
-    """For a fork, which cannot start CUDA where its parent has: to ask a GPU for its name would do so."""
+    """Do not ask GPUs for their names: a fork cannot start CUDA if its parent has."""
     record.devices = list
 
 
@@ -55,17 +55,17 @@ def forked(program, *overrides, folder):
 
 
 def run_as_rank(work, rank, count, port):
-    """What torchrun tells its processes, in a fork."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
-    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "forks"}
-    os.environ.update({name: str(value) for name, value in told.items()})
+    """Do `work` in a fork, with the environment that torchrun sets."""
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "forks"}
+    os.environ.update({name: str(value) for name, value in environment.items()})
     rank_zero_only.rank = rank  # Lightning asks the environment when it is imported
     ask_no_gpu()
     work()
 
 
 class Forks:
-    """What Popen gives for a torchrun, one whose processes are forks that do `work`."""
+    """Stands in for the Popen of torchrun; its processes are forks that do `work`."""
 
     def __init__(self, work, command, **_):
         (count,) = (int(word.partition("=")[2]) for word in command if word.startswith("--nproc_per_node="))
@@ -85,11 +85,11 @@ class Forks:
 
 
 class Torchrun:
-    """What Popen gives for torchrun: a fork of this process that does what torchrun does.
+    """Stands in for the Popen of torchrun: a fork of this process that runs torchrun.
 
     Args:
         command: what torchrun is started with.
-        new: it starts new processes, as torchrun does, and not forks as well.
+        new: its processes are new ones, as torchrun's are, and not forks.
     """
 
     def __init__(self, command, new=False, **_):

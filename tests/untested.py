@@ -1,4 +1,4 @@
-"""What a run of the tests could not test, and why, in one line."""
+"""One line that names the tests that were skipped, and why."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a user sees while a command runs, and what it decides for him."""
+"""What a user sees while a command runs, and which hardware settings it chooses."""
 
 import io
 import platform

@@ -1,4 +1,4 @@
-"""What goes wrong in the user's hands ends in one line that says what to do."""
+"""A mistake of the user ends in one line that says what to do."""
 
 import os
 import re
@@ -61,10 +61,10 @@ def test_missing_images_of_the_last_task_show_before_the_first_is_measured(tmp_p
 
 def test_settings_of_a_task_or_an_explainer_that_is_not_asked_for_are_named(tmp_path):
     message = error(evaluate, "experiment=eval_vit_tiny", "tasks=[digits]", *QUIET, folder=tmp_path)
-    assert "expected imagenet_val among tasks=[...], got settings of it alone" in message
+    assert "expected tasks=[...] to name imagenet_val, got only settings of it" in message
     few = (*EVALUATION, "tasks.odd.data.size.test=4", "explainers=[chance]", "tasks.odd.target.head=null")
     message = error(evaluate, *few, "tasks.odd.data.task=digit", folder=tmp_path)
-    assert "expected oracle among explainers=[...]" in message and "(~explainers.oracle)" in message
+    assert "expected explainers=[...] to name oracle" in message and "(~explainers.oracle)" in message
 
 
 def test_an_unknown_experiment_lists_those_that_there_are(tmp_path):
@@ -165,7 +165,7 @@ def test_a_missing_file_is_named_with_what_to_do(common, override, told, tmp_pat
     assert str(path) in message and re.search(told, message)
 
 
-def test_to_go_on_needs_something_to_go_on_from(tmp_path):
+def test_to_resume_needs_a_checkpoint(tmp_path):
     message = error(train, *TVE_RUN, *DIGITS, "ckpt_path=last", folder=tmp_path)
     assert str(tmp_path / "checkpoints/last.ckpt") in message
 

@@ -1,4 +1,4 @@
-"""When the checkpoint is written that an interrupted run goes on from, and what signals do."""
+"""When last.ckpt is written, from which an interrupted run resumes, and what signals do."""
 
 import os
 import signal
@@ -19,20 +19,23 @@ EPOCHS, STEPS = 2, 4
 
 
 class Steps(Callback):
-    """Does something before a step of the run, and writes down of which step the checkpoint is, before every step."""
+    """Does something before one step, and records the step of the checkpoint before every step."""
 
     def __init__(self, path, step=None, action=lambda: None):
-        self.path, self.step, self.action, self.found = path, step, action, []
+        self.path = path
+        self.step = step
+        self.action = action
+        self.saved = []
 
     def on_train_batch_start(self, trainer, *_):
         saved = torch.load(self.path, weights_only=True)["global_step"] if self.path.exists() else None
-        self.found.append(saved)
+        self.saved.append(saved)
         if trainer.global_step == self.step:
             self.action()
 
 
 class Validation(Callback):
-    """Does something in each validation, and writes down what."""
+    """Does something in each validation, and records its results."""
 
     def __init__(self, *actions):
         self.actions, self.done = actions, []
@@ -51,8 +54,8 @@ def fit(folder, minutes=10, step=None, action=lambda: None, validation=None, **o
         validated = DataLoader(samples(4), batch_size=4) if validation else None
         trainer.fit(Slow(), DataLoader(samples(4 * STEPS), batch_size=4), validated)
     finally:
-        steps.found.append(torch.load(steps.path, weights_only=True)["global_step"])
-    return steps.found
+        steps.saved.append(torch.load(steps.path, weights_only=True)["global_step"])
+    return steps.saved
 
 
 @pytest.fixture
@@ -108,10 +111,10 @@ def test_a_signal_in_the_last_step_of_an_epoch_ends_the_run_after_the_epoch(tmp_
 
 
 def test_what_a_signal_did_before_the_training_happens_once_the_step_is_saved(handler, tmp_path):
-    """The run goes on if that does not end it."""
-    found = fit(tmp_path, step=1, action=lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    """The run continues if the handler does not end it."""
+    saved = fit(tmp_path, step=1, action=lambda: os.kill(os.getpid(), signal.SIGUSR2))
     assert handler == [signal.SIGUSR2]
-    assert found == [None, None, 2, 2, *[4] * STEPS, 8]
+    assert saved == [None, None, 2, 2, *[4] * STEPS, 8]
 
 
 def test_in_a_validation_the_handler_is_called_at_once(handler, tmp_path):
@@ -121,10 +124,10 @@ def test_in_a_validation_the_handler_is_called_at_once(handler, tmp_path):
 
 
 def test_without_a_handler_the_validation_is_finished_and_the_epoch_saved(tmp_path):
-    validation = Validation(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: "goes on")
+    validation = Validation(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: "continues")
     with pytest.raises(SystemExit):
         fit(tmp_path, validation=validation)
-    assert validation.done == [None, "goes on"]
+    assert validation.done == [None, "continues"]
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == STEPS
 
 

@@ -49,7 +49,7 @@ def free(folder):
         return False
 
 
-def test_a_second_command_is_told_who_has_the_folder(held, monkeypatch):
+def test_a_second_command_names_the_process_that_has_the_folder(held, monkeypatch):
     folder, process = held
     monkeypatch.setattr(run_folder.socket, "gethostname", lambda: "elsewhere")
     told = rf"{folder} is in use by process {process.pid} on \S+: wait until .*name=\.\.\."

@@ -24,11 +24,11 @@ TORCH = (*RUN, *DIGITS, f"data.size.train={8 * STEPS + 2}")
 
 
 class Killed(BaseException):
-    """What a killed process does not see."""
+    """Stands in for a kill: no handler of the run catches it."""
 
 
 class Kill(Callback):
-    """Makes a checkpoint due after one step of a run, and kills the run before another one."""
+    """Makes a checkpoint due after one step of a run, and kills the run before another step."""
 
     def __init__(self, saved: int, killed: int) -> None:
         self.saved, self.killed = saved, killed
@@ -43,9 +43,9 @@ class Kill(Callback):
 def killed(*command, saved, step, folder):
     """Kill a run before a step; it has a checkpoint of the step `saved` or of the end of an epoch."""
     options = ("+callbacks.kill._target_=test_mid_epoch.Kill", f"+callbacks.kill.saved={saved}")
-    goes_on = ["ckpt_path=last"] if (folder / "checkpoints").exists() else []  # `kill` is another config
+    resumed = ["ckpt_path=last"] if (folder / "checkpoints").exists() else []  # `kill` is another config
     with pytest.raises(Killed):
-        train(*command, *options, f"+callbacks.kill.killed={step}", *goes_on, folder=folder)
+        train(*command, *options, f"+callbacks.kill.killed={step}", *resumed, folder=folder)
 
 
 def results(folder):
@@ -67,7 +67,7 @@ def beton(tmp_path):
 
 KILLS = ((2, 3), (5, 5), (6, 9), (10, 11), (14, 14))
 """(Step of the last checkpoint, step before which the run is killed): inside an epoch and at its end, with and without
-lost steps; each run goes on from the checkpoint of the one before it."""
+lost steps; each run resumes from the checkpoint of the one before it."""
 
 
 def check_kills(command, whole, tmp_path):
@@ -132,7 +132,7 @@ def test_as_many_images_in_a_step_give_the_same_results(division, whole, tmp_pat
 
 @pytest.mark.slow
 def test_other_steps_begin_with_an_epoch_and_not_inside_one(tmp_path):
-    """`ckpt_path=last` goes on with another number of images in a step."""
+    """`ckpt_path=last` resumes with another number of images in a step."""
     other = ("data.batch_size=6", "ckpt_path=last")
     killed(*TORCH, saved=1000, step=STEPS + 2, folder=tmp_path)
     train(*TORCH, *other, folder=tmp_path)

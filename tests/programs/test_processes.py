@@ -146,15 +146,15 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     in_two = partial(evaluate, *command, *TWO, folder=tmp_path / "two")
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=partial(Forks, in_two)))
     in_two()
-    found = []
+    rows = []
     for name in ("one", "two"):
         results = json.loads((tmp_path / name / "results.json").read_text())["results"]
-        found.append({(task, who): numbers for task, row in results.items() for who, numbers in row.items()})
-    assert found[0].keys() == found[1].keys() and len(found[0]) == 2 * 3
-    for key, expected in found[0].items():
-        assert found[1][key]["images"] == expected["images"] == 7
+        rows.append({(task, who): numbers for task, row in results.items() for who, numbers in row.items()})
+    assert rows[0].keys() == rows[1].keys() and len(rows[0]) == 2 * 3
+    for key, expected in rows[0].items():
+        assert rows[1][key]["images"] == expected["images"] == 7
         for name in expected.keys() - {"images_per_second"}:
-            assert found[1][key][name] == pytest.approx(expected[name], abs=1e-5), (key, name)
+            assert rows[1][key][name] == pytest.approx(expected[name], abs=1e-5), (key, name)
     one, two = (read_pictures(tmp_path / name / "pictures" / "odd.safetensors", ["oracle"]) for name in ("one", "two"))
     assert [picture.name for picture in one] == [picture.name for picture in two] == ["image 0", "image 3", "image 6"]
     for first, second in zip(one, two, strict=True):

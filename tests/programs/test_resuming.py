@@ -1,4 +1,4 @@
-"""What a resumed run goes on with, and when it refuses to: its history, schedule, files and folder."""
+"""What a resumed run continues, and when it refuses to: its history, schedule, files and folder."""
 
 import re
 import shutil
@@ -150,7 +150,7 @@ def test_files_of_models_are_recorded_wherever_the_config_names_them(key, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_teacher_that_was_replaced_is_refused_even_if_asked_to_go_on(tmp_path):
+def test_a_replaced_teacher_is_refused_even_with_ckpt_path(tmp_path):
     """Its hash is in the checkpoint, because the attributions that are learned are the teacher's."""
     tiny = ("target=tiny", "grid.patch_size=16", "++grid.differs=true", "logger=csv", *QUIET)
     sizes = ("data.size.train=8", "data.size.val=4", "data.batch_size=4", f"cache_dir={tmp_path}", NO_PICTURES)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command alike: a line that says how to go on, and the exit code that shells expect."""
+"""Ctrl-C and SIGTERM end a command alike: a line that says how to resume, and the exit code that shells expect."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def command(number, again=False):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_command_says_how_to_go_on_and_ends(number, capfd):
+def test_a_command_says_how_to_resume_and_ends(number, capfd):
     assert ending(command, number) == 128 + number
     told = f"{number.name}: stopped; the same command resumes from what is saved in runs/x\n"
     assert capfd.readouterr().err == told
@@ -80,7 +80,7 @@ def act_as_torchrun(number):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_torchrun_that_is_told_to_end_shows_no_traceback(number, capfd):
+def test_torchrun_shows_no_traceback_after_a_signal(number, capfd):
     assert ending(act_as_torchrun, number) == 128 + number
     assert not capfd.readouterr().err
 
@@ -95,13 +95,13 @@ def rank(number, **told):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_process_of_torchrun_ends_without_a_word(number, capfd):
+def test_a_process_of_torchrun_ends_without_a_message(number, capfd):
     assert ending(partial(rank, TORCHELASTIC_RUN_ID="x"), number) == -number
     assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_of_the_processes_that_srun_starts_the_first_one_speaks(number, capfd):
+def test_only_the_first_process_of_srun_prints_a_message(number, capfd):
     assert ending(rank, number) == 128 + number
     assert not capfd.readouterr().err
 

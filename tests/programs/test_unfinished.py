@@ -1,4 +1,4 @@
-"""A killed test goes on where it was, and measures what an uninterrupted one does."""
+"""A killed test resumes where it was, and measures the same as an uninterrupted one."""
 
 from contextlib import nullcontext
 
@@ -22,7 +22,7 @@ class Killed(Exception):
 
 
 class Kill(Callback):
-    """Ends the process, as it were, after some batches."""
+    """Raises an error after some batches, in place of a kill."""
 
     def __init__(self, after, kind):
         self.after, self.kind = after, kind
@@ -71,7 +71,7 @@ def without_speed(results):
 @pytest.mark.parametrize(
     ("after", "device"), [(1, None), (3, None), pytest.param(2, on_device(), marks=pytest.mark.slow)]
 )
-def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, device, capsys):
+def test_a_killed_test_resumes_and_measures_the_same(run, tmp_path, after, device, capsys):
     with refusing_to_mix() if device else nullcontext():
         whole = run("whole", device=device)
         assert run("killed", after=after, device=device) is None
@@ -89,13 +89,13 @@ def test_a_killed_test_goes_on_and_measures_the_same(run, tmp_path, after, devic
         assert one.heatmaps["chance"].keys() == other.heatmaps["chance"].keys()
 
 
-def test_what_other_settings_have_left_is_not_continued(run):
+def test_a_file_of_other_settings_is_not_read(run):
     run("other", after=2)
     run("other", key="b")
     assert Counted.calls == 4
 
 
-def test_what_a_version_with_other_metrics_has_left_is_not_continued(run, tmp_path):
+def test_a_file_with_other_metrics_is_not_read(run, tmp_path):
     run("other", after=2)
     (path,) = (tmp_path / "other" / "unfinished").iterdir()
     state = torch.load(path, weights_only=True)
@@ -110,7 +110,7 @@ def test_nothing_is_saved_before_its_time(run, tmp_path):
     assert not (tmp_path / "early" / "unfinished").exists()
 
 
-def test_a_test_that_is_told_to_end_saves_all_whole_batches(run, tmp_path, capsys):
+def test_a_test_that_a_signal_ends_saves_all_whole_batches(run, tmp_path, capsys):
     whole = run("whole")
     run("told", after=2, seconds=1000, kind=SystemExit)
     assert "digit: saved 2 of 4 measured batches" in capsys.readouterr().out
