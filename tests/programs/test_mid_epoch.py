@@ -140,6 +140,6 @@ def test_other_steps_begin_with_an_epoch_and_not_inside_one(tmp_path):
     assert max(steps) == STEPS + (EPOCHS - 1) * ((8 * STEPS + 2) // 6) - 1
     killed(*TORCH, saved=3, step=4, folder=tmp_path / "inside")
     with pytest.raises(
-        SystemExit, match="inside an epoch, after 24 images, .* batches of 5 images: go on with as many"
+        SystemExit, match="whole batches of 5 images, got one after 24 images of an epoch: resume with as many"
     ):
         train(*TORCH, "data.batch_size=5", "ckpt_path=last", folder=tmp_path / "inside")
