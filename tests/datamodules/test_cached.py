@@ -58,17 +58,17 @@ def fit(tve, data, **settings):
 @pytest.fixture
 def computed(monkeypatch):
     """Which rows are computed: (what they provide, index)."""
-    found = []
+    rows = []
     for source in (MetaAttributions, Features):
 
         def watched(self, batch, epoch=0, call=source.__call__):
-            found.extend(
+            rows.extend(
                 ("meta" if "meta" in self.provides else "embedding", index) for index in batch["index"].tolist()
             )
             return call(self, batch, epoch)
 
         monkeypatch.setattr(source, "__call__", watched)
-    return found
+    return rows
 
 
 def light(target, grid, blocks, **settings):
@@ -131,14 +131,14 @@ def test_a_batch_holds_the_rows_and_labels_of_its_images(target, grid, tmp_path)
 def test_stored_rows_train_and_validate_as_their_images_do(target, grid, tmp_path):
     """In the first epoch, of which the patches are; up to half precision."""
     images = Images(TRAIN, VAL, batch_size=3, num_workers=0)
-    found = []
+    metrics_of_runs = []
     for data in (images, stored(tmp_path), stored(tmp_path)):
         torch.manual_seed(0)  # of the network's weights
         metrics = fit(light(target, grid, [1]), data).callback_metrics
-        found.append({name: value.item() for name, value in metrics.items()})
-    assert {"train/loss", "val/loss", "val/theorem1_covered"} <= found[0].keys()
-    assert found[1] == found[2]
-    assert found[1] == pytest.approx(found[0], rel=0.02, nan_ok=True)
+        metrics_of_runs.append({name: value.item() for name, value in metrics.items()})
+    assert {"train/loss", "val/loss", "val/theorem1_covered"} <= metrics_of_runs[0].keys()
+    assert metrics_of_runs[1] == metrics_of_runs[2]
+    assert metrics_of_runs[1] == pytest.approx(metrics_of_runs[0], rel=0.02, nan_ok=True)
 
 
 def test_for_a_network_that_looks_at_images_they_are_stored_as_they_are(target, grid, tmp_path):

@@ -66,11 +66,11 @@ class Reading(LightningModule):
 
 @pytest.fixture
 def paths(tmp_path):
-    found = [tmp_path / "images" / f"{i}.bmp" for i in range(6)]
-    found[0].parent.mkdir()
-    for i, path in enumerate(found):
+    paths = [tmp_path / "images" / f"{i}.bmp" for i in range(6)]
+    paths[0].parent.mkdir()
+    for i, path in enumerate(paths):
         Image.new("RGB", (8, 8), (10 * i + 5,) * 3).save(path)
-    return found
+    return paths
 
 
 def read(folder, paths, *sources, labels=(0, 1, 2, 0, 1, 2), **settings):

@@ -130,8 +130,8 @@ def test_canvases_with_spots_are_what_they_always_were():
     canvases = images(domain="spots")
     assert torch.equal(canvases, images())
     levels = [[134.465, 136.906, 130.998], [130.679, 121.014, 127.095], [120.817, 121.269, 121.608]]
-    found = canvases[:3].double().mean((2, 3))  # of each channel of the first three, which are rounded
-    torch.testing.assert_close(found, torch.tensor(levels).double(), rtol=0, atol=0.01)
+    colours = canvases[:3].double().mean((2, 3))  # of each channel of the first three, which are rounded
+    torch.testing.assert_close(colours, torch.tensor(levels).double(), rtol=0, atol=0.01)
     assert canvases.double().mean().item() == pytest.approx(127.7452, abs=0.01)
 
 

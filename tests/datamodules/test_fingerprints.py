@@ -31,12 +31,12 @@ BOXES = [[(1.0, 2.0, 9.0, 8.0)], [], [(0.0, 0.0, 4.0, 4.0), (5.0, 5.0, 20.0, 9.0
 @pytest.fixture
 def paths(tmp_path):
     """Four files of noise, uncompressed, so that their sizes are equal."""
-    found = [tmp_path / "images" / f"{i}.bmp" for i in range(4)]
-    found[0].parent.mkdir()
-    for i, path in enumerate(found):
+    paths = [tmp_path / "images" / f"{i}.bmp" for i in range(4)]
+    paths[0].parent.mkdir()
+    for i, path in enumerate(paths):
         pixels = np.random.default_rng(i).integers(0, 256, (24, 20, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
-    return found
+    return paths
 
 
 def image_files(files, **settings):
@@ -253,5 +253,5 @@ def test_the_two_halves_of_a_folder_have_fingerprints_of_their_own(tmp_path):
 
 def test_splits_of_digits_share_no_entry():
     data = DigitImages(64, size={"train": 3, "val": 3, "test": 3})
-    found = [data.fingerprint(split)["image"] for split in ("train", "val", "test")]
-    assert len(set(found)) == 3 and torch.is_tensor(data.dataset("val").labels)
+    hashes = [data.fingerprint(split)["image"] for split in ("train", "val", "test")]
+    assert len(set(hashes)) == 3 and torch.is_tensor(data.dataset("val").labels)

@@ -91,9 +91,9 @@ def test_the_simplex_of_a_model_has_its_width_and_the_data_sets_classes(target):
 def test_prototypes_point_from_the_mean_of_all_classes_to_each():
     embeddings, labels = torch.randn(11, 6), torch.tensor([0, 2, 1, 1, 3, 2, 2, 2, 0, 1, 2])  # uneven classes
     expected = references.prototypes(embeddings.tolist(), labels.tolist(), 4)
-    found = prototypes(embeddings, labels, 4)
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(4))
+    weight = prototypes(embeddings, labels, 4)
+    torch.testing.assert_close(weight, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weight.norm(dim=1), torch.ones(4))
 
 
 @pytest.mark.parametrize(("classes", "counts"), [(4, [2, 0, 1, 1]), (5, [2, 0, 1, 1, 0]), (2, [2, 0, 1, 1])])
@@ -174,19 +174,19 @@ def test_the_prototypes_of_a_model_are_of_what_it_makes_of_the_training_images(t
         embeddings = torch.cat([target.embed(target.normalise(image[None])) for image in dataset.images])
     expected = torch.tensor(references.prototypes(embeddings.tolist(), dataset.labels, 3))
     for batch_size in (2, 32):
-        found = prototypes_of(target, images_of(dataset), batch_size=batch_size)
-        assert not found.requires_grad
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        weight = prototypes_of(target, images_of(dataset), batch_size=batch_size)
+        assert not weight.requires_grad
+        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_limit_of_prototypes_is_spread_over_the_data_set(target):
     dataset = Few()
-    found = prototypes_of(target, images_of(dataset), limit=4)
+    weight = prototypes_of(target, images_of(dataset), limit=4)
     assert dataset.read == [0, 2, 4, 6]
     with torch.no_grad():
         embeddings = target.embed(target.normalise(dataset.images[dataset.read]))
     expected = torch.tensor(references.prototypes(embeddings.tolist(), [0, 0, 1, 2], 3))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match=r"of each of 3 classes, got \[1, 1, 0\] images of them: take more images"):
         prototypes_of(target, images_of(dataset), limit=2)
 
@@ -217,15 +217,15 @@ def asked(clip, monkeypatch):
 def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(clip, asked):
     model, tokenise = clip
     classes, templates = ["ant", "honey bee"], ["a photo of a {}.", "{}"]
-    found = text_embeddings(CLIP, "", classes, templates)
+    weight = text_embeddings(CLIP, "", classes, templates)
     assert asked == [(CLIP, None)] and not model.training
-    for row, name in zip(found, classes, strict=True):
+    for row, name in zip(weight, classes, strict=True):
         total = 0
         for template in templates:
             vector = model.encode_text(tokenise([template.replace("{}", name)]))[0]
             total = total + vector / vector.norm()
         torch.testing.assert_close(row, total / total.norm(), rtol=1e-3, atol=1e-5)
-    assert not found.requires_grad
+    assert not weight.requires_grad
 
 
 def test_text_embeddings_ask_for_the_weights_named(asked):
@@ -256,7 +256,7 @@ def test_prototypes_leave_corrupt_images_out_also_where_a_whole_batch_is(target)
     readable = [dataset[i] for i in (0, 1, 2, 6, 7, 8)]
     some = [dataset[i] if i not in (3, 4, 5) else None for i in range(9)]
     expected = prototypes_of(target, SimpleNamespace(dataset=lambda _: readable, classes="abc", num_workers=0))
-    found = prototypes_of(target, SimpleNamespace(dataset=lambda _: some, classes="abc", num_workers=0), batch_size=3)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    weight = prototypes_of(target, SimpleNamespace(dataset=lambda _: some, classes="abc", num_workers=0), batch_size=3)
+    torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match="expected readable training images for prototypes, got 4 that are all"):
         prototypes_of(target, SimpleNamespace(dataset=lambda _: [None] * 4, classes="abc", num_workers=0))

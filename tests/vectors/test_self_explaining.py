@@ -180,15 +180,15 @@ def test_training_brings_attributions_and_predictions_nearer(target, grid, twin,
     module = build(target, grid, twin, alpha=0.2, optimizer=partial(torch.optim.Adam, lr=3e-3))
     images = Marked(12)[torch.arange(12)]
     rows = module.sources[1](images)
-    found = []
+    errors_and_accuracies = []
     for epochs in (0, 40):
         trainer = fit(module.train(), tmp_path, epochs=epochs, num_sanity_val_steps=0)
         with torch.no_grad():
             logits, attributions = module.eval().predict_and_explain(images["image"])
         error = (explained(attributions, rows) - rows["shapley"]).square().mean().item()
-        found.append((error, (logits.argmax(-1) == images["label"]).float().mean().item()))
-    assert found[1][0] < 0.5 * found[0][0]
-    assert found[1][1] > 0.9
+        errors_and_accuracies.append((error, (logits.argmax(-1) == images["label"]).float().mean().item()))
+    assert errors_and_accuracies[1][0] < 0.5 * errors_and_accuracies[0][0]
+    assert errors_and_accuracies[1][1] > 0.9
     assert -1 <= trainer.callback_metrics["val/rank_correlation"] <= 1
 
 

@@ -64,14 +64,16 @@ def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build):
     own.test(module, data, verbose=False)
     assert sets["test"].read == list(range(5)) and not sets["val"].read and not sets["train"].read
     assert module.best == chosen
-    found = {name: value.item() for name, value in own.callback_metrics.items()}
-    assert found.keys() == {f"test/{which}/{name}" for which in ("untouched", "transferred") for name in MEASURED}
+    logged = {name: value.item() for name, value in own.callback_metrics.items()}
+    assert logged.keys() == {f"test/{which}/{name}" for which in ("untouched", "transferred") for name in MEASURED}
     fresh = build(lambda_2=[0.4, 1.0])
     trainer().validate(fresh, Images(val=lambda: Marked(5, seed=2), batch_size=5, num_workers=0), verbose=False)
     rows = {(row["lambda_1"], row["lambda_2"]): row for row in fresh.sweep}
     for which, point in (("untouched", (1.0, 0.0)), ("transferred", chosen)):
         expected = {name: rows[point][name] for name in MEASURED}
-        assert {name: found[f"test/{which}/{name}"] for name in MEASURED} == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert {name: logged[f"test/{which}/{name}"] for name in MEASURED} == pytest.approx(
+            expected, rel=1e-5, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("best", [(1.0, 0.0), (1.0, 1.0)])
@@ -80,8 +82,8 @@ def test_a_transferred_model_differs_from_the_untouched_one_unless_nothing_was_a
     module.best = best
     for _ in range(2):  # a second test begins anew
         own.test(module, Images(**marked_splits()[1]), verbose=False)
-        found = own.callback_metrics
-        same = [torch.equal(found[f"test/untouched/{name}"], found[f"test/transferred/{name}"]) for name in MEASURED]
+        logged = own.callback_metrics
+        same = [torch.equal(logged[f"test/untouched/{name}"], logged[f"test/transferred/{name}"]) for name in MEASURED]
         assert all(same) == (best == (1.0, 0.0))
 
 
@@ -103,8 +105,8 @@ def test_the_curve_is_a_history_of_csv_rows(build, tmp_path):
     assert [float(row["sweep/lambda_2"]) for row in rows] == [0, 0.5, 1]
     assert [int(row["step"]) for row in rows] == [0, 1, 2]
     for row, expected in zip(rows, sorted(module.sweep, key=lambda row: row["lambda_2"]), strict=True):
-        found = {name: float(row[f"sweep/{name}"]) for name in (*MEASURED, "lambda_1", "lambda_2")}
-        assert found == pytest.approx(expected, abs=1e-6)
+        logged = {name: float(row[f"sweep/{name}"]) for name in (*MEASURED, "lambda_1", "lambda_2")}
+        assert logged == pytest.approx(expected, abs=1e-6)
 
 
 def test_wandb_draws_the_curve_over_lambda_2(build, tmp_path):
@@ -268,8 +270,8 @@ def test_calibrated_attributions_have_the_size_of_the_labels(build, tmp_path):
     images = Marked(7, seed=1)[torch.arange(7)]
     rows = module.sources[1](images)
     module.best = module.points[-1]
-    found = module.eval()(images["image"], rows["explained"]).flatten(1)
-    best = (found * rows["shapley"]).sum() / found.square().sum()
+    heatmaps = module.eval()(images["image"], rows["explained"]).flatten(1)
+    best = (heatmaps * rows["shapley"]).sum() / heatmaps.square().sum()
     assert best.item() == pytest.approx(1, rel=1e-3)
     assert module.factors[module.best] != pytest.approx(1, rel=0.1)
 

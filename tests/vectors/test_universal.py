@@ -128,8 +128,8 @@ def test_its_vector_is_added_to_a_model_of_another_head(target, grid, images, tm
         lengths = moved.embed(moved.normalise(images)).norm(dim=-1)[:, None, None]
         expected = by_hand(moved, images, 0.25) @ moved.head.weight.mT * moved.head.scale / lengths
         classes = torch.tensor([0, 1, 2, 0, 1])
-        found = vector.eval()(images, classes).flatten(1)
-    torch.testing.assert_close(found, expected[torch.arange(5), :, classes], rtol=1e-3, atol=1e-4)
+        heatmaps = vector.eval()(images, classes).flatten(1)
+    torch.testing.assert_close(heatmaps, expected[torch.arange(5), :, classes], rtol=1e-3, atol=1e-4)
     again = exported_target(target, vector.export(tmp_path / "moved"))
     assert (again.head.reading, again.head.patch_scale.item()) == ("difference", 0.25)
 

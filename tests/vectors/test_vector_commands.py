@@ -65,9 +65,9 @@ def test_a_transfer_leaves_the_sweep_the_best_model_and_what_a_test_says_of_it(r
 
 @pytest.mark.slow
 def test_all_models_keep_the_head_of_the_base_model_and_explaining_ones_change_the_backbone(runs):
-    found = {name: read_weights(runs / name / "model.safetensors") for name in ("source", "predicting", "explaining")}
-    weights = {name: tensors for name, (_, tensors) in found.items()}
-    assert {name: identity["alpha"] for name, (identity, _) in found.items()} == {
+    files = {name: read_weights(runs / name / "model.safetensors") for name in ("source", "predicting", "explaining")}
+    weights = {name: tensors for name, (_, tensors) in files.items()}
+    assert {name: identity["alpha"] for name, (identity, _) in files.items()} == {
         "source": 0.5,
         "predicting": 1,
         "explaining": 0.5,
@@ -75,7 +75,7 @@ def test_all_models_keep_the_head_of_the_base_model_and_explaining_ones_change_t
     for name in ("source", "explaining"):
         assert torch.equal(weights[name]["head.weight"], weights["predicting"]["head.weight"])
         assert not torch.equal(weights[name]["backbone.norm.weight"], weights["predicting"]["backbone.norm.weight"])
-        assert found[name][0]["head"]["reading"] == "difference"
+        assert files[name][0]["head"]["reading"] == "difference"
     scaled, unchanged = (
         read_weights(runs / name)[1] for name in ("vector/scaled.safetensors", "predicting/model.safetensors")
     )
@@ -115,12 +115,12 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         "target._target_=explainers.vectors.exported_target",
         folder=runs / "evaluation",
     )
-    found = json.loads((runs / "evaluation/results.json").read_text())["results"]["small"]
-    assert found["no_transfer"]["e_rmse"] != found["no_transfer_scaled"]["e_rmse"]
-    assert {"accuracy", "iou", "relative_error", "rank_correlation", "rank_correlation_error"} <= found[
+    results = json.loads((runs / "evaluation/results.json").read_text())["results"]["small"]
+    assert results["no_transfer"]["e_rmse"] != results["no_transfer_scaled"]["e_rmse"]
+    assert {"accuracy", "iou", "relative_error", "rank_correlation", "rank_correlation_error"} <= results[
         "transferred"
     ].keys()
-    assert "accuracy" not in found["kernel_shap_50"]
+    assert "accuracy" not in results["kernel_shap_50"]
     assert all((runs / "evaluation" / name).is_file() for name in ("passes.png", "small.png", "table.md"))
 
 
