@@ -3,8 +3,9 @@
 A command starts and ends in `program`: it locks the `folder` of its run and answers `signals`. It checks `keys` of its
 config, writes the `record` of the run, and starts its other `processes`; `trainer` builds Lightning's trainer.
 
-On Ctrl-C or SIGTERM, every process of a command ends with 128 + the number of the signal (`signals`). A training first
-finishes its step and writes `last.ckpt` (`callbacks/last_checkpoint.py`); an evaluation writes what it has measured
-(`resuming.UnfinishedTest`). The same command then resumes from these files (`resuming`), unless its config or its
-files of weights have changed (`record`). On SIGUSR1, a SLURM job does the same and is requeued.
+On Ctrl-C or SIGTERM, a command first ends the processes that it has started, then exits with 128 + the number of the
+signal (`signals`). Before that, a training finishes its step and writes `last.ckpt` (`callbacks/last_checkpoint.py`),
+and an evaluation writes what it has measured (`resuming.UnfinishedTest`). The same command then resumes from these
+files (`resuming`), unless its config or its files of weights have changed (`record`). On SIGUSR1, a SLURM job does the
+same and is requeued.
 """

@@ -97,11 +97,11 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def passed_on_to(launcher: Any) -> Iterator[None]:
+def passed_on_to(launcher: "subprocess.Popen[bytes]") -> Iterator[None]:
     """Inside, a signal terminates a launcher, for whose end the body waits; then this process handles the signal.
 
     Args:
-        launcher: the `Popen` of torchrun.
+        launcher: torchrun.
     """
     received: list[int] = []
 
