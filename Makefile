@@ -90,7 +90,7 @@ lint: .venv/ready ## ruff and mypy
 	$(BIN)/mypy
 
 docs: .venv/docs ## build the documentation into site/; a broken link or an unknown argument in a docstring is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # with --quiet, warnings would be no errors
 
 .venv/docs: .venv/ready requirements-docs.txt
 	$(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-docs.txt
