@@ -142,9 +142,9 @@ def test_a_number_of_patches_that_cannot_be_correlated_is_refused(target, grid, 
 
 
 def test_the_study_leaves_its_table_and_figure(tmp_path):
-    overrides = ("target=tiny", "tasks=digits", "~tasks.imagenet_val")
+    overrides = ("target=tiny", "tasks=[digits]", "explainers=[]", "metrics=two_point", "figures=approximation")
     small = ("tasks.digits.data.size.test=3", "tasks.digits.data.eval_batch_size=2", "evaluation.patches=2")
-    evaluate("experiment=eval_two_point", *overrides, *small, "evaluation.subsets=[2,3]", *QUIET, folder=tmp_path)
+    evaluate(*overrides, *small, "evaluation.subsets=[2,3]", *QUIET, folder=tmp_path)
     found = json.loads((tmp_path / "results.json").read_text())["results"]["digits"]["two_point"]
     assert len(found["attribution"]) == len(found["expectation_3"]) == 6
     assert (tmp_path / "approximation.png").read_bytes().startswith(b"\x89PNG")

@@ -33,7 +33,7 @@ CONFIGS = {
         "trainer=ddp",
         "methods=[{TokenTM:{scale:softmax}}]",
     ),
-    "eval two points": ("eval", "experiment=eval_two_point", "explainers=[chance]"),
+    "eval two points": ("eval", "tasks=[imagenet_val]", "metrics=two_point", "figures=approximation"),
     "eval vectors": ("eval", "experiment=quickstart_vectors_eval"),
     "train": ("train", "data=digits"),
     "train cached": ("train", "experiment=anyhead_vit_tiny"),
