@@ -13,11 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from commands import QUIET, ROOT, SMALL_DIGITS, TINY_RUN, draw_images
+from commands import QUIET, ROOT, SMALL_DIGITS, TINY_RUN, composed, draw_images
 from fault_forks import Started, Work
 from fault_results import Torn, differences, parts
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from datamodules import write_beton
@@ -170,7 +169,7 @@ class Lab:
             draw_images(path / "train", count=48), draw_images(path / "val", count=8)
         elif name == "target.safetensors":
             torch.manual_seed(0)
-            save_file(instantiate(OmegaConf.load(ROOT / "configs/target/tiny.yaml").target.model).state_dict(), path)
+            save_file(instantiate(composed("target=tiny", folder=self.root).target.model).state_dict(), path)
         elif name == "head.safetensors":
             weight = torch.randn(2, 48, generator=torch.Generator().manual_seed(0))
             save_file({"weight": weight, "bias": torch.zeros(2)}, path)
