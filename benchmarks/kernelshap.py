@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 from benchmarks.explain import device_name, wait
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
-from explainers.sampling import shapley_coalitions, stream
+from explainers.sampling import stream
 from explainers.saved.records import versions
+from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.target import TargetModel
 

@@ -10,7 +10,8 @@ from torchmetrics import MeanMetric
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, mask_pixels
-from explainers.sampling import random_coalitions, stream
+from explainers.sampling import stream
+from explainers.shapley.coalition_draws import random_coalitions
 from explainers.target import TargetModel
 from explainers.target.storage import save_target
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder

@@ -7,7 +7,7 @@ import references
 import references_anyhead as slow
 import torch
 from conftest import timm_model
-from test_sampling import distance
+from test_coalition_draws import distance
 from torch import nn
 from toys import batch_of, game
 
@@ -15,7 +15,7 @@ from explainers.anyhead import CoalitionTeacher
 from explainers.anyhead.coalition_teacher import coalition_errors, coalition_loss
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.sampling import shapley_coalitions
+from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
 from explainers.training.sources import Features, complete

@@ -9,7 +9,7 @@ from torch import nn
 from toys import game
 
 from explainers.masking import PatchGrid
-from explainers.sampling import shapley_coalitions
+from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
 

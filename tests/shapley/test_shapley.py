@@ -11,7 +11,7 @@ from toys import game
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.sampling import shapley_coalitions
+from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.shapley.shapley import Shapley, efficient, shapley_loss

@@ -11,7 +11,8 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from explainers.errors import InputError
-from explainers.sampling import random_coalitions, stream
+from explainers.sampling import stream
+from explainers.shapley.coalition_draws import random_coalitions
 from explainers.shapley.networks import LightShapleyNetwork
 from explainers.shapley.shapley import Shapley
 from explainers.shapley.surrogate import Surrogate

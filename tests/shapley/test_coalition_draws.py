@@ -1,0 +1,153 @@
+"""Random coalitions, with which Shapley values are learned, and AnyHead's regions."""
+
+from functools import partial
+
+import pytest
+import references
+import references_anyhead
+import torch
+
+from explainers.anyhead.regions import region_coalitions
+from explainers.errors import InputError
+from explainers.shapley.coalition_draws import random_coalitions, shapley_coalitions, shapley_weights
+
+
+def distance(counts, probabilities):
+    """χ² of counts against probabilities, in standard deviations from its mean."""
+    expected = torch.tensor(probabilities) * counts.sum()
+    assert (counts[expected == 0] == 0).all()
+    inside = expected > 0
+    chi_square = ((counts - expected)[inside].square() / expected[inside]).sum()
+    freedom = int(inside.sum()) - 1
+    return (chi_square - freedom) / (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("num_patches", [2, 3, 9, 16])
+@pytest.mark.parametrize("paired", [True, False])
+def test_shapley_coalitions_have_the_sizes_of_the_shapley_kernel_exactly(num_patches, paired):
+    keep = shapley_coalitions(torch.arange(4000), num_patches, 6, seed=3, paired=paired)
+    assert keep.shape == (4000, 6, num_patches)
+    assert keep.dtype == torch.bool
+    for drawn in (keep[:, :1], keep[:, 4:5], keep[:, ::2]):  # independent ones: pairs have sizes k and N − k
+        counts = drawn.sum(-1).flatten().bincount(minlength=num_patches + 1)
+        if num_patches == 2:
+            assert counts.tolist() == [0, counts.sum(), 0]
+        else:
+            assert distance(counts, references.shapley_sizes(num_patches)) < 5
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("paired", [True, False])
+def test_coalitions_of_any_power_have_the_sizes_that_it_asks_for(power, paired):
+    keep = shapley_coalitions(torch.arange(4000), 9, 6, seed=3, paired=paired, power=power)
+    for drawn in (keep[:, :1], keep[:, 4:5], keep[:, ::2]):
+        counts = drawn.sum(-1).flatten().bincount(minlength=10)
+        assert distance(counts, references_anyhead.coalition_sizes(9, power)) < 5
+    if power == 0:
+        assert distance(keep[:, 0].sum(-1).bincount(minlength=10), [0, *[1 / 8] * 8, 0]) < 5
+    if power == 1:
+        assert torch.equal(keep, shapley_coalitions(torch.arange(4000), 9, 6, seed=3, paired=paired))
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+def test_weighed_coalitions_of_any_power_stand_for_those_of_the_shapley_kernel(power):
+    """The expectation of any function of the size is the same: exactly, and as a mean over draws."""
+    drawn, kernel = references_anyhead.coalition_sizes(9, power), references.shapley_sizes(9)
+    one_of_each = torch.ones(9, 9).tril(-1)[1:].bool()  # of the sizes 1 to 8
+    weights = shapley_weights(one_of_each, power)
+    torch.testing.assert_close(weights * torch.tensor(drawn[1:9]), torch.tensor(kernel[1:9]))
+    keep = shapley_coalitions(torch.arange(4000), 9, 6, seed=3, power=power)
+    weights, sizes = shapley_weights(keep, power), keep.sum(-1)
+    assert weights.shape == (4000, 6)
+    for size in range(1, 9):
+        share = (weights * (sizes == size)).mean().item()
+        assert share == pytest.approx(kernel[size], abs=5 * (kernel[size] * weights.max().item() / 12_000) ** 0.5)
+    assert weights.mean().item() == pytest.approx(1, abs=0.03)
+    assert (weights == 1).all() == (power == 1)
+
+
+def test_random_coalitions_have_every_size_equally_often():
+    keep = random_coalitions(torch.arange(4000), 9, 3, seed=3)
+    assert keep.shape == (4000, 3, 9)
+    assert keep.dtype == torch.bool
+    for m in range(3):
+        assert distance(keep[:, m].sum(-1).bincount(minlength=10), [0.1] * 10) < 5
+
+
+@pytest.mark.parametrize("num_patches", [4, 9, 16, 49])
+def test_coalitions_of_regions_have_every_size_from_1_to_all_but_1_equally_often(num_patches):
+    keep = region_coalitions(torch.arange(4000), num_patches, 3, seed=3)
+    assert keep.shape == (4000, 3, num_patches)
+    assert keep.dtype == torch.bool
+    sizes = [0, *[1 / (num_patches - 1)] * (num_patches - 1), 0]
+    for m in range(3):
+        assert distance(keep[:, m].sum(-1).bincount(minlength=num_patches + 1), sizes) < 5
+
+
+@pytest.mark.parametrize("num_patches", [4, 9, 196])
+def test_every_patch_is_in_half_of_the_coalitions_of_regions(num_patches):
+    keep = region_coalitions(torch.arange(3000), num_patches, 2, seed=1).flatten(0, 1)
+    assert (keep.double().mean(0) - 0.5).abs().max() < 5 * (0.25 / len(keep)) ** 0.5
+
+
+def test_small_regions_do_not_prefer_the_border_of_the_image():
+    """Where an interpolation repeats its last values, small coalitions lie at the border, two to six times as often."""
+    keep = region_coalitions(torch.arange(4000), 196, 4, seed=1).flatten(0, 1)
+    small = keep[keep.sum(-1) < 20].float().mean(0).view(14, 14)
+    ring = torch.ones(14, 14, dtype=torch.bool)
+    ring[1:-1, 1:-1] = False
+    corners = small[[0, 0, -1, -1], [0, -1, 0, -1]]
+    assert 0.8 < small[ring].mean() / small.mean() < 1.25
+    assert 0.6 < corners.mean() / small.mean() < 1.5
+
+
+@pytest.mark.parametrize("side", [3, 7, 14])
+def test_neighbours_are_in_one_region_more_often_than_patches_drawn_one_by_one_and_far_ones_are_not(side):
+    regions, alone = (
+        draw(torch.arange(1500), side**2, 2, seed=1).unflatten(-1, (side, side))
+        for draw in (region_coalitions, partial(shapley_coalitions, paired=False, power=0))
+    )
+
+    def together(keep, down, right):
+        """How often two patches so far apart are both in the coalition, or both not."""
+        return (keep[..., down:, right:] == keep[..., : side - down, : side - right]).float().mean()
+
+    for down, right in ((0, 1), (1, 0)):
+        assert together(regions, down, right) > together(alone, down, right) + 0.05
+    assert together(regions, side - 1, side - 1) < together(alone, side - 1, side - 1) + 0.02
+
+
+@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions])
+def test_of_a_size_every_coalition_is_drawn_equally_often(draw):
+    keep = draw(torch.arange(20_000), 4, 1, seed=1)[:, 0]
+    for size, codes in ((1, [1, 2, 4, 8]), (2, [3, 5, 6, 9, 10, 12]), (3, [7, 11, 13, 14])):
+        drawn = keep[keep.sum(1) == size]
+        counts = (drawn * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)[codes]
+        assert counts.sum() == len(drawn) > 3000
+        assert distance(counts, [1 / len(codes)] * len(codes)) < 5
+
+
+@pytest.mark.parametrize("count", [6, 7])
+def test_paired_coalitions_are_complements_and_unpaired_ones_are_not(count):
+    index = torch.arange(300)
+    keep = shapley_coalitions(index, 16, count, seed=0)
+    assert keep.shape == (300, count, 16)
+    assert torch.equal(keep[:, 1::2], ~keep[:, 0 : count - count % 2 : 2])
+    assert (keep[:, 2] == keep[:, 1]).all(-1).float().mean() < 0.05
+    alone = shapley_coalitions(index, 16, count, seed=0, paired=False)
+    assert (alone[:, 1] == ~alone[:, 0]).all(-1).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("draw", [random_coalitions, shapley_coalitions, region_coalitions])
+def test_an_image_draws_the_same_coalitions_alone_as_in_a_batch_and_others_in_another_epoch(draw):
+    index = torch.tensor([3, 1_281_166, 0, 2**35])
+    together = draw(index, 49, 4, 9)
+    assert torch.equal(together, torch.cat([draw(index[i : i + 1], 49, 4, 9) for i in range(4)]))
+    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(together, draw(index, 49, 4, 10))
+
+
+@pytest.mark.parametrize("draw", [shapley_coalitions, region_coalitions])
+def test_a_single_patch_is_refused_where_the_empty_coalition_and_the_full_one_do_not_count(draw):
+    with pytest.raises(InputError, match="^expected coalitions of at least 2 patches, got 1: take smaller patches$"):
+        draw(torch.arange(3), 1, 2, seed=0)
