@@ -19,8 +19,9 @@ DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages of `PAGES`, and one for each room in the table of CONTRIBUTING.md; fill folders in `nav`."""
+    """Add the pages of `PAGES` and of the API, one for each room in CONTRIBUTING.md; fill folders in `nav`."""
     pages = {page: (ROOT / file).read_text() for file, page in PAGES.items()}
+    pages["api/index.md"] = "# API\n\n::: explainers\n    options: {show_submodules: false}\n"
     for names in ROOMS.findall(pages["contributing.md"]):
         pages |= {f"api/{room}.md": api_page(room) for room in re.findall(r"\w+", names)}
     for page, text in pages.items():
@@ -55,7 +56,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         aim = normpath(PurePosixPath(file).parent / (link["path"] or link["source"]))
         aim_page = PAGES.get(aim, aim.removeprefix("docs/"))
         if files.get_file_from_path(aim_page) is None and (ROOT / aim).exists():
-            return link["text"]
+            return link["text"] or link["source"]
         moved = relpath(aim_page, PurePosixPath(path).parent)
         return moved if link["source"] else f"[{link['text']}]({moved}{link['anchor'] or ''})"
 
