@@ -1,4 +1,4 @@
-"""Time and memory of a call relative to another, in one run; `benchmarks/posthoc.py` says what is counted."""
+"""Time and memory of a call relative to another, in one run; `benchmarks/posthoc.py` explains what is counted."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from torch.autograd.profiler import profile
 
 from benchmarks.explain import wait
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler, which counts the memory, else tells of missing GPUs
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise the profiler warns about missing GPUs
 Call = Callable[[], Tensor]
 
 
@@ -27,7 +27,7 @@ class Comparison:
         beside: what it is compared with.
         ours: the call of this project, and its number of images.
         other: the other call, and its number of images.
-        same: both compute the same for the images that both explain.
+        same: whether both compute equal heatmaps for the images that both explain.
         time_aim: largest relative time that is aimed at.
         memory_aim: largest relative memory that is aimed at.
     """
@@ -43,7 +43,7 @@ class Comparison:
 
 def peak_memory(call: Call, device: torch.device) -> tuple[Tensor, int]:
     """The result of a call, and its peak memory in bytes, without what was allocated before."""
-    gc.collect()  # otherwise what earlier calls left is freed at any time, and counted as less memory
+    gc.collect()  # garbage of earlier calls, freed during this call, would lower its peak
     if device.type == "cuda":
         wait(device)
         before = torch.cuda.memory_allocated(device)
@@ -53,8 +53,8 @@ def peak_memory(call: Call, device: torch.device) -> tuple[Tensor, int]:
     with profile(profile_memory=True, use_kineto=False) as profiler:
         result = call()
     events: Any = profiler.kineto_results
-    found = sorted(events.events(), key=lambda event: event.start_ns())
-    sizes = torch.tensor([0, *(event.nbytes() for event in found if event.name() == "[memory]")])
+    in_order = sorted(events.events(), key=lambda event: event.start_ns())
+    sizes = torch.tensor([0, *(event.nbytes() for event in in_order if event.name() == "[memory]")])
     return result, int(sizes.cumsum(0).max())
 
 

@@ -72,21 +72,33 @@ def explain(method: str, module: nn.Module, images: Tensor) -> object:
     return module(images)
 
 
-def seconds(calls: Mapping[str, Call], images: Tensor, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call in each of `rounds` rounds; one more round before them is not counted."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(1 + rounds):
+def seconds(
+    calls: Mapping[Any, Call],
+    images: Tensor,
+    rounds: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Any, list[float]]:
+    """Seconds of every call in each of `rounds` rounds, in which calls take turns, after `warm_up` uncounted rounds."""
+    taken: dict[Any, list[float]] = {name: [] for name in calls}
+    for _ in range(warm_up + rounds):
         for name, call in calls.items():
             wait(images.device)
-            start = time.perf_counter()
+            start = clock()
             call(images)
             wait(images.device)
-            taken[name].append(time.perf_counter() - start)
-    return {name: durations[1:] for name, durations in taken.items()}
+            taken[name].append(clock() - start)
+    return {name: durations[warm_up:] for name, durations in taken.items()}
+
+
+def device_of(choice: str) -> torch.device:
+    """The device of an option `--device`: auto takes a GPU if there is one."""
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(auto if choice == "auto" else choice)
 
 
 def wait(device: torch.device) -> None:
-    """Return when all work of the device is done."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -164,10 +176,9 @@ def device_name(device: torch.device) -> str:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All measured numbers, with the settings and the machine, as `--output` writes them."""
+    """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
-    cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
-    device = torch.device("cuda" if cuda else "cpu")
+    device = device_of(options.device)
     machine = {key: vars(options)[key] for key in ("threads", "precision", "batch_size", "rounds", "classes")}
     results: dict[str, Any] = {"machine": versions() | {"device": device_name(device)} | machine, "networks": {}}
     for target in options.target:

@@ -152,7 +152,8 @@ class Steps:
     """
 
     def __init__(self, cfg: DictConfig, module: Any, device: str = "cpu", cuda: bool = True) -> None:
-        self.cfg, self.module = cfg, module
+        self.cfg = cfg
+        self.module = module
         self.trained = [weight for weight in module.parameters() if weight.requires_grad]
         self.optimizer = module.optimizer(self.trained)
         for group in self.optimizer.param_groups if cuda else ():
@@ -164,7 +165,8 @@ class Steps:
         self.types: Any = amp if mixed else nullcontext
         self.accumulated = cfg.trainer.accumulate_grad_batches
         sizes = [weight.numel() for weight in self.trained]
-        distributed, strategy = cuda and cfg.trainer.devices != 1, cfg.trainer.strategy
+        distributed = cuda and cfg.trainer.devices != 1
+        strategy = cfg.trainer.strategy
         self.buckets = torch.zeros(sum(sizes) if distributed else 0, device=device)
         self.views = distributed and not isinstance(strategy, str) and strategy.gradient_as_bucket_view
         parts = self.buckets.split(sizes) if self.views else [torch.zeros_like(weight) for weight in self.trained]

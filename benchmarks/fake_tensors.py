@@ -69,7 +69,8 @@ class Memory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.current, self.peak = 0, 0
+        self.current = 0
+        self.peak = 0
         self.alive: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

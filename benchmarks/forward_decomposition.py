@@ -1,4 +1,4 @@
-"""What the methods of `explainers.posthoc` avoid: tensors of T × T × D. `benchmarks/posthoc.py` measures both.
+"""DecompX and GlobEnc by tensors of T × T × D, which `explainers.posthoc` avoids; for `benchmarks/posthoc.py`.
 
 For plain ViTs of timm with a class token. Vectorised, one image at a time, without gradients.
 """
@@ -20,7 +20,7 @@ def decompx_skip_plus(target: TargetModel, grid: PatchGrid, images: Tensor, clas
     """DecompX of the logit, summed over the start layers ⌈L/2⌉ ... L − 1, as both papers define it.
 
     From each start layer on, a tensor a (T, T + 1, D) goes through all later layers (Modarressi et al., 2023): a[i, j]
-    is what token j of the start layer gives to token i, and the last a[i, T] is what the biases give.
+    is the contribution of token j of the start layer to token i, and a[i, T] is the contribution of the biases.
 
     Args:
         target: the model to explain.
@@ -31,10 +31,12 @@ def decompx_skip_plus(target: TargetModel, grid: PatchGrid, images: Tensor, clas
     Returns:
         Heatmaps, (B, P, P).
     """
-    heatmaps, layers = [], len(blocks_of(target))
+    heatmaps = []
+    layers = len(blocks_of(target))
     for image, label in zip(images, classes.tolist(), strict=True):
         inputs, attention = record(target, image)
-        v, starts = target.head.weight[label], range(-(-layers // 2), layers)
+        v = target.head.weight[label]
+        starts = range(-(-layers // 2), layers)
         sources = torch.stack([decompose(target, inputs, attention, start) @ v for start in starts]).sum(0)
         patches = sources[num_prefix_tokens(target) : -1]
         heatmaps.append(sum_on_grid(patches.unflatten(0, (round(len(patches) ** 0.5), -1)), grid.side))
@@ -43,7 +45,9 @@ def decompx_skip_plus(target: TargetModel, grid: PatchGrid, images: Tensor, clas
 
 def record(target: TargetModel, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The tokens (T, D) that enter each block, and its attention weights (A, T, T)."""
-    backbone, inputs, attention = target.backbone, [], []
+    backbone = target.backbone
+    inputs: list[Tensor] = []
+    attention: list[Tensor] = []
     tokens = backbone.norm_pre(backbone._pos_embed(backbone.patch_embed(target.normalise(image[None]))))
     for block in backbone.blocks:
         q, k, _ = block.attn.qkv(block.norm1(tokens))[0].unflatten(-1, (3, block.attn.num_heads, -1)).unbind(1)
@@ -54,7 +58,7 @@ def record(target: TargetModel, image: Tensor) -> tuple[list[Tensor], list[Tenso
 
 
 def decompose(target: TargetModel, inputs: list[Tensor], attention: list[Tensor], start: int) -> Tensor:
-    """What each token that enters block `start`, and what all biases, give to the embedding: (T + 1, D)."""
+    """Contributions to the embedding of each token that enters block `start`, and of all biases: (T + 1, D)."""
     tokens = inputs[start]
     parts = tokens.new_zeros(len(tokens), len(tokens) + 1, tokens.shape[-1])
     parts.diagonal().copy_(tokens.mT)
@@ -65,7 +69,8 @@ def decompose(target: TargetModel, inputs: list[Tensor], attention: list[Tensor]
 
 def through_block(block: Any, parts: Tensor, attention: Tensor) -> Tensor:
     """The parts (T, T + 1, D) after a block, for attention weights (A, T, T)."""
-    width, qkv = parts.shape[-1], block.attn.qkv
+    width = parts.shape[-1]
+    qkv = block.attn.qkv
     values = linear(normalise(block.norm1, parts), qkv.weight[-width:], qkv.bias[-width:])
     values = values.unflatten(-1, (len(attention), -1))
     mixed = torch.einsum("hij,jshd->ishd", attention, values).flatten(2)
@@ -77,7 +82,7 @@ def through_block(block: Any, parts: Tensor, attention: Tensor) -> Tensor:
 
 
 def normalise(norm: Any, parts: Tensor) -> Tensor:
-    """LayerNorm of parts (..., T + 1, D), whose standard deviation is that of their sum."""
+    """LayerNorm of parts (..., T + 1, D), with the standard deviation of their sum."""
     deviation = (parts.sum(-2).var(-1, correction=0) + norm.eps).sqrt()
     scaled = (parts - parts.mean(-1, keepdim=True)) * (norm.weight / deviation[..., None, None])
     scaled[..., -1, :] += norm.bias
@@ -92,7 +97,7 @@ def linear(parts: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:
-    """The norms that `decomposition.contribution_norms` computes, of vectors (B, T, T, D) that are computed."""
+    """The norms of GlobEnc, from vectors (B, T, T, D)."""
     parts = torch.einsum("bhij,bhjd->bijd", attention, paths)
     parts.diagonal(dim1=1, dim2=2).add_(tokens.mT)
     return parts.norm(dim=-1)

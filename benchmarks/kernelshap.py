@@ -4,11 +4,10 @@
     python benchmarks/kernelshap.py --target-size base --images 1 --output kernelshap.json
 
 Both explain the probability of the predicted class of the same model (random weights) for the same images and the same
-coalitions of patches, which include all patches and no patch. A hidden patch is 0 after normalisation. captum gets our
-coalitions, because its own random coalitions would change the values far more than its fit does. captum explains one
-image at a time: once with its default of 1 perturbation per evaluation, and once with `--perturbations-per-eval`. In
-every round each method runs once, after a call with few coalitions that is not counted. Compare numbers of the same run
-only.
+coalitions of patches, which include all patches and no patch. A hidden patch is 0 after normalisation. captum gets the
+coalitions of this project: other random coalitions would change the values far more than another fit does. captum
+explains one image at a time, with its default of 1 perturbation per evaluation and with `--perturbations-per-eval`.
+Every method runs once in a round, after an uncounted call with few coalitions. Compare numbers of the same run only.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import device_name, wait
+from benchmarks.explain import device_name, device_of, wait
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
 from explainers.sampling import stream
@@ -73,6 +72,12 @@ def build(size: str, device: torch.device) -> tuple[TargetModel, PatchGrid]:
     return target.to(device).eval(), grid
 
 
+def random_images(count: int, side: int, device: torch.device) -> Tensor:
+    """Random images with coarse detail: uint8, (count, 3, side, side)."""
+    coarse = torch.randint(0, 256, (count, 3, 8, 8), device=device).float()
+    return torch.nn.functional.interpolate(coarse, side, mode="bilinear").to(torch.uint8)
+
+
 def feature_mask(grid: PatchGrid, device: torch.device) -> Tensor:
     """Patch number of every pixel, (1, 1, H, W)."""
     patches = torch.arange(grid.num_patches, device=device).view(1, 1, grid.side, grid.side)
@@ -109,7 +114,8 @@ def explain_captum(
         "perturbations_per_eval": batch,
         "return_input_shape": False,
     }
-    shap, normalised = KernelShap(target.probabilities), target.normalise(images)
+    shap = KernelShap(target.probabilities)
+    normalised = target.normalise(images)
     shap.perturb_func = coalition_by_coalition
     values = [shap.attribute(normalised[i : i + 1], 0, int(classes[i]), **settings) for i in range(len(images))]
     return torch.cat(values)
@@ -132,14 +138,12 @@ def take_turns(
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All measured numbers, with the settings and the machine, as `--output` writes them."""
+    """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
-    device = torch.device("cuda" if cuda else "cpu")
+    device = device_of(options.device)
     target, grid = build(options.target_size, device)
-    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
-    images = torch.nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
+    images = random_images(options.images, grid.image_size, device)
     calls = {"ours": partial(explain_ours, target, grid, options.chunk_size)}
     for batch in sorted({1, options.perturbations_per_eval}):
         calls[f"captum, {batch} at a time"] = partial(explain_captum, target, grid, batch)

@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="number of counted epochs (3)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder, beton = options.root, Path(temporary) / "images.beton"
+        folder = options.root
+        beton = Path(temporary) / "images.beton"
         if folder is None:
             folder = Path(temporary) / "images"
             folder.mkdir()

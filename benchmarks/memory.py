@@ -65,8 +65,9 @@ def overrides_of(name: str) -> list[str]:
     return [f"experiment={first}", *others]
 
 
-def fits(found: Account) -> bool:
-    return found.peak <= (CARD - RESERVE) * GIB
+def fits(needed: Account) -> bool:
+    """Whether the peak leaves the reserve of the card free."""
+    return needed.peak <= (CARD - RESERVE) * GIB
 
 
 def remedy(overrides: Sequence[str]) -> str:
@@ -74,9 +75,9 @@ def remedy(overrides: Sequence[str]) -> str:
     for choices in smaller(composed(*overrides)):
         if choices and fits(account(composed(*overrides, *choices[-1]))):
             for settings in choices:
-                found = account(composed(*overrides, *settings))
-                if fits(found):
-                    return f"{' '.join(settings)}: {found.peak / GIB:.2f}"
+                needed = account(composed(*overrides, *settings))
+                if fits(needed):
+                    return f"{' '.join(settings)}: {needed.peak / GIB:.2f}"
     return "no size does"
 
 
@@ -86,7 +87,8 @@ def smaller(cfg: Any) -> Iterator[list[list[str]]]:
     keys = {"explainer.chunk_size": part, "explainer.teacher.chunk_size": part.get("teacher") or {}}
     for key, holder in keys.items():
         yield [[f"{key}={size}"] for size in halves(holder.get("chunk_size", 0)) if size >= 16]
-    images, times = cfg.data.batch_size, cfg.trainer.accumulate_grad_batches
+    images = cfg.data.batch_size
+    times = cfg.trainer.accumulate_grad_batches
     yield [
         [f"data.batch_size={size}", f"trainer.accumulate_grad_batches={images // size * times}"]
         for size in halves(images)
@@ -103,13 +105,13 @@ def row(name: str) -> str:
     cfg = composed(*overrides_of(name))
     if not cfg.fit:
         return f"| {name} |{' – |' * 9} trains nothing (fit=false) |"
-    found = account(cfg)
-    counts = [found.frozen, found.trained, found.gradients, found.states, found.buckets, found.activations]
+    needed = account(cfg)
+    counts = [needed.frozen, needed.trained, needed.gradients, needed.states, needed.buckets, needed.activations]
     cells = [f"{count / GIB:.3f}" for count in counts] + [
-        f"{peak / GIB:.2f}" for peak in (found.step, found.evaluation)
+        f"{peak / GIB:.2f}" for peak in (needed.step, needed.evaluation)
     ]
-    verdict = "yes" if fits(found) else f"no; {remedy(overrides_of(name))}"
-    return f"| {' | '.join([name, str(found.images), *cells, verdict])} |"
+    verdict = "yes" if fits(needed) else f"no; {remedy(overrides_of(name))}"
+    return f"| {' | '.join([name, str(needed.images), *cells, verdict])} |"
 
 
 def header(*titles: str) -> str:

@@ -11,14 +11,14 @@ Both libraries get the same ViT of random weights, images, random heatmaps, mean
 - all curves beside SRG, and six curves of pixels, of heatmaps scaled up to the image, beside six of patches
 
 The calls are of RegionPerturbation, which removes one patch after the other, the most important first (`morf`) or last
-(`lerf`), and returns f(x) − f(x without them). So it coincides with a sweep that has a level for each patch: `morf` is
-its removed side, `lerf` its preserved side in reverse. As f it gets the target with one of `QUANTITIES` as output.
-PixelFlipping, whose steps cut through patches of three channels, and ROAD, which imputes pixels, do not coincide.
+(`lerf`), and returns f(x) − f(x without them). This equals a sweep with a level for each patch: `morf` is its
+removed side, `lerf` its preserved side in reverse. f is the target with one of `QUANTITIES` as output.
+PixelFlipping, whose steps cut through patches of three channels, and ROAD, which imputes pixels, are not equal to it.
 
-First every call is made for one image: for the forward passes, and to see that both libraries find the same numbers.
-Then all calls take turns. Deletion and AOPC need the same call; it is made once in a round, and its time counted for
-both. On CPUs it is the time of the processor, so that other work on the machine hardly counts. Relative times, of this
-project divided by the other, are medians of the rounds' ratios. Compare numbers of the same run only.
+First every call is made for one image, to count forward passes and to check that both libraries compute the same
+numbers. Then all calls take turns. Deletion and AOPC need the same call; it is made once in a round, and counted for
+both. On CPUs, processor time is measured, which other work on the machine hardly changes. A relative time, of this
+project divided by the other, is the median of the rounds' ratios. Compare numbers of the same run only.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import Call, device_name, gflops, wait
-from benchmarks.kernelshap import SIZES, build
+from benchmarks.explain import Call, device_name, device_of, gflops, seconds
+from benchmarks.kernelshap import SIZES, build, random_images
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
@@ -77,7 +77,8 @@ class Output(nn.Module):
 
     def __init__(self, target: TargetModel, quantity: str) -> None:
         super().__init__()
-        self.target, self.quantity = target, quantity
+        self.target = target
+        self.quantity = quantity
 
     def forward(self, normalised: Tensor) -> Tensor:
         logits = self.target.classify(self.target.embed(normalised))
@@ -88,7 +89,9 @@ class Output(nn.Module):
 
 def sweep(case: Case, curves: Sequence[Curve], order: Order, images: Tensor) -> Tensor:
     """Measure heatmaps as `Evaluation` does; the outputs of the sweep, (B, 4, 2, levels)."""
-    target, count, levels = case.target, len(images), case.grid.num_patches + 1
+    target = case.target
+    count = len(images)
+    levels = case.grid.num_patches + 1
     masked = Sweep(target, case.grid, "zero", levels, order, case.chunk_size, needed_sides(curves))
     normalised, classes = target.normalise(images), case.classes[:count]
     whole = target.classify(target.embed(normalised))
@@ -145,16 +148,14 @@ def check_same(case: Case, image: Tensor) -> float:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All measured numbers, with the settings and the machine, as `--output` writes them."""
+    """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(auto if options.device == "auto" else options.device)
+    device = device_of(options.device)
     target, own = build(options.target_size, device)
     target.requires_grad_(False).head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
     grid = PatchGrid(own.image_size, own.image_size // options.patches_per_side)
-    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
-    images = nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
+    images = random_images(options.images, grid.image_size, device)
     heatmaps = torch.rand(options.images, grid.side, grid.side, device=device)
     keys = "threads", "target_size", "images", "patches_per_side", "rounds", "chunk_size"
     machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
@@ -167,29 +168,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             results["largest_difference"] = check_same(case, images[:1])
             calls |= {run: partial(region_perturbation, case, *run) for run in needed(PRESET)}
         passes = {name: gflops(call, images[:1]) / gflops(target, images[:1]) for name, call in calls.items()}
-        taken = take_turns(calls, images, options.rounds)
+        clock = time.perf_counter if device.type == "cuda" else time.process_time  # of all threads
+        taken = seconds(calls, images, options.rounds, warm_up=0, clock=clock)
     return results | {"comparisons": compare(taken, passes, options.images)}
-
-
-def take_turns(calls: Mapping[Any, Call], images: Tensor, rounds: int) -> dict[Any, list[float]]:
-    """Seconds of every call in each round: of the processor (all threads), or of the clock for a GPU."""
-    now = time.perf_counter if images.device.type == "cuda" else time.process_time
-    taken: dict[Any, list[float]] = {name: [] for name in calls}
-    wait(images.device)
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = now()
-            call(images)
-            wait(images.device)
-            taken[name].append(now() - start)
-    return taken
 
 
 def compare(taken: Mapping[Any, list[float]], passes: Mapping[Any, float], images: int) -> list[dict[str, Any]]:
     """The numbers of all comparisons, from the seconds in each round and the forward passes of the calls made."""
     runs = needed(PRESET)
     enough = [run for run in dict.fromkeys(runs) if run[0] != "log_probability"]
-    found = []
+    comparisons = []
     for name, beside, others, aim in (
         ("six curves", f"Quantus, {len(runs)} calls", runs, 1 / 10),
         ("six curves", f"Quantus, {len(enough)} calls", enough, None),
@@ -206,19 +194,19 @@ def compare(taken: Mapping[Any, list[float]], passes: Mapping[Any, float], image
         numbers["ms_per_image"] = [1e3 * median(durations) / images for durations in (taken[name], other)]
         numbers["forward_passes"] = [round(passes[name]), round(sum(passes[call] for call in others))]
         numbers |= {"relative_time": median(ratios), "spread": [min(ratios), max(ratios)], "time_aim": aim}
-        found.append(numbers)
-    return found
+        comparisons.append(numbers)
+    return comparisons
 
 
 def markdown(results: dict[str, Any]) -> str:
     """A table with one line per comparison."""
     numbers = "ms/image | Beside | Forward passes/image | Beside | Relative time (smallest, largest) | Aim"
     lines = [f"| This project | Beside | {numbers} |", "| --- " * 8 + "|"]
-    for found in results["comparisons"]:
-        cells = [found["name"], found["beside"], *(f"{each:.3g}" for each in found["ms_per_image"])]
-        spread = ", ".join(f"{each:.3g}" for each in found["spread"])
-        cells += [*map(str, found["forward_passes"]), f"{found['relative_time']:.3g} ({spread})"]
-        lines.append(f"| {' | '.join(cells)} | {found['time_aim'] or '–'} |")
+    for row in results["comparisons"]:
+        cells = [row["name"], row["beside"], *(f"{each:.3g}" for each in row["ms_per_image"])]
+        spread = ", ".join(f"{each:.3g}" for each in row["spread"])
+        cells += [*map(str, row["forward_passes"]), f"{row['relative_time']:.3g} ({spread})"]
+        lines.append(f"| {' | '.join(cells)} | {row['time_aim'] or '–'} |")
     return "\n".join(lines)
 
 

@@ -4,8 +4,8 @@
     python benchmarks/posthoc.py --threads 1 --precision bf16 --rounds 5 --output posthoc.json
     python benchmarks/posthoc.py --skip masks --skip sweep --images 16
 
-The target has random weights, which do not change the speed of any of these methods but ViT-CX: its number of masks
-depends on the image. What is compared, `--skip` leaves it out:
+The target has random weights. They change the speed of ViT-CX alone, whose number of masks depends on the image. The
+comparisons, each of which `--skip` leaves out:
 
 - `decompx`: one forward and one backward pass for all start layers, beside DecompX as it is defined, with a tensor of
   T × (T + 1) × D that goes forward from every start layer (`forward_decomposition.py`), for the first image alone
@@ -15,11 +15,10 @@ depends on the image. What is compared, `--skip` leaves it out:
 - `sweep`: the perturbation sweep of 11 levels, with tokens that leave the sequence beside pixels set to 0
 - `globenc`: the norms of one layer from inner products, beside vectors of T × T × D
 
-In every round both run once; a relative time is the median of the rounds' ratios. Before the rounds each runs once for
-its memory, which is not counted as time. Memory is the largest sum of bytes that PyTorch's allocator had given out and
-not got back at any time of the call. So weights and images, which are there before the call, do not count, and neither
-does what oneDNN and MKL allocate for themselves. Everything is per image; relative times and memory are those of this
-project divided by those of the other way. Compare numbers of the same run only.
+Both run once in every round; a relative time is the median of the rounds' ratios. Memory is measured in one uncounted
+call before the rounds: it is the peak of what PyTorch's allocator holds during the call. Weights and images, allocated
+before the call, do not count, nor does memory that oneDNN and MKL allocate themselves. All numbers are per image;
+relative time and memory are this project's divided by the other way's. Compare numbers of the same run only.
 """
 
 import argparse
@@ -38,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks import forward_decomposition
 from benchmarks.comparison import Comparison, compare
-from benchmarks.explain import device_name
-from benchmarks.kernelshap import SIZES, build
+from benchmarks.explain import device_name, device_of
+from benchmarks.kernelshap import SIZES, build, random_images
 from explainers import posthoc
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, Removal
@@ -57,8 +56,7 @@ def comparisons(options: argparse.Namespace, device: torch.device) -> Iterator[t
     """Pairs of a group and one of its comparisons."""
     target, grid = build(options.target_size, device)
     target.head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
-    images = torch.randint(0, 256, (options.images, 3, 8, 8), device=device).float()  # coarse detail
-    images = torch.nn.functional.interpolate(images, grid.image_size, mode="bilinear").to(torch.uint8)
+    images = random_images(options.images, grid.image_size, device)
     classes = target(images).argmax(-1)
     groups: dict[str, Callable[[], Iterator[Comparison]]] = {
         "decompx": partial(of_decompx, target, grid, images, classes),
@@ -138,19 +136,18 @@ def of_globenc(target: TargetModel, images: Tensor) -> Iterator[Comparison]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All measured numbers, with the settings and the machine, as `--output` writes them."""
+    """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    cuda = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
-    device = torch.device("cuda" if cuda else "cpu")
+    device = device_of(options.device)
     keys = ("threads", "precision", "target_size", "images", "masks", "chunk_size", "rounds", "seconds")
     machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
     results: dict[str, Any] = {"machine": machine, "groups": {}}
     gc.freeze()  # so that collecting the garbage of each call is quick
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
         for group, comparison in comparisons(options, device):
-            found = compare(comparison, options.rounds, options.seconds, device)
-            results["groups"].setdefault(group, {})[comparison.name] = found
+            numbers = compare(comparison, options.rounds, options.seconds, device)
+            results["groups"].setdefault(group, {})[comparison.name] = numbers
     gc.unfreeze()
     return results
 
@@ -166,13 +163,13 @@ def markdown(results: dict[str, Any]) -> str:
         " | Relative memory | Aim | Largest difference |",
         "| --- " * 11 + "|",
     ]
-    for name, found in ((name, found) for group in results["groups"].values() for name, found in group.items()):
-        times, memory = found["ms_per_image"], [count / 1e6 for count in found["bytes_per_image"]]
-        spread = f"({number(found['spread'][0])}, {number(found['spread'][1])})"
+    for name, row in (item for group in results["groups"].values() for item in group.items()):
+        memory = [count / 1e6 for count in row["bytes_per_image"]]
+        spread = f"({number(row['spread'][0])}, {number(row['spread'][1])})"
         cells = [
-            *(name, found["beside"], *map(number, times), f"{number(found['relative_time'])} {spread}"),
-            *(number(found["time_aim"]), *map(number, memory), number(found["relative_memory"])),
-            *(number(found["memory_aim"]), number(found["largest_difference"])),
+            *(name, row["beside"], *map(number, row["ms_per_image"]), f"{number(row['relative_time'])} {spread}"),
+            *(number(row["time_aim"]), *map(number, memory), number(row["relative_memory"])),
+            *(number(row["memory_aim"]), number(row["largest_difference"])),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

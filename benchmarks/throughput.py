@@ -4,12 +4,11 @@
     python benchmarks/throughput.py --images 64        # on a GPU, which also trains ViT-B/16
 
 TVE with the light network and AnyHead (`configs/explainers`) train on a target with random weights and random
-images, which take the same time as others. In every round each option takes one step; the first round is not counted,
-and a relative time is the median of the rounds' ratios. Without a GPU, time is that of the processor, which other work
-on the machine changes less; compilation is without caches, in one process. `as it is` is float32 with the target's
-weights in channels_last. Its largest difference to an option is that of the numbers the network learns from,
-relative to the largest of them. On a GPU, steps of ViT-B/16 in bf16 are compared with products of large matrices.
-Compare numbers of the same run only.
+images, which take as long as real ones. Each option takes one step in every round; the first round is not counted. A
+relative time is the median of the rounds' ratios. Without a GPU, processor time is measured, which other work on the
+machine hardly changes; compilation uses no caches and one process. `as it is` is float32 with the target's weights in
+channels_last. The largest difference compares what the network learns from, relative to its largest value. On a GPU,
+steps of ViT-B/16 in bf16 are also compared with products of large matrices. Compare numbers of the same run only.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import build, device_name, wait
+from benchmarks.explain import build, device_name, device_of, wait
 from benchmarks.fake_steps import composed
 from explainers.training.sources import complete
 
@@ -149,7 +148,8 @@ def compilation(compiled: Any, images: Tensor) -> Iterator[list[str]]:
     calls = {"first batch": [count], "second batch size": [count - 1], "third batch size": [count - 2]}
     calls |= {"chunks of masked images": chunks, "one image": [1], "all again": [count - 1, count - 2, *chunks, 1]}
     for name, sizes in calls.items():
-        before, start = counters["stats"]["unique_graphs"], processor_time()
+        before = counters["stats"]["unique_graphs"]
+        start = processor_time()
         with torch.no_grad():
             for size in sizes:
                 compiled(images[:size])
@@ -217,11 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
-    cuda = torch.cuda.is_available() if given.device == "auto" else given.device == "cuda"
-    device = torch.device("cuda" if cuda else "cpu")
+    device = device_of(given.device)
     print(f"{device_name(device)}, torch {torch.__version__}, {given.threads} threads, {given.target}\n", flush=True)
     modules = build(given.target, ["plain", *CASES], "", 1000, device)
-    side, target = modules["light"].grid.image_size, modules["plain"]
+    side = modules["light"].grid.image_size
+    target = modules["plain"]
     batch, compiled = random_batch(given.images, side, device), torch.compile(target.embed, backend=given.backend)
     groups = {name: options(prepared(modules[case], device), compiled) for case, name in CASES.items()}
     with patch("torch.compiler.config.force_disable_caches", True), inductor.patch(compile_threads=1):
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for (name, group), case in zip(groups.items(), CASES, strict=True):
                 rows = list(compare(modules[case], group[turn], batch, given.rounds))
                 print(f"{name}, {precision}\n\n{markdown(TITLES, rows)}", flush=True)
-    if cuda:
+    if device.type == "cuda":
         rate = matmul_rate(device)
         print(f"Product of 8192 × 8192 matrices in bf16: {rate / 1e12:.0f} TFLOP/s\n")
         rows = []
