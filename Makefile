@@ -1,11 +1,11 @@
-# `make help` lists what can be made. Everything is installed into .venv, from the hash-locked requirements*.txt.
+# `make help` lists the targets. They install into .venv, from requirements*.txt, whose packages are pinned by hash.
 SHELL := /bin/bash
 PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 FFCV_PACKAGES := libopencv-dev libturbojpeg0-dev pkg-config
 BROWSER_PACKAGES := chromium chromium-driver
-# $(call apt,<packages>) installs packages of Debian; as another user, or on another system, it fails
+# $(call apt,<packages>) installs Debian packages as root; for other users and on other systems it fails
 apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq >/dev/null \
   && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(1) </dev/null >/dev/null; }
 
@@ -15,7 +15,7 @@ apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothing when it is there
+setup: .venv/ready .venv/ffcv ## install everything into .venv; does nothing if it is up to date
 
 .venv/ready: requirements.txt setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version.split()[0])'
@@ -25,27 +25,27 @@ setup: .venv/ready .venv/ffcv ## create .venv with everything in it; does nothin
 	$(BIN)/uv pip install --quiet --python .venv --no-deps --no-build-isolation -e .
 	@touch $@
 
-# FFCV has no wheels. Where its headers are missing and cannot be installed, the torch loaders do its work.
+# FFCV has no wheels. Where its headers are missing and cannot be installed, the torch loaders replace it.
 .venv/ffcv: .venv/ready requirements-ffcv.txt
 	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null || $(call apt,g++ $(FFCV_PACKAGES)) || true
 	@if pkg-config --exists opencv4 libturbojpeg 2>/dev/null \
 	    && $(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-ffcv.txt; then touch $@; \
 	else echo "FFCV is not installed: it needs $(FFCV_PACKAGES) and g++ (as root: apt-get install them, then make ffcv)." \
-	          "Going on with the torch loaders."; fi
+	          "Without it, the torch loaders read the images."; fi
 
-ffcv: .venv/ffcv ## build FFCV, once its system packages are there
+ffcv: .venv/ffcv ## build FFCV, after its system packages were installed
 
-peers: .venv/peers ## install Quantus, with which tests and benchmarks compare our metrics
+peers: .venv/peers ## install Quantus, with which tests and benchmarks compare the metrics
 
 .venv/peers: .venv/ready requirements-peers.txt
 	$(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-peers.txt
 	@touch $@
 
-browser: ## install Chromium and its driver, in which tests look at the gallery; needs root and apt-get
+browser: ## install Chromium and its driver, for the tests of the gallery; needs root and apt-get
 	@{ command -v chromium && command -v chromedriver; } >/dev/null || $(call apt,$(BROWSER_PACKAGES)) \
 	|| echo "Chromium is not installed: as root, apt-get install $(BROWSER_PACKAGES)."
 
-# Several threads spend more time waiting for one another than computing these small models: two processes work better.
+# For these small models, several threads wait longer for one another than they compute: one thread, two processes.
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
 QUIET := hydra/hydra_logging=disabled callbacks.progress=null
 
@@ -66,25 +66,25 @@ demo-vectors: setup ## train and measure explainability vectors on the digits: a
 	@$(call by_domain,quickstart_vector,data.domain,hydra/hydra_logging=disabled)
 	@$(BIN)/python eval.py experiment=quickstart_vectors_eval trainer=ddp trainer.devices=2
 
-# Modules are compiled once, not by every process that tests start
+# Python keeps compiled modules, so that processes of tests need not compile them again
 test check test-portable coverage: export PYTHONDONTWRITEBYTECODE :=
 
-test: setup lint ## lint, type-check and test, on two cores
+test: setup lint ## lint, check types and run all tests, on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
-check: setup lint ## for the daily work: lint, types, and the tests that are not slow
+check: setup lint ## lint, check types and run the tests that are not marked slow, for daily work
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-portable: setup ## the tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics restricts them
+test-portable: setup ## run all tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics selects some
 	@$(BIN)/python tests/portable.py -n 2 --dist worksteal $(TESTS)
 
-gpu: setup ## on a GPU: its tests, memory, profile, speed and exact resumption, on one page in runs/gpu
+gpu: setup ## on a GPU, run its tests and measure memory, speed and resumption: one page in runs/gpu
 	@$(BIN)/python benchmarks/gpu.py
 
 coverage: setup ## run the tests and report which lines they reach
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
-lint: .venv/ready ## ruff and mypy
+lint: .venv/ready ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -96,7 +96,7 @@ docs: .venv/docs ## build the documentation into site/; a broken link or an unkn
 	$(BIN)/uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-docs.txt
 	@touch $@
 
-lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
+lock: .venv/ready ## update requirements*.txt to the newest versions that setup.cfg allows
 	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
 	  --extra test setup.cfg -o requirements.txt
 	printf 'ffcv==1.0.2\nopencv-python-headless\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
@@ -108,5 +108,5 @@ lock: .venv/ready ## resolve setup.cfg again into requirements*.txt
 	printf 'mkdocs-material\nmkdocstrings[python]\n' | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
 	  --no-annotate --python-version 3.11 - -c requirements.txt -o requirements-docs.txt
 
-clean: ## delete runs, the site and caches of tools; .venv and cache/ stay
+clean: ## delete runs/, site/ and caches of tools; .venv and cache/ stay
 	rm -rf runs site .pytest_cache .mypy_cache .ruff_cache .coverage
