@@ -106,7 +106,7 @@ class ImageFiles(Dataset[Sample | None]):
         self.short_side = round(image_size / crop_fraction)
 
     def fingerprint(self) -> dict[str, str]:
-        """A hash for each entry of the samples: equal for equal contents in the same order, whatever the file names."""
+        """A hash for each entry of the samples: equal for equal contents in the same order; file names do not count."""
         upright = self.boxes is None
         hashes = file_hashes([self.path(index) for index in range(len(self))])
         image = digest(hashes, self.image_size, self.short_side, upright)

@@ -75,7 +75,7 @@ class PointMetrics(nn.Module):
 
 @checks_choices
 def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
-    """The row with the best metric among the rows whose accuracy is at most `tolerance` below that of the first row.
+    """The row with the best metric among the rows that lose at most `tolerance` of the first row's accuracy.
 
     Args:
         sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
