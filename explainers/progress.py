@@ -17,8 +17,9 @@ class Lines(tqdm):
     >>> lines = Lines(desc="digits", total=13, unit="batch", initial=2)
     >>> lines.start_t -= 60
     >>> lines.n = 2.6
+    >>> lines.set_postfix({"accuracy": "0.9"})
     >>> str(lines)
-    'digits: 2.6 of 13 batches (20 %), 100 s/batch, 17:20 left'
+    'digits: 2.6 of 13 batches (20 %), 100 s/batch, 17:20 left, accuracy=0.9'
     """
 
     monitor_interval = 0  # no thread, because data loaders fork

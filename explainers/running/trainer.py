@@ -36,7 +36,7 @@ def accelerator_of(wanted: str) -> str:
     Metrics are summed and random numbers are drawn in float64, which MPS does not have.
 
     Raises:
-        InputError: if MPS is asked for.
+        InputError: if it is mps, or gpu on a machine with an Apple GPU.
     """
     if wanted == "mps" or wanted == "gpu" and torch.backends.mps.is_available():
         raise InputError(
