@@ -164,8 +164,8 @@ class EvaluationModule(LightningModule):
         """Number of batches that this process has measured; a batch of an earlier number is skipped."""
 
     def _sweep(self, removal: Removal, order: Order) -> Sweep:
-        settings, sides = self.settings, needed_sides(self.settings.curves)
-        return Sweep(self.target, settings.grid, removal, settings.levels, order, settings.chunk_size, sides)
+        own = self.settings
+        return Sweep(self.target, own.grid, removal, own.levels, order, own.chunk_size, needed_sides(own.curves))
 
     @property
     def forward_passes(self) -> dict[str, int]:
@@ -225,11 +225,11 @@ class EvaluationModule(LightningModule):
 
     def _update(self, name: str, metrics: Any, batch: dict[str, Tensor], heatmaps: Mapping[str, Tensor]) -> None:
         """Update the metrics of one explainer that need no masked images."""
-        explainer, reference = self.explainers[name], self.settings.reference
-        if isinstance(explainer, SelfExplainer):
+        if isinstance(explainer := self.explainers[name], SelfExplainer):
             metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])
         if "truth" in batch:
             metrics["localization"].update(heatmaps[name], batch["truth"])
+        reference = self.settings.reference
         if reference is not None and reference != name:
             for metric in self.settings.agreement:
                 metrics[metric].update(heatmaps[name], heatmaps[reference])

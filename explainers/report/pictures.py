@@ -88,7 +88,8 @@ class Pictures(Callback):
         entries["probabilities"] = probabilities.gather(-1, classes)
         passes = forward_passes(module.explainers)
         for name in module.names:
-            explainer, heatmaps = module.explainers[name], [outputs["heatmaps"][name][chosen]]
+            explainer = module.explainers[name]
+            heatmaps = [outputs["heatmaps"][name][chosen]]
             if passes[name] <= CHEAP and not getattr(explainer, "ignores_classes", False):
                 heatmaps += [explainer(batch["image"], other) for other in others.unbind(1)]
             entries[f"heatmaps/{name}"] = torch.stack(heatmaps, 1).detach().float()

@@ -111,7 +111,7 @@ function paint(canvas, [image, truth], heatmap) {
   canvas.getContext("2d").putImageData(out, 0, 0);
 }
 
-/** Colour the grey image by the formula of explainers/overlays.py. */
+/** Colour the grey image by the formula of explainers/report/overlays.py. */
 function blend({ data: out, width, height }, heatmap) {
   const { red, blue, steps } = data;
   const side = Math.sqrt(heatmap.length);
