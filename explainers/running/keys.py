@@ -56,7 +56,8 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     texts = [OmegaConf.to_yaml(node) for node in (cfg, HydraConfig.get())]
     interpolated = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
     known = [*own, *groups, *OF_PARTS, *interpolated]
-    added = re.findall(r"^\++(\w+)", "\n".join(HydraConfig.get().overrides.task), re.MULTILINE)
+    given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)  # interpolations in them stay
+    added = re.findall(r"^\++(\w+)", "\n".join(given), re.MULTILINE)
     unread = [(key, meant(key, known)) for key in added if key in cfg and key not in known]
     for name, settings in (cfg.get("tasks") or {}).items():
         unread += [(f"tasks.{name}.{key}", meant(str(key), OF_TASKS)) for key in settings if key not in OF_TASKS]

@@ -11,7 +11,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
 from explainers.running.folder import run_dir
@@ -156,4 +156,5 @@ def arguments(config: Any, folder: Path) -> list[str]:
         of_hydra.append(f"hydra.job.num={config.job.num}")  # a config may interpolate it
     quoted = str(folder).replace("'", r"\'")
     own = ["hydra.mode=RUN", f"hydra.run.dir='{quoted}'"]
-    return [f"--config-name={config.job.config_name}", *places, *config.overrides.task, *of_hydra, *own]
+    given: Any = OmegaConf.to_container(config.overrides.task)  # interpolations in them stay
+    return [f"--config-name={config.job.config_name}", *places, *given, *of_hydra, *own]

@@ -24,6 +24,7 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
+from explainers.running.keys import check_keys
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -235,6 +236,12 @@ def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_
     group = {"explainer": "explainers", "explainer.teacher": "teacher"}[key]
     with pytest.raises(SystemExit, match=f"^error: expected {group}@{given}, .* got {given}"):
         train("experiment=quickstart_anyhead", given, folder=tmp_path)
+
+
+def test_an_override_may_interpolate_relatively(tmp_path):
+    cfg = composed("experiment=quickstart_tve", "explainer.optimizer.lr=${.weight_decay}", folder=tmp_path)
+    check_keys(cfg, ROOT / "configs/train.yaml")
+    assert cfg.explainer.optimizer.lr == cfg.explainer.optimizer.weight_decay
 
 
 @pytest.mark.slow
