@@ -170,3 +170,13 @@ def assert_same(heatmaps, expected):
     """Equal up to the rounding of float32, in which heatmaps are returned: computed in double precision."""
     for heatmap, wanted in zip(heatmaps.double(), expected, strict=True):
         torch.testing.assert_close(heatmap, wanted.double(), rtol=1e-6, atol=1e-6 * wanted.abs().max().item())
+
+
+def distance(counts, probabilities):
+    """χ² of counts against probabilities, in standard deviations from its mean."""
+    expected = torch.tensor(probabilities) * counts.sum()
+    assert (counts[expected == 0] == 0).all()
+    inside = expected > 0
+    chi_square = ((counts - expected)[inside].square() / expected[inside]).sum()
+    freedom = int(inside.sum()) - 1
+    return (chi_square - freedom) / (2 * freedom) ** 0.5

@@ -18,14 +18,14 @@ from explainers.training.sources import Features, Source
 
 
 class Teacher(Source, Protocol):
-    """A source that knows how well predicted vectors agree with its rows."""
+    """A source that also computes the error of predicted vectors."""
 
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D)."""
         ...
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
-        """The standard deviation of the entries of c_z, about which a network without training should predict."""
+        """The standard deviation of the entries of c_z that an untrained network should predict."""
         ...
 
 
@@ -33,18 +33,18 @@ class AnyHead(NetworkExplainer):
     """Learns to decompose the embedding into vectors c_z of its patches, in one forward pass of the target.
 
     v · c_z attributes the linear functional v · G(x). So the vectors explain every class of every linear head on the
-    backbone, also of heads that did not exist in training. What c_z means is the teacher's choice.
+    backbone, including heads that did not exist in training. The teacher defines what c_z means.
 
     Args:
         target: the model to explain; it is neither trained nor saved.
         grid: the patches that are explained.
         network: builds the network that predicts c_z, from the target and the grid.
-        teacher: builds what is learned from, from the target and the grid; `None` for a module that is not trained.
+        teacher: builds the source of what c_z learns, from the target and the grid; `None` without training.
         optimizer: builds the optimiser from the parameters to train.
         scheduler: builds the schedule from the optimiser and the number of steps.
         weights: file of a trained network (see `export`) to start from.
         allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
-        temperature: T of the score z_y − T log Σ_{k ≠ y} exp(z_k / T) that is explained, for logits z. 1: the log-odds
+        temperature: t of the score z_y − t log Σ_{k ≠ y} exp(z_k / t) that is explained, for logits z. 1: the log-odds
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
@@ -53,7 +53,7 @@ class AnyHead(NetworkExplainer):
     networks = (AnyHeadNetwork,)
     TRAINING = {
         **NetworkExplainer.TRAINING,
-        "teacher": "how the weights were found",
+        "teacher": "how the weights were trained",
         "allow_finetuned_backbone": "allows a difference",
     }
     READING = {"temperature": "reads another attribution from the same vectors"}
@@ -109,10 +109,12 @@ class AnyHead(NetworkExplainer):
         Returns:
             Heatmaps, (B, J, P, P).
         """
-        rows, functionals = self._rows(images), []
+        rows = self._rows(images)
+        functionals = []
         with torch.autocast(images.device.type, enabled=False):
             for head in heads:
-                logits, of_classes = head(rows["embedding"].float()), class_rows(head, self.target.embed_dim, images)
+                logits = head(rows["embedding"].float())
+                of_classes = class_rows(head, self.target.embed_dim, images)
                 functionals.append(score_functionals(of_classes, logits, self.temperature, logits.argmax(-1)))
         return self._attributed(self.predict(rows), torch.stack(functionals, 1))
 
@@ -135,10 +137,10 @@ class AnyHead(NetworkExplainer):
 
     @torch.no_grad()
     def calibrate(self, rows: dict[str, Tensor]) -> None:
-        """Set the unit of the network's outputs by the first batches of all processes.
+        """Set the scale of the network's outputs from the first batches of all processes.
 
-        Weights from a file may have learned from a teacher of larger or smaller attributions, and direct paths have a
-        size of their own. A squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
+        Weights from a file may have been trained by a teacher with larger or smaller attributions, and direct paths
+        have another scale. The squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
         teacher = self._teacher()
         if self.untrained and not self.network.direct:
@@ -150,8 +152,9 @@ class AnyHead(NetworkExplainer):
         factor = self.of_all_processes(teacher.unit(rows) / vectors.std()).mean()
         losses = torch.stack([teacher.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
         minus, none, plus = self.of_all_processes(losses).view(-1, 3).mean(0)
-        curvature, descent = minus + plus - 2 * none, minus - plus
-        if curvature > 1e-3 * none and descent > 0:  # not for a loss without a size, or an inverted teacher
+        curvature = minus + plus - 2 * none
+        descent = minus - plus
+        if curvature > 1e-3 * none and descent > 0:  # the loss depends on the scale, and the sign is right
             self.network.scale *= factor * descent / (2 * curvature)
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:

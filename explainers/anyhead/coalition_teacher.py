@@ -25,9 +25,9 @@ POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
 def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tuple[Tensor, Tensor]:
     """Compare Σ_{z ∈ S} c_z − Σ_{z ∉ S} c_z with G(x_S) − G(x_S̄), where S̄ is the complement of S.
 
-    What G(x_S) and G(x_S̄) have in common says nothing about a sum over patches, and cancels. With the weights of
-    `shapley`, the vectors of the least squared error over all coalitions are the Shapley values of the embedding
-    (Charnes et al., 1988). Shapley values are linear in the game: v · c_z are those of v · G.
+    The common part of G(x_S) and G(x_S̄) cancels, because no sum over patches explains it. With the weights of
+    `shapley`, the vectors with the least squared error over all coalitions are the Shapley values of the embedding
+    (Charnes et al., 1988). Shapley values are linear in the game: v · c_z are the Shapley values of v · G.
 
     Args:
         vectors: c_z, (B, N, D).
@@ -37,7 +37,8 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     Returns:
         Errors, and differences of embeddings, (B, M, D) each, times the square root of the weight of each coalition.
     """
-    keep, difference = rows["keep"], rows["difference"]
+    keep = rows["keep"]
+    difference = rows["difference"]
     signs = 2 * keep.to(vectors.dtype) - 1
     if fit != "shapley":
         return difference - signs @ vectors, difference
@@ -49,8 +50,9 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
 def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
     """Compute the unexplained part of the squared differences of logits: 1 for vectors of 0, if they are not shifted.
 
-    It is the mean of two parts, of the logits of all classes and of the logit of one class of each image. Squares are
-    summed over images and coalitions before they are compared: an image that no mask changes does not count.
+    The loss is the mean of two ratios: one for the logits of all classes, one for the logit of one class of each image.
+    Squares are summed over images and coalitions before the division, so that an image that no mask changes has no
+    effect.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
@@ -68,7 +70,7 @@ def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, classes: Te
 class CoalitionTeacher:
     """A teacher: a source (see `sources`) of embeddings G(x_S) of images with only a coalition S of patches.
 
-    It needs no backward pass, and a backbone of any kind. One embedding teaches the attributions of all functionals.
+    It needs no backward pass, and works with any backbone. One embedding teaches the attributions of all functionals.
 
     Rows: `keep` (B, M, N), coalitions, drawn anew every epoch; `difference` (B, M, D), their embeddings minus those of
     their complements; `blank` (B, D), the embedding of no patch.
@@ -78,9 +80,10 @@ class CoalitionTeacher:
         grid: the patches.
         pairs: M, the number of coalitions of each image; each costs two forward passes.
         fit: how coalitions are drawn and weighed. `regions`: coherent regions of all sizes, see `region_coalitions`.
-            `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors of
-            the least error are the Shapley values.
-        removals: what replaces hidden patches, see `Removal`. The coalitions of an image take turns; `blank` is a mean.
+            `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors
+            with the least error are the Shapley values.
+        removals: what replaces hidden patches, see `Removal`. The coalitions of an image use them in turn; `blank` is
+            the mean over all of them.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws.
     """
@@ -107,8 +110,13 @@ class CoalitionTeacher:
             )
         for removal in removals:
             check_removal(target, removal)
-        self.target, self.grid, self.pairs, self.fit, self.removals = target, grid, pairs, fit, tuple(removals)
-        self.chunk_size, self.seed = chunk_size, seed
+        self.target = target
+        self.grid = grid
+        self.pairs = pairs
+        self.fit = fit
+        self.removals = tuple(removals)
+        self.chunk_size = chunk_size
+        self.seed = seed
         self.forward_passes = 2 * pairs
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
@@ -127,7 +135,8 @@ class CoalitionTeacher:
 
     def _draw(self, index: Tensor, epoch: int) -> Tensor:
         """The first coalition of each pair, (B, M, N)."""
-        seed, num_patches = stream("coalitions", self.seed, epoch), self.grid.num_patches
+        seed = stream("coalitions", self.seed, epoch)
+        num_patches = self.grid.num_patches
         if self.fit == "regions":
             return region_coalitions(index, num_patches, self.pairs, seed)
         power = POWER if self.fit == "shapley" else 0

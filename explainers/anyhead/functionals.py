@@ -13,7 +13,7 @@ from explainers.sampling import uniform
 Functional = Literal["predicted", "other", "difference", "mixture", "isotropic"]
 Functionals = Annotated[Sequence[Functional], REPEATED]  # every entry is a draw of its own
 LIKELY = 20
-"""`other` is one of the classes that follow the predicted one in the order of their probabilities, at most so many."""
+"""Number of most probable classes after the predicted one, of which `other` is drawn."""
 
 
 def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor) -> Tensor:
@@ -39,27 +39,27 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor) -
         points = torch.eye(embed_dim, device=like.device)
         mixed = torch.arange(embed_dim, device=like.device) % 4 - 1.5  # of both signs, and exact in low precision
         bias, *rows, of_mixed = head(torch.cat([0 * points[:1], points, mixed[None]])).float()
-        found = torch.stack(rows) - bias
-        if not torch.allclose(mixed @ found, of_mixed - bias, rtol=1e-3, atol=1e-3 * found.abs().max().item()):
+        columns = torch.stack(rows) - bias
+        if not torch.allclose(mixed @ columns, of_mixed - bias, rtol=1e-3, atol=1e-3 * columns.abs().max().item()):
             raise InputError(
                 "expected a linear head, whose classes are linear functionals of the embedding, got one of another"
                 " kind: fit a linear one with `python train.py experiment=linear_head`"
             )
-    return found.mT
+    return columns.mT
 
 
 def score_functionals(
     rows: Tensor, logits: Tensor, temperature: float | None = None, classes: Tensor | None = None
 ) -> Tensor:
-    """Compute the gradient of the score z_y − T log Σ_{k ≠ y} exp(z_k / T) at the embedding, for logits z = W e + b.
+    """Compute the gradient of the score z_y − t log Σ_{k ≠ y} exp(z_k / t) at the embedding, for logits z = W e + b.
 
-    It is W_y − Σ_k q_k W_k, where q is the softmax of z / T over the other classes. Without y among them, it keeps its
-    size and precision where the model is certain.
+    The gradient is W_y − Σ_k q_k W_k, where q is the softmax of z / t over all classes but y. Because y is left out,
+    the gradient does not vanish where the model is certain of y.
 
     Args:
         rows: W, (K, D).
         logits: z, (B, K).
-        temperature: T. 1: the score is the log-odds of the class. Infinity: its logit relative to the mean of the
+        temperature: t. 1: the score is the log-odds of the class. Infinity: its logit relative to the mean of the
             others. `None`, or a single class: its logit, W_y.
         classes: (B,); `None` for all classes.
 
@@ -69,7 +69,8 @@ def score_functionals(
     >>> score_functionals(torch.eye(3), torch.zeros(1, 3), temperature=1.0, classes=torch.tensor([1])).tolist()
     [[-0.5, 1.0, -0.5]]
     """
-    rows, logits = rows.float(), logits.float()
+    rows = rows.float()
+    logits = logits.float()
     wanted = rows.expand(len(logits), -1, -1) if classes is None else rows[classes]
     if temperature is None or len(rows) == 1:
         return wanted

@@ -22,8 +22,9 @@ class AnyHeadNetwork(nn.Module):
     map; the scores are normalised over the patches like those of attention. They scale and shift the tokens that are
     read from the maps, and MLPs mix the channels. Nothing else mixes patches.
 
-    Direct paths (see `direct_paths`) are added to what the network predicts, each with a weight for every patch. They
-    point from the start to the classes that the target sees in a patch, also to those that training never showed.
+    Direct paths (see `direct_paths`) are added to what the network predicts, each with a weight for every patch. Before
+    training they already point to the classes that the target sees in a patch, including classes that the training
+    images do not show.
 
     Args:
         target: the model to explain.
@@ -61,8 +62,13 @@ class AnyHeadNetwork(nn.Module):
             self.path_weight = nn.Linear(width, len(direct))
             nn.init.zeros_(self.path_weight.weight)
             nn.init.ones_(self.path_weight.bias)
-        self.blocks, self.width, self.depth = tuple(blocks), width, depth
-        self.heads, self.head_width, self.side, self.direct = heads, head_width, grid.side, tuple(direct)
+        self.blocks = tuple(blocks)
+        self.width = width
+        self.depth = depth
+        self.heads = heads
+        self.head_width = head_width
+        self.side = grid.side
+        self.direct = tuple(direct)
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)

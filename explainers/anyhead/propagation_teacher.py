@@ -15,17 +15,17 @@ from explainers.saved.identity import Identity, recipe
 from explainers.target import TargetModel
 
 Objective = Literal["squared", "correlation"]
-TINY = 1e-8  # a variance below is that of a functional that explains nothing
+TINY = 1e-8  # least variance of attributions that is divided by
 
 
 @checks_choices
 def attribution_loss(
     vectors: Tensor, functionals: Tensor, attributions: Tensor, objective: Objective = "squared"
 ) -> Tensor:
-    """Compare v · c_z with the attributions of a teacher, so that all functionals count alike.
+    """Compare v · c_z with the attributions of a teacher, with equal weights for all functionals.
 
-    `squared` is the mean of (v · c_z − a_z)² over patches, in units of the variance of a over patches: a constant map
-    has at least 1. `correlation` is 1 − Pearson's correlation over patches, which ignores scale and offset.
+    `squared` is the mean of (v · c_z − a_z)² over patches, divided by the variance of a_z over patches: a constant
+    map scores at least 1. `correlation` is 1 − Pearson's correlation over patches, which ignores scale and offset.
 
     Args:
         vectors: c_z, (B, N, D).
@@ -95,14 +95,20 @@ class PropagationTeacher:
             raise InputError(
                 f"expected a method whose heatmaps are linear in what they explain, such as DecompX-PLUS, got {method}"
             )
-        self.target, self.grid, self.method, self.functionals = target, grid, method, tuple(functionals)
-        self.objective, self.chunk_size, self.seed = objective, chunk_size, seed
+        self.target = target
+        self.grid = grid
+        self.method = method
+        self.functionals = tuple(functionals)
+        self.objective = objective
+        self.chunk_size = chunk_size
+        self.seed = seed
         self.forward_passes = 1 + 2 * len(functionals)  # a backward pass costs about two forward passes
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         seed = stream("functionals", self.seed, epoch)
         rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean)
-        functionals, attributions = [], []
+        functionals = []
+        attributions = []
         for i in range(0, len(batch["index"]), self.chunk_size):
             index = batch["index"][i : i + self.chunk_size]
 

@@ -14,7 +14,7 @@ def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
     """Draw coalitions of a few coherent regions: the patches where a smooth random field is highest.
 
     The field interpolates independent numbers, one for 2 × 2 patches. So a coalition contains most patches of some
-    objects and few of others, and its embedding says more about them than that of patches drawn one by one.
+    objects and few of others, and its embedding tells more about objects than the embedding of separate patches.
 
     Args:
         index: index of each image in the data set, (B,).
@@ -32,7 +32,8 @@ def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
     [1, 2, 3, 4, 5, 6, 7, 8]
     """
     check_coalitions(num_patches)
-    side, cells = math.isqrt(num_patches), math.ceil(math.isqrt(num_patches) / 2) + 3
+    side = math.isqrt(num_patches)
+    cells = math.ceil(math.isqrt(num_patches) / 2) + 3
     draw = torch.arange(cells**2 + 1, device=index.device)
     coalition = index[:, None] * count + torch.arange(count, device=index.device)
     draws = uniform(coalition[..., None] * len(draw) + draw, seed)  # (B, count, cells² + 1)

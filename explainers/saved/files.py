@@ -116,14 +116,15 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
     stamps = [_stamp(Path(path)) for path in paths]
     known = _remembered(stamps)
     new = [stamp for stamp in dict.fromkeys(stamps) if stamp not in known]
-    bar, found = progress("hashing files", len(new), "file", delay=2), {}
+    bar = progress("hashing files", len(new), "file", delay=2)
+    hashes = {}
     with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter lock
         for stamp, value in zip(new, threads.map(_hash, [path for path, *_ in new]), strict=True):
-            found[stamp] = value
+            hashes[stamp] = value
             bar.update(1)
     bar.close()
-    _remember(found)
-    known |= found
+    _remember(hashes)
+    known |= hashes
     return [known[stamp] for stamp in stamps]
 
 

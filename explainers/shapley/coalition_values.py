@@ -49,8 +49,14 @@ class CoalitionValues:
         removal: Removal = "zero",
     ) -> None:
         check_positive(count=count, chunk_size=chunk_size)
-        self.target, self.grid, self.count, self.seed = target, grid, count, seed
-        self.paired, self.chunk_size, self.score, self.removal = paired, chunk_size, score, removal
+        self.target = target
+        self.grid = grid
+        self.count = count
+        self.seed = seed
+        self.paired = paired
+        self.chunk_size = chunk_size
+        self.score = score
+        self.removal = removal
         self.forward_passes = count + 1
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:

@@ -39,7 +39,8 @@ def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weigh
         (B, N, K).
     """
     with torch.autocast(keep.device.type, enabled=False):
-        members, gain = keep.double(), (values - null[:, None]).double()
+        members = keep.double()
+        gain = (values - null[:, None]).double()
         even = (grand - null).double()[:, None] / keep.shape[-1]  # (B, 1, K)
         gain = gain - members.sum(-1, keepdim=True) * even
         members = members - members.mean(-1, keepdim=True)  # so that deviations from `even` sum to 0
@@ -86,7 +87,9 @@ class ShapleyLabels:
         if prior is not None and classes == "all":
             raise InputError("expected labels.classes=label or predicted with labels.prior, got all")
         model.check_grid(grid)
-        self.classes, self.paired, self.prior = classes, paired, prior
+        self.classes = classes
+        self.paired = paired
+        self.prior = prior
         self.map: Any = None if prior is None else build(prior, model, grid)
         self.provides = ("shapley",) if classes == "all" else ("explained", "shapley")
         self.entries = ("image", "label") if classes == "label" else ("image",)
@@ -144,7 +147,9 @@ class KernelSHAP(nn.Module):
         prior: str | None = None,
     ) -> None:
         super().__init__()
-        self.target, self.grid, self.forward_passes = target, grid, budget + 1
+        self.target = target
+        self.grid = grid
+        self.forward_passes = budget + 1
         self.labels = ShapleyLabels(target, grid, budget, score, "label", paired, chunk_size, seed, removal, prior)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:

@@ -38,7 +38,10 @@ class LightShapleyNetwork(nn.Module):
         depth: int = 2,
     ) -> None:
         super().__init__()
-        self.blocks, self.hops, self.width, self.depth = tuple(blocks), tuple(hops), width, depth
+        self.blocks = tuple(blocks)
+        self.hops = tuple(hops)
+        self.width = width
+        self.depth = depth
         self.trunk = Trunk(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, target.num_classes)
 
@@ -77,7 +80,9 @@ class ViTShapleyNetwork(nn.Module):
                 f"ViT-Shapley needs a timm ViT with the grid's {grid.side} × {grid.side} patches, and {target.name} is "
                 f"{actual}: take the light network or FastSHAP's"
             )
-        self.freeze, self.ratio, self.tanh = freeze, ratio, tanh
+        self.freeze = freeze
+        self.ratio = ratio
+        self.tanh = tanh
         self.last = (len(vit.blocks) - 1,)
         self.blocks = self.last if freeze else ()
         self.own = None if freeze else copy.deepcopy(target).requires_grad_(True).train()
@@ -129,7 +134,9 @@ class FastSHAPNetwork(nn.Module):
         if not fine:
             raise InputError(f"{backbone} has no map as fine as patches of {grid.patch_size} pixels: take larger ones")
         network: Any = timm.create_model(backbone, pretrained=pretrained, features_only=True, out_indices=fine[-1:])
-        self.backbone, self.features, self.side = backbone, network, grid.side
+        self.backbone = backbone
+        self.features = network
+        self.side = grid.side
         self.write = small_linear(network.feature_info.channels()[-1], target.num_classes)
         config = timm.data.resolve_model_data_config(network)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)

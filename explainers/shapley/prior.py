@@ -29,13 +29,16 @@ def fit_with_prior(
         (B, N, K).
     """
     with torch.autocast(keep.device.type, enabled=False):
-        members, gain = keep.double(), (values - null[:, None]).double()
+        members = keep.double()
+        gain = (values - null[:, None]).double()
         even = (grand - null).double()[:, None] / keep.shape[-1]  # (B, 1, K)
         sizes = members.sum(-1, keepdim=True)
-        members, gain = members - sizes / keep.shape[-1], gain - sizes * even  # deviations from `even` sum to 0
+        members = members - sizes / keep.shape[-1]  # so that deviations from `even` sum to 0
+        gain = gain - sizes * even
         if paired:
             pairs = keep.shape[1] // 2 * 2
-            members, gain = members[:, :pairs:2], (gain[:, :pairs:2] - gain[:, 1:pairs:2]) / 2
+            members = members[:, :pairs:2]
+            gain = (gain[:, :pairs:2] - gain[:, 1:pairs:2]) / 2
         shape = (prior - prior.mean(1, keepdim=True)).double()
         along = members @ shape  # what the prior predicts, (B, M, K)
         size = (along * gain).sum(1, keepdim=True) / along.square().sum(1, keepdim=True).clamp(min=1e-12)

@@ -46,7 +46,8 @@ class Surrogate(TrainingModule):
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("teacher",))
         self.teacher = copy.deepcopy(target).requires_grad_(False)
         target.check_grid(grid)
-        self.target, self.grid = copy.deepcopy(target).requires_grad_(True), grid
+        self.target = copy.deepcopy(target).requires_grad_(True)
+        self.grid = grid
         self.val_loss = MeanMetric()
         self.train()  # the trainer keeps the current mode of every module
 
@@ -69,7 +70,8 @@ class Surrogate(TrainingModule):
 
     def loss(self, batch: dict[str, Tensor], epoch: int = 0) -> Tensor:
         """KL(f(x) ‖ f_s(x_S)), averaged over images, with one coalition S of each image."""
-        images, seed = batch["image"], stream("coalitions", self.seed, epoch)
+        images = batch["image"]
+        seed = stream("coalitions", self.seed, epoch)
         keep = random_coalitions(batch["index"], self.grid.num_patches, 1, seed)[:, 0]  # (B, N)
         with torch.no_grad():
             wanted = self.teacher(images).log_softmax(-1)

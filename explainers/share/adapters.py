@@ -31,7 +31,8 @@ class CaptumAttribution(Attribution):
     """
 
     def __init__(self, explainer: Any) -> None:
-        self.explainer, self.model = explainer, _target(explainer)
+        self.explainer = explainer
+        self.model = _target(explainer)
         super().__init__(self.logits)
 
     def logits(self, inputs: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ PERMITTED: Mapping[str, tuple[str, ...]] = {
     "embed_layer": ("timm.layers.HybridEmbed",),
     "backbone": ("timm.create_model",),  # of a HybridEmbed
 }
-"""Argument → what a config may name for it. Nothing else may be named there, and these nowhere else."""
+"""Argument → the only names that a config may give there; these names are refused for other arguments."""
 
 PARTIAL = ("network", "embed_layer")
-"""Arguments that are built by others, which add what the config does not know."""
+"""Arguments that are built as functions; the object that receives one calls it with further arguments."""
 
 WEIGHTS = ("head", "checkpoint_path", "file", "surrogate")
 """Arguments that are paths of weights."""
@@ -87,7 +87,7 @@ def check_permitted(settings: Any, argument: str, key: str, permitted: Permitted
     >>> check_permitted({"_target_": "os.system", "command": "ls"}, "grid", "explainer.grid")
     Traceback (most recent call last):
     explainers.errors.InputError: expected explainers.masking.PatchGrid for explainer.grid, got 'os.system': a config \
-from elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it
+from elsewhere may not name it; trust_config=True builds it anyway, if you trust its author
     """
     named = settings.get("_target_") if isinstance(settings, dict) else settings
     if not isinstance(settings, dict) or named not in permitted[argument]:
@@ -135,5 +135,5 @@ def refused(key: str, expected: str, got: Any) -> InputError:
     shown = repr(got)  # which escapes line breaks and control characters
     return InputError(
         f"expected {expected} for {ascii(key)[1:-1][:80]}, got {shown[:80]}{'...' * (len(shown) > 80)}: a config from"
-        " elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it"
+        " elsewhere may not name it; trust_config=True builds it anyway, if you trust its author"
     )

@@ -40,7 +40,7 @@ def learned_explainer(name: Any, trusted: bool = False) -> type[Loadable]:
     >>> learned_explainer("os.system")
     Traceback (most recent call last):
     explainers.errors.InputError: expected a learned explainer, explainers.<room>.<Class>, for explainer, got \
-'os.system': a config from elsewhere may not name it; trust_config=True builds it all the same, if you know who wrote it
+'os.system': a config from elsewhere may not name it; trust_config=True builds it anyway, if you trust its author
     """
     kind: Any = imported(name) if trusted else _exported(name)
     if not isinstance(kind, type) or not issubclass(kind, Loadable) or inspect.isabstract(kind):

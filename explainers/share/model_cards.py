@@ -50,12 +50,14 @@ def model_card(
     <BLANKLINE>
     <BLANKLINE>
     """
-    model, grid = identity["target"], config["explainer"]["grid"]
+    model = identity["target"]
+    grid = config["explainer"]["grid"]
     tags = ["explainability", "image-classification", kind.lower()]
     matter = ModelCardData(
         base_model=_base_model(config), library_name="transferable-explainers", license=license, tags=tags
     )
-    side, size = grid["image_size"] // grid["patch_size"], grid["image_size"]
+    side = grid["image_size"] // grid["patch_size"]
+    size = grid["image_size"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.get("packages", {}).items() if version)
     parts = [
         f"---\n{matter.to_yaml()}\n---",

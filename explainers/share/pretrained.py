@@ -36,7 +36,7 @@ CARD = "README.md"
 
 
 class Pretrained(Loadable):
-    """Saves an explainer that `load` has built; the methods are named as in other libraries on the Hub."""
+    """Saves an explainer that `load` has built; its methods have the names that other libraries of the Hub use."""
 
     record: Mapping[str, str] = {}
     """Name → text of the files beside the weights, `config.yaml` and `versions.json`; `load` reads them."""
@@ -82,7 +82,8 @@ class Pretrained(Loadable):
                 " its run: load the run's folder"
             )
         table = "" if evaluation is None else read_text(Path(evaluation) / "table.md", "the table of a run of eval.py")
-        config, versions = yaml.safe_load(self.record[CONFIG]), json.loads(self.record.get(VERSIONS, "{}"))
+        config = yaml.safe_load(self.record[CONFIG])
+        versions = json.loads(self.record.get(VERSIONS, "{}"))
         self.export(folder)
         for name, text in self.record.items():
             write_atomically(folder / name, text)

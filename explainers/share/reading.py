@@ -1,4 +1,4 @@
-"""Reads the folders of trained explainers. They may be anybody's: what is read is checked, and nothing is run."""
+"""Reads the folders of trained explainers, whose authors are not trusted: content is checked, and nothing is run."""
 
 import json
 import re
@@ -13,13 +13,17 @@ from explainers.errors import InputError
 from explainers.saved.records import leaves
 from explainers.saved.renamed import renamed
 
-CONFIG, VERSIONS = "config.yaml", "versions.json"
+CONFIG = "config.yaml"
+VERSIONS = "versions.json"
 HUB = "hf://"
 FILES = [CONFIG, VERSIONS, "explainer.safetensors", "model.safetensors"]
 """Files that are fetched from the Hub."""
 
-MAX_BYTES, DEPTH = 2**18, 50
-"""Size and nesting of the largest config that is read; those of train.py have a tenth of both."""
+MAX_BYTES = 2**18
+"""Size of the largest config that is read; configs of train.py have a tenth of it."""
+
+DEPTH = 50
+"""Deepest nesting of a config that is read; configs of train.py have a tenth of it."""
 
 
 def read_record(folder: Path) -> dict[str, str]:
@@ -52,7 +56,8 @@ def read_text(path: Path, expected: str) -> str:
 
 def _is_inside(path: Path) -> bool:
     """Whether a file lies in its folder, or where the Hub's cache keeps the files of its downloads."""
-    folder, file = path.parent.resolve(), path.resolve()
+    folder = path.parent.resolve()
+    file = path.resolve()
     return file.parent == folder or file.parent == folder.parent.parent / "blobs"
 
 
@@ -71,7 +76,7 @@ def downloaded(source: str, revision: str | None) -> Path:
 
 
 def _parsed(text: str) -> Any:
-    """The content of a config; `None` for text that is none, or of which a few lines could fill the memory."""
+    """Parse a config; `None` for text that is no YAML, or whose aliases or nesting could fill the memory."""
     depth = 0
     try:
         for event in yaml.parse(text):

@@ -43,11 +43,14 @@ class Classifier(TrainingModule):
         seed: int = 0,
     ) -> None:
         super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target.backbone",) if tune == "head" else ())
-        self.target, self.tune, self.num_classes = copy.deepcopy(target), tune, num_classes
+        self.target = copy.deepcopy(target)
+        self.tune = tune
+        self.num_classes = num_classes
         if num_classes is not None:
             self._make_head(num_classes)
         self.target.backbone.requires_grad_(tune == "all")
-        self.accuracy, self.val_loss = MeanMetric(), MeanMetric()
+        self.accuracy = MeanMetric()
+        self.val_loss = MeanMetric()
         self.train()  # the trainer keeps the current mode of every module
 
     def _make_head(self, num_classes: int) -> None:
@@ -105,7 +108,8 @@ class Classifier(TrainingModule):
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        logits, labels = self._logits(batch), batch["label"]
+        logits = self._logits(batch)
+        labels = batch["label"]
         self.val_loss.update(self._loss(logits, labels), len(labels))
         self.accuracy.update((logits.argmax(-1) == labels).float())
         self.log("val/loss", self.val_loss)

@@ -46,8 +46,8 @@ class NetworkExplainer(TrainingModule, Pretrained, ABC):
     """
 
     TRAINING: ClassVar[Mapping[str, str]] = {
-        "optimizer": "how the weights were found",
-        "scheduler": "how the weights were found",
+        "optimizer": "how the weights were trained",
+        "scheduler": "how the weights were trained",
         "weights": "the start of the training",
         "min_crop": "augmentation",
         "seed": "draws of the training",
@@ -197,11 +197,12 @@ def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: b
         InputError: if they differ in anything else than what is allowed.
     """
     target = saved.get("target", {})
-    weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
+    weights = own["target"]["backbone_sha256"]
+    trained = str(target.get("backbone_sha256"))
     check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
     if trained != weights and not allow_finetuned:
         raise InputError(
             f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
-            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it all the same (TVE-PT) with"
+            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it anyway (TVE-PT) with"
             " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead_finetune"
         )

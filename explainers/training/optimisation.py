@@ -97,8 +97,8 @@ def _split(total_steps: int, warmup: float) -> tuple[int, int]:
 class WarmUp(SequentialLR):
     """A linear warm-up, followed by another schedule.
 
-    A restored schedule has its own length and learning rate. It takes only the step from the state, whereas torch's
-    schedules would go on with the length of the interrupted run, and a cosine would rise again at its end.
+    A resumed run keeps the length and learning rate of its own config, and restores only the step. Torch's schedules
+    would restore the length of the interrupted run, and a cosine would rise again after its end.
 
     Args:
         optimizer: the optimiser whose learning rate is scheduled.
@@ -117,8 +117,7 @@ class WarmUp(SequentialLR):
         for group, rate in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
             group["lr"] = rate
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", ".*before `optimizer.step"
-            )  # the optimiser has stepped in another process
+            # The optimiser has stepped in another process
+            warnings.filterwarnings("ignore", ".*before `optimizer.step")
             for _ in range(state_dict["last_epoch"] - self.last_epoch):
                 self.step()

@@ -86,7 +86,9 @@ class Features:
     forward_passes = 1
 
     def __init__(self, target: TargetModel, blocks: Sequence[int] = (), direct: Sequence[int] = ()) -> None:
-        self.target, self.blocks, self.direct = target, tuple(blocks), tuple(direct)
+        self.target = target
+        self.blocks = tuple(blocks)
+        self.direct = tuple(direct)
 
     @property
     def provides(self) -> tuple[str, ...]:

@@ -42,8 +42,11 @@ class TrainingModule(LightningModule):
         frozen: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.min_crop, self.seed, self.frozen = min_crop, seed, frozen
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.min_crop = min_crop
+        self.seed = seed
+        self.frozen = frozen
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all submodules except the frozen parts, which stay in eval mode."""
@@ -104,7 +107,7 @@ class TrainingModule(LightningModule):
         for part in self.frozen:
             checkpoint["state_dict"] = without_part(checkpoint["state_dict"], part)
         checkpoint["identity"] = self.identity()
-        # A run that is killed after its last checkpoint measures nothing again
+        # A run that is killed after its last checkpoint need not measure again
         checkpoint["metrics"] = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -2,9 +2,8 @@
 
 from explainers.tve.general import General
 from explainers.tve.light_network import LightNetwork
-from explainers.tve.meta_network import MetaNetwork
 from explainers.tve.oracle import Oracle
 from explainers.tve.paper_network import PaperNetwork
 from explainers.tve.tve import TVE
 
-__all__ = ["TVE", "General", "LightNetwork", "MetaNetwork", "Oracle", "PaperNetwork"]
+__all__ = ["TVE", "General", "LightNetwork", "Oracle", "PaperNetwork"]

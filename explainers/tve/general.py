@@ -38,7 +38,8 @@ class General(nn.Module):
         class_map: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.explainer, self.classifier = explainer.eval(), classifier.eval()
+        self.explainer = explainer.eval()
+        self.classifier = classifier.eval()
         self.ignores_classes = class_map is None
         self.forward_passes = getattr(explainer, "forward_passes", 1) + self.ignores_classes
         if class_map is not None and len(class_map) != target.num_classes:

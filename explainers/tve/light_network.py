@@ -38,7 +38,10 @@ class LightNetwork(nn.Module):
         depth: int = 2,
     ) -> None:
         super().__init__()
-        self.blocks, self.hops, self.width, self.depth = tuple(blocks), tuple(hops), width, depth
+        self.blocks = tuple(blocks)
+        self.hops = tuple(hops)
+        self.width = width
+        self.depth = depth
         self.trunk = Trunk(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, 2 * target.embed_dim)
         self.register_buffer("mean_g", torch.zeros(target.embed_dim))
@@ -47,7 +50,17 @@ class LightNetwork(nn.Module):
     def forward(
         self, images: Tensor | None, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None
     ) -> Tensor:
-        """Predict meta-attributions, see `MetaNetwork`; `images` are not used."""
+        """Predict meta-attributions.
+
+        Args:
+            images: uint8, (B, C, H, W); not used, because every network of TVE is called with the same arguments.
+            embeddings: embeddings of the whole images, (B, D).
+            maps: feature maps of the `blocks`, (B, N', C) each.
+            patches: indices of the patches to predict, (B, Z); `None` for all N.
+
+        Returns:
+            g and h of each patch, (B, N, 2, D), or (B, Z, 2, D) for given `patches`.
+        """
         tokens = self.trunk(embeddings, maps, patches)
         correction = self.write(tokens).unflatten(-1, (2, -1)) * self.scale  # (B, N or Z, 2, D)
         guess = torch.stack([self.mean_g.expand_as(embeddings), embeddings], 1)  # (B, 2, D)

@@ -98,13 +98,18 @@ class MetaAttributions:
         check_hops(hops)
         check_range(1, grid.num_patches, patches=patches)
         check_positive(chunk_size=chunk_size)
-        self.target, self.grid, self.hops, self.patches = target, grid, tuple(hops), patches
-        self.chunk_size, self.seed = chunk_size, seed
+        self.target = target
+        self.grid = grid
+        self.hops = tuple(hops)
+        self.patches = patches
+        self.chunk_size = chunk_size
+        self.seed = seed
         self.forward_passes = 2 * patches
         self.near = torch.stack([neighbourhoods(grid, hop) for hop in hops])
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        images, index = batch["image"], batch["index"]
+        images = batch["image"]
+        index = batch["index"]
         self.near = self.near.to(images.device)
         patch = random_patches(index, self.grid.num_patches, self.patches, stream("patches", self.seed, epoch))
         counter = index[:, None] * self.grid.num_patches + patch

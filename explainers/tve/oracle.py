@@ -41,7 +41,10 @@ class Oracle(nn.Module):
         super().__init__()
         check_positive(chunk_size=chunk_size)
         target.check_grid(grid)
-        self.target, self.grid, self.hops, self.chunk_size = target.eval(), grid, hops, chunk_size
+        self.target = target.eval()
+        self.grid = grid
+        self.hops = hops
+        self.chunk_size = chunk_size
         self.forward_passes = 2 * grid.num_patches
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
         self.timed = cache_dir is None

@@ -29,7 +29,8 @@ class TVE(NetworkExplainer):
     Args:
         target: the model to explain; its `backbone` is G and its `head` is H. It is neither trained nor saved.
         grid: the patches that are explained.
-        network: builds E from the target and the grid.
+        network: builds E from the target and the grid: a module with the attribute `blocks` and the methods `forward`
+            and `calibrate` of `LightNetwork`. It keeps its arguments as attributes, see `identity.recipe`.
         optimizer: builds the optimiser from the parameters to train.
         scheduler: builds the schedule from the optimiser and the number of steps.
         weights: file of a trained network (see `export`) to start from.

@@ -7,9 +7,8 @@ import references
 import references_anyhead as slow
 import torch
 from conftest import timm_model
-from test_coalition_draws import distance
 from torch import nn
-from toys import batch_of, game
+from toys import batch_of, distance, game
 
 from explainers.anyhead import CoalitionTeacher
 from explainers.anyhead.coalition_teacher import coalition_errors, coalition_loss

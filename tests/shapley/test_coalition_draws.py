@@ -6,20 +6,11 @@ import pytest
 import references
 import references_anyhead
 import torch
+from toys import distance
 
 from explainers.anyhead.regions import region_coalitions
 from explainers.errors import InputError
 from explainers.shapley.coalition_draws import random_coalitions, shapley_coalitions, shapley_weights
-
-
-def distance(counts, probabilities):
-    """χ² of counts against probabilities, in standard deviations from its mean."""
-    expected = torch.tensor(probabilities) * counts.sum()
-    assert (counts[expected == 0] == 0).all()
-    inside = expected > 0
-    chi_square = ((counts - expected)[inside].square() / expected[inside]).sum()
-    freedom = int(inside.sum()) - 1
-    return (chi_square - freedom) / (2 * freedom) ** 0.5
 
 
 @pytest.mark.parametrize("num_patches", [2, 3, 9, 16])

@@ -7,7 +7,8 @@ from references import sincos
 from torch import nn
 
 from explainers.masking import PatchGrid
-from explainers.tve.paper_network import FFN, MaskedAutoencoder, PaperNetwork, ffn_layers, sincos_positions
+from explainers.tve.masked_autoencoder import MaskedAutoencoder, sincos_positions
+from explainers.tve.paper_network import FFN, PaperNetwork, ffn_layers
 
 TINY = {"width": 16, "depth": 2, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
 
