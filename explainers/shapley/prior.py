@@ -13,8 +13,8 @@ def fit_with_prior(
     """Fit v(S) ≈ v(∅) + Σ_{z ∈ S} φ_z as `fit_shapley`, with ridge towards a prior instead of the pseudo-inverse.
 
     φ = (v(all) − v(∅)) / N + s π + δ, where π is the prior minus its mean. Least squares choose s ≥ 0 first, then ridge
-    the remainder δ. Its strength is that of the smallest leave-one-out error, for every image and class: where the
-    prior is good or the coalitions are few, φ stays near the prior; with many coalitions, it becomes the plain fit.
+    fits the remainder δ. For every image and class, the strength with the smallest leave-one-out error is taken. Where
+    the prior is good or the coalitions are few, φ stays near the prior; with many coalitions, it becomes the plain fit.
 
     Args:
         keep: coalitions S that were drawn from the Shapley kernel, boolean (B, M, N).
@@ -22,8 +22,8 @@ def fit_with_prior(
         null: v(∅), of no patch, (B, K).
         grand: v(all), of all patches, (B, K).
         prior: a heatmap of each class, of any size and offset, (B, N, K).
-        paired: every second coalition is the complement of the one before it. Only the difference of their values says
-            something about φ, so a pair is one observation.
+        paired: every second coalition is the complement of the one before it. Only the difference of their values
+            depends on φ, so a pair is one observation.
 
     Returns:
         (B, N, K).

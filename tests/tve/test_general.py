@@ -61,7 +61,7 @@ def test_the_map_moves_with_the_module_and_is_not_saved(target, grid):
 
 @pytest.mark.parametrize("name", ["tve_hg", "vit_shapley_general"])
 def test_an_evaluation_keeps_the_general_head_for_it(name, tmp_path):
-    """`eval.py` gives the target of the task to every explainer; this one explains by the general head all the same."""
+    """`eval.py` gives the target of the task to every explainer; this one explains by the general head anyway."""
     cfg = composed("target=tiny", f"explainers=[{name}]", folder=tmp_path, config="eval")
     torch.manual_seed(0)
     task = instantiate(cfg.target, head=nn.Linear(48, 2))
