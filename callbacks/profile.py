@@ -164,7 +164,8 @@ class Timed:
     """A source or a function whose calls count as `target`."""
 
     def __init__(self, call: Any, watch: Stopwatch) -> None:
-        self.call, self.watch = call, watch
+        self.call = call
+        self.watch = watch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.call, name)

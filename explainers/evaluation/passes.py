@@ -112,7 +112,8 @@ def _counting(passed: Callable[..., Any], count: Count) -> Callable[..., Any]:
     def forward(images: Tensor, *args: Any, **kwargs: Any) -> Any:
         if count.inside:
             return passed(images, *args, **kwargs)
-        count.images, count.inside = count.images + len(images), True
+        count.images = count.images + len(images)
+        count.inside = True
         try:
             return passed(images, *args, **kwargs)
         finally:

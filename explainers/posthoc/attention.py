@@ -71,10 +71,10 @@ class AttentionGradCAM(Transitions):
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, prefix = record.attention[start:], num_prefix_tokens(self.target)
-        found = gradients(maps)
+        map_gradients = gradients(maps)
         matrices = [
             (weights[:, None] * gradient[..., prefix:].mean(-1, keepdim=True)).mean(2)
-            for weights, gradient in zip(maps, found, strict=True)
+            for weights, gradient in zip(maps, map_gradients, strict=True)
         ]
         return [matrix.clamp(min=0) for matrix in matrices] if self.relu else matrices
 
@@ -156,8 +156,8 @@ class TransformerAttribution(WhiteBox):
         relevance = _relevance(lrp.attention[self.start :], partial(lrp.gradients, embeddings, seeds))
         with record_pass(self.target, self.rules, attention=True, start=self.start) as record:
             embeddings = self.target.embed(self.target.normalise(images))
-        found = record.gradients(embeddings, functionals_of(embeddings), record.attention[self.start :])
-        matrices = [(each * part).clamp(min=0).mean(2) for each, part in zip(found, relevance, strict=True)]
+        map_gradients = record.gradients(embeddings, functionals_of(embeddings), record.attention[self.start :])
+        matrices = [(each * part).clamp(min=0).mean(2) for each, part in zip(map_gradients, relevance, strict=True)]
         return self.on_grid(rollout(matrices, self.readout(matrices[0].shape[-1]), 1, 1)).detach().float()
 
 

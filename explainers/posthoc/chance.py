@@ -26,7 +26,8 @@ class Chance(nn.Module):
 
     def __init__(self, target: TargetModel, grid: PatchGrid, seed: int = 0) -> None:
         super().__init__()
-        self.grid, self.seed = grid, seed
+        self.grid = grid
+        self.seed = seed
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Draw heatmaps (B, P, P) for uint8 images (B, C, H, W); the classes (B,) have no influence."""

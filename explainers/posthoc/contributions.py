@@ -146,7 +146,9 @@ class DirectPaths(nn.Module):
     ) -> None:
         super().__init__()
         target.check_grid(grid)
-        self.target, self.grid, self.output = target.eval(), grid, output
+        self.target = target.eval()
+        self.grid = grid
+        self.output = output
         first = middle_layer(target) if start is None else layer_index(target, start)
         self.blocks = range(first, len(blocks_of(target)))
         check_direct(target, self.blocks)

@@ -122,7 +122,8 @@ class GradCAM(Layerwise):
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = False
     ) -> None:
         super().__init__(target, grid, output, layer)
-        self.relu, self.linear = relu, not relu
+        self.relu = relu
+        self.linear = not relu
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]
@@ -159,10 +160,10 @@ class FullGrad(InputXGradient):
         # Layers after the pooling, or of relative positions, have no tokens: their biases belong to no patch
         of_tokens = tokens[0].shape[:-1]
         pairs = [[pair for pair in layer if pair[0].shape[:-1] == of_tokens] for layer in record.biases[start:]]
-        found = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))
-        scores = [input_x_gradient(x, next(found)) for x in tokens]
+        remaining = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))
+        scores = [input_x_gradient(x, next(remaining)) for x in tokens]
         of_biases = [  # 0 for a layer without biases
-            sum_of([0 * of_input, *(next(found) @ bias for _, bias in layer)])
+            sum_of([0 * of_input, *(next(remaining) @ bias for _, bias in layer)])
             for of_input, layer in zip(scores, pairs, strict=True)
         ]
         return [self.on_grid(of_input) for of_input in scores], [self.on_grid(of_bias) for of_bias in of_biases]

@@ -117,8 +117,11 @@ class GreedyOrder(nn.Module):
         self.step = min(candidates, -(-grid.num_patches // STEPS)) if step is None else step
         check_range(1, candidates, step=self.step)
         target.check_grid(grid)
-        self.target, self.grid, self.removal = target.eval(), grid, removal
-        self.candidates, self.chunk_size = candidates, chunk_size
+        self.target = target.eval()
+        self.grid = grid
+        self.removal = removal
+        self.candidates = candidates
+        self.chunk_size = chunk_size
         counts = candidate_counts(grid.num_patches, candidates, self.step)
         self.forward_passes = 2 * sum(1 + count for count in counts)
 

@@ -121,8 +121,11 @@ class Aggregation(WhiteBox):
         super().__init__(target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: the target must not be in the state twice
         self.start = layer_index(target, start)
-        self.rules, self.attention, self.biases = method.rules, method.attention, method.biases
-        self.ignores_classes, self.linear = method.ignores_classes, method.linear
+        self.rules = method.rules
+        self.attention = method.attention
+        self.biases = method.biases
+        self.ignores_classes = method.ignores_classes
+        self.linear = method.linear
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
         return self.method.seeds(embeddings, functionals)

@@ -83,10 +83,14 @@ class LIME(nn.Module):
         if alpha is not None:
             check_positive(alpha=alpha)
         target.check_grid(grid)
-        self.target, self.grid, self.removal = target.eval(), grid, removal
+        self.target = target.eval()
+        self.grid = grid
+        self.removal = removal
         self.samples = self.forward_passes = samples
-        self.lasso, self.kernel_width = regression == "lasso", kernel_width
-        self.chunk_size, self.seed = chunk_size, seed
+        self.lasso = regression == "lasso"
+        self.kernel_width = kernel_width
+        self.chunk_size = chunk_size
+        self.seed = seed
         self.alpha = alpha if alpha is not None else 0.01 if self.lasso else 1.0
 
     @torch.no_grad()

@@ -44,7 +44,10 @@ class Occlusion(nn.Module):
         if window < 1 or window % 2 == 0:
             raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
         target.check_grid(grid)
-        self.target, self.grid, self.removal, self.chunk_size = target.eval(), grid, removal, chunk_size
+        self.target = target.eval()
+        self.grid = grid
+        self.removal = removal
+        self.chunk_size = chunk_size
         self.forward_passes = grid.num_patches + 1
         self.register_buffer("near", neighbourhoods(grid, window // 2), persistent=False)
         self.near: Tensor
@@ -122,8 +125,14 @@ class RISE(nn.Module):
         check_positive(masks=masks, cells=cells, probability=probability, chunk_size=chunk_size)
         check_range(0, 1, probability=probability)
         target.check_grid(grid)
-        self.target, self.grid, self.masks, self.forward_passes = target.eval(), grid, masks, masks
-        self.cells, self.probability, self.chunk_size, self.seed = cells, probability, chunk_size, seed
+        self.target = target.eval()
+        self.grid = grid
+        self.masks = masks
+        self.forward_passes = masks
+        self.cells = cells
+        self.probability = probability
+        self.chunk_size = chunk_size
+        self.seed = seed
 
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
@@ -176,7 +185,10 @@ class ScoreCAM(nn.Module):
         check_positive(chunk_size=chunk_size)
         blocks = len(target.backbone.feature_info)
         target.check_grid(grid)
-        self.target, self.grid, self.combine, self.chunk_size = target.eval(), grid, combine, chunk_size
+        self.target = target.eval()
+        self.grid = grid
+        self.combine = combine
+        self.chunk_size = chunk_size
         self.block = block % blocks if -blocks <= block < 0 else block
         self.forward_passes = target.map_channels([self.block])[0] + 1
 

@@ -47,11 +47,11 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     'SkipPLUS'
     """
     name, _, aggregation = method.partition("-")
-    found = _class(name)
-    _check_aggregation(found, aggregation)
-    _check_options(found, options or {}, aggregation)
-    plain = partial(found, **(options or {}))
-    of = plain if name == found.__name__ else libra(plain)
+    kind = _class(name)
+    _check_aggregation(kind, aggregation)
+    _check_options(kind, options or {}, aggregation)
+    plain = partial(kind, **(options or {}))
+    of = plain if name == kind.__name__ else libra(plain)
     return AGGREGATIONS[aggregation](target, grid, of) if aggregation else of(target=target, grid=grid)
 
 
@@ -61,30 +61,30 @@ def _class(name: str) -> Any:
     if name not in names and plain not in names:
         close = difflib.get_close_matches(name, names, 3) or names
         raise InputError(f"expected a method of explainers.posthoc, got {name}: did you mean {', '.join(close)}?")
-    found = getattr(importlib.import_module(__package__), name if name in names else plain)
-    if name not in names and not issubclass(found, WhiteBox):
+    kind = getattr(importlib.import_module(__package__), name if name in names else plain)
+    if name not in names and not issubclass(kind, WhiteBox):
         raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is none")
-    return found
+    return kind
 
 
-def _check_aggregation(found: type, aggregation: str) -> None:
+def _check_aggregation(kind: type, aggregation: str) -> None:
     if aggregation and aggregation not in AGGREGATIONS:
         raise InputError(f"expected an aggregation {', '.join(AGGREGATIONS)}, got {aggregation}")
     needed, layer, example = (Transitions, "a matrix", "GenAtt") if aggregation == "Rollout" else NEEDS_MAPS
-    if aggregation and not issubclass(found, needed):
+    if aggregation and not issubclass(kind, needed):
         raise InputError(
-            f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {found.__name__} gives"
+            f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {kind.__name__} gives"
             " none"
         )
 
 
-def _check_options(found: type, options: Mapping[str, Any], aggregation: str) -> None:
-    known = list(inspect.signature(found).parameters)[2:]
+def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> None:
+    known = list(inspect.signature(kind).parameters)[2:]
     if aggregation:
         known = [option for option in known if option != "layer"]  # all layers, or those of the aggregation
     for option in options:
         if option not in known:
-            raise InputError(f"{found.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
+            raise InputError(f"{kind.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
 
 
 def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:

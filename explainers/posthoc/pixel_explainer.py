@@ -77,7 +77,9 @@ class PixelExplainer(nn.Module):
         super().__init__()
         check_positive(chunk_size=chunk_size)
         target.check_grid(grid)
-        self.target, self.grid, self.chunk_size = target.eval(), grid, chunk_size
+        self.target = target.eval()
+        self.grid = grid
+        self.chunk_size = chunk_size
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""

@@ -46,7 +46,10 @@ class SmoothGrad(PixelExplainer):
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
         check_range(0, noise=noise)
-        self.samples, self.noise, self.seed, self.forward_passes = samples, noise, seed, samples
+        self.samples = samples
+        self.noise = noise
+        self.seed = seed
+        self.forward_passes = samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
         """Draw the noisy images of these numbers, see `mean_gradients`."""
@@ -98,7 +101,9 @@ class IntegratedGradients(PixelExplainer):
     ) -> None:
         super().__init__(target, grid, chunk_size)
         check_positive(steps=steps)
-        self.steps, self.multiply_by_inputs, self.forward_passes = steps, multiply_by_inputs, steps
+        self.steps = steps
+        self.multiply_by_inputs = multiply_by_inputs
+        self.forward_passes = steps
 
     def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         nodes, halves = (torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.steps))
@@ -139,7 +144,10 @@ class GradientSHAP(PixelExplainer):
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
         check_range(0, stdevs=stdevs)
-        self.samples, self.stdevs, self.multiply_by_inputs, self.seed = samples, stdevs, multiply_by_inputs, seed
+        self.samples = samples
+        self.stdevs = stdevs
+        self.multiply_by_inputs = multiply_by_inputs
+        self.seed = seed
         self.forward_passes = samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:

@@ -72,7 +72,10 @@ class TokenTM(WhiteBox):
         mlp: bool = True,
     ) -> None:
         super().__init__(target, grid, output)
-        self.transformed, self.scale, self.heads, self.mlp = transformed, scale, heads, mlp
+        self.transformed = transformed
+        self.scale = scale
+        self.heads = heads
+        self.mlp = mlp
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         row = self.readout(record.inputs[0].shape[1]).expand(1, 1, -1)

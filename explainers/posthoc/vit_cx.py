@@ -119,9 +119,15 @@ class ViTCX(nn.Module):
         check_positive(chunk_size=chunk_size)
         check_range(0, delta=delta, sigma=sigma)
         target.check_grid(grid)
-        self.target, self.grid, self.features, self.block = target.eval(), grid, features, block
-        self.delta, self.sigma, self.released = delta, sigma, released
-        self.chunk_size, self.seed = chunk_size, seed
+        self.target = target.eval()
+        self.grid = grid
+        self.features = features
+        self.block = block
+        self.delta = delta
+        self.sigma = sigma
+        self.released = released
+        self.chunk_size = chunk_size
+        self.seed = seed
         attention_module(target, block, features)  # an error now rather than in the first batch
 
     @property
@@ -132,14 +138,15 @@ class ViTCX(nn.Module):
     @torch.no_grad()
     def masks(self, normalised: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Compute for each image (B, C, H, W) its masks (K, h, w), and the first channel of each (K,)."""
-        size, found = normalised.shape[-1], []
+        size = normalised.shape[-1]
+        masks_and_channels = []
         for part in normalised.split(self.chunk_size):
             features = attention_features(self.target, part, self.block, self.features).float()
             for channels in features.permute(0, 3, 1, 2):
                 scaled, varies = unit_range(channels, size)
                 masks, first = cluster_masks(scaled[varies], size, self.delta)
-                found.append((unit_range(masks, size)[0] if self.released else masks, first))
-        return found
+                masks_and_channels.append((unit_range(masks, size)[0] if self.released else masks, first))
+        return masks_and_channels
 
     @torch.no_grad()
     def scores(self, normalised: Tensor, classes: Tensor, masks: list[tuple[Tensor, Tensor]]) -> list[Tensor]:

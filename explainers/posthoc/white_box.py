@@ -86,7 +86,9 @@ class WhiteBox(nn.Module):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
         target.check_grid(grid)
-        self.target, self.grid, self.output = target.eval(), grid, output
+        self.target = target.eval()
+        self.grid = grid
+        self.output = output
         if self.attention or self.biases:  # Swin records both for each window: refused before the model is run
             self.readout(1)
 

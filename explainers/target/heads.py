@@ -26,7 +26,8 @@ class DistilledHead(nn.Module):
 
     def __init__(self, head: nn.Module, head_dist: nn.Module) -> None:
         super().__init__()
-        self.head, self.head_dist = head, head_dist
+        self.head = head
+        self.head_dist = head_dist
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Classify embeddings (..., 2·width) → logits (..., K)."""
