@@ -20,7 +20,7 @@ def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:
     """Compute E_h[(∂y/∂A ⊙ A)⁺], the mean over heads (Chefer et al., ICCV 2021, Equation 5).
 
     Args:
-        attention: A, (B, A, T, T).
+        attention: attention weights, the A of the formula, (B, A, T, T).
         gradient: ∂y/∂A, (B, V, A, T, T).
 
     Returns:
@@ -32,7 +32,8 @@ def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:
 class RawAttention(Transitions):
     """Attention that the class token pays to the patches in the last layer, mean over heads.
 
-    With Rollout it is attention rollout (Abnar & Zuidema, 2020): R ← (0.5 I + 0.5 Ā_l) R.
+    Its Rollout is attention rollout (Abnar & Zuidema, 2020): R ← (0.5 I + 0.5 Ā_l) R, where Ā_l is the mean attention
+    over the heads of layer l.
     """
 
     ignores_classes = True
@@ -51,15 +52,15 @@ class AttentionRollout(Rollout):
 class AttentionGradCAM(Transitions):
     """Grad-CAM on the attention map of the last layer: heads weighted by their mean gradient over the patches.
 
-    This is the Grad-CAM that TokenTM compares with (Section 2.2.1), as Chefer et al. (2021) adapt it. The weight of a
-    head's row is the mean gradient of that row.
+    Chefer et al. (2021) adapt Grad-CAM to transformers in this way, and TokenTM compares with it (Section 2.2.1). Each
+    row of a head's map has its own weight, the mean of its gradients over the patches.
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        layer: the layer whose map is the heatmap.
-        relu: set negative values of the mean over heads to 0. The heatmap is 0 where all are negative.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        layer: index of the layer whose map is the heatmap; negative from the last.
+        relu: set negative values of the mean over heads to 0; if all are negative, the whole heatmap is 0.
     """
 
     @checks_choices
@@ -82,7 +83,7 @@ class AttentionGradCAM(Transitions):
 class GenAtt(Transitions):
     """Attention times its positive gradient in each layer: T_l = E_h[(∂y/∂A ⊙ A)⁺] (Chefer et al., ICCV 2021).
 
-    With Rollout, R ← R + T_l R, it is GAE, and with PLUS GradSAM.
+    Its Rollout, R ← R + T_l R, is `GAE`; its PLUS is `GradSAM`.
     """
 
     identity, weight = 1.0, 1.0
@@ -93,7 +94,7 @@ class GenAtt(Transitions):
 
 
 class GAE(Rollout):
-    """Generic attention explainability, CGW2 in ViT-CX: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6)."""
+    """Generic attention explainability: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6); CGW2 in ViT-CX."""
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
@@ -121,23 +122,25 @@ class PartialLRP(Transitions):
 
 
 def _relevance(attention: list[Tensor], gradients: Gradients) -> list[Tensor]:
-    """Relevance of the attention weights under rules that change gradients, (B, V, A, T, T) for each layer.
+    """Compute the relevance of attention weights under rules that change gradients: (B, V, A, T, T) for each layer.
 
-    It is half of weights times gradients: the other half of the relevance of A v belongs to the values (Equation 9).
+    The product of weights and values has the relevance weights × gradients. Half of it goes to the weights, the other
+    half to the values (Equation 9).
     """
     return [0.5 * weights[:, None] * each for weights, each in zip(attention, gradients(attention), strict=True)]
 
 
 class TransformerAttribution(WhiteBox):
-    """Transformer Attribution, CGW1 in ViT-CX: C = Π (I + E_h[(∂y/∂A ⊙ R_A)⁺]) (Chefer et al., CVPR 2021, Equation 13).
+    """Transformer Attribution: Π_l (I + E_h[(∂y/∂A ⊙ R_A)⁺]) (Chefer et al., CVPR 2021, Equation 13); CGW1 in ViT-CX.
 
-    R_A is the relevance of the attention weights; a second pass, with the rules of `LRP`, computes it.
+    R_A is the relevance of the attention weights A. A forward and backward pass of its own computes it, with the rules
+    of `LRP`.
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        start: the first layer that counts. The released evaluation starts at 1.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        start: index of the first layer that is included; negative from the last. The authors' evaluation code has 1.
     """
 
     attention = True
@@ -164,15 +167,15 @@ class TransformerAttribution(WhiteBox):
 class TAM(WhiteBox):
     """Transition attention maps (Yuan et al., NeurIPS 2021): a Markov chain from the last layer to the first.
 
-    The class token's attention in the last layer is the state; each earlier layer l maps it to state · (I + Ā_l). The
-    result is multiplied with the integrated gradient of the last layer's attention, on the way from a mean-coloured
-    image to the image.
+    The first state is the class token's attention in the last layer. Each earlier layer l maps the state to
+    state · (I + Ā_l), where Ā_l is its mean attention over heads. The heatmap is the final state times the integrated
+    gradient of the last layer's attention: its mean over images between the mean colour and the image.
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        steps: number of images on the way, the two ends included.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        steps: number of images on the path of the integral, both ends included.
     """
 
     attention = True
@@ -189,7 +192,7 @@ class TAM(WhiteBox):
         for alpha in torch.linspace(1, 0, self.steps).tolist():
             with record_pass(self.target, self.rules, attention=True, start=len(blocks_of(self.target)) - 1) as record:
                 embeddings = self.target.embed(alpha * self.target.normalise(images))
-            if functionals is None:  # of the image itself
+            if functionals is None:  # alpha is 1: this is the image itself
                 functionals, attention = functionals_of(embeddings), [weights.detach() for weights in record.attention]
             gradients.append(record.gradients(embeddings, functionals, record.attention[-1:])[0])
         integrated = sum_of(gradients) / self.steps
@@ -202,13 +205,13 @@ class TAM(WhiteBox):
 class LeGrad(WhiteBox):
     """LeGrad (Bousselham et al., 2024): positive gradients of the attention maps, mean over heads, rows and layers.
 
-    The score of layer l is the class score of its own output, read by the model's last layers; its gradient goes to the
-    attention map of layer l.
+    The model's last normalisation, pooling and head score the output of each layer l as if l were the last layer. The
+    gradient of this score is taken at the attention map of layer l.
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     attention = True

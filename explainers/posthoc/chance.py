@@ -1,4 +1,4 @@
-"""Random heatmaps: the baseline that every explainer must exceed."""
+"""Random heatmaps: the baseline that every explainer must beat."""
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +8,12 @@ from explainers.target import TargetModel
 
 
 class Chance(nn.Module):
-    """Random scores, independent and uniform in [0, 1); they are the same in every call for the same image.
+    """Random scores, independent and uniform in [0, 1). An image gets the same scores in every call.
 
     Args:
         target: not used; every explainer takes this argument.
         grid: the patches of an image.
-        seed: another seed gives other scores.
+        seed: seed of the scores.
 
     >>> explainer, image = Chance(None, PatchGrid(4, 2)), torch.ones(1, 3, 4, 4, dtype=torch.uint8)
     >>> heatmaps = explainer(image.expand(2, -1, -1, -1), torch.tensor([0, 1]))

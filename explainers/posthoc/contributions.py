@@ -20,10 +20,10 @@ from explainers.transformer.recording import Record
 def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:
     """Compute ‖T_i(x_j)‖₂, where T_i(x_j) = Σ_h A^h_ij f_h(x_j) + [i = j] x_i is what token j adds to token i.
 
-    The norms follow from the inner products of the heads' f_h(x_j), so that no vector T_i(x_j) is ever computed.
+    The norms are computed from inner products of the vectors f_h(x_j). The T² vectors T_i(x_j) are never computed.
 
     Args:
-        attention: A, (B, A, T, T).
+        attention: attention weights, the A^h_ij of the formula, (B, A, T, T).
         paths: f_h(x_j), the value of token j in head h after the output projection, (B, A, T, D).
         tokens: x, (B, T, D).
 
@@ -44,7 +44,7 @@ def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output:
     c_ij = max(0, ‖y_i‖₁ − ‖y_i − T_i(x_j)‖₁), divided by the sum of its row.
 
     Args:
-        attention: A, (B, A, T, T).
+        attention: attention weights, (B, A, T, T).
         paths: f_h(x_j), (B, A, T, D), see `contribution_norms`.
         tokens: x, (B, T, D).
         output: y, (B, T, D).
@@ -53,7 +53,7 @@ def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output:
         (B, T, T).
     """
     rows = []
-    for i in range(tokens.shape[1]):  # one row at a time: all vectors T_i(x_j) would be T times as large as the model's
+    for i in range(tokens.shape[1]):  # one row at a time: all T² vectors T_i(x_j) take too much memory
         parts = torch.einsum("bhj,bhjd->bjd", attention[:, :, i], paths)
         parts[:, i] += tokens[:, i]
         y = output[:, i, None]
@@ -65,9 +65,9 @@ def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output:
 class GlobEnc(Transitions):
     """Norms of what each token adds to each other, by attention and skip connection (Modarressi et al., NAACL 2022).
 
-    GlobEnc includes the block's second skip connection and leaves its MLP out. In a block that normalises first, that
-    is the sum of attention and skip connection; SkipPLUS's code adds the second normalisation of the sum to it. Rows
-    are normalised to sum to 1.
+    GlobEnc includes the block's second skip connection but not its MLP. In a pre-norm block, the tokens then leave the
+    block as the sum of attention and first skip connection. SkipPLUS's code adds the second normalisation of this sum;
+    here it is left out. Each row of the matrix sums to 1.
     """
 
     ignores_classes = True
@@ -83,15 +83,15 @@ class GlobEnc(Transitions):
 
 
 class ALTI(Transitions):
-    """How close each token's part is to the sum, in the L1 norm (Ferrando et al., EMNLP 2022).
+    """How close each token's summand T_i(x_j) is to the sum y_i, in the L1 norm (Ferrando et al., EMNLP 2022).
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
         output: not used.
-        layer: the layer whose map is the heatmap.
-        sum_to: the vectors that the parts are compared with. `attention`: the tokens after attention, which the parts
-            and biases sum to. `block`: the output of the whole block, as SkipPLUS's code does.
+        layer: index of the layer whose map is the heatmap; negative from the last.
+        sum_to: the sums y_i. `attention`: the tokens after attention and its skip connection, which are the sums of the
+            summands and biases. `block`: the output of the whole block, as in SkipPLUS's code.
     """
 
     ignores_classes = True
@@ -126,13 +126,13 @@ class ALTI(Transitions):
 class DirectPaths(nn.Module):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
-    AnyHead adds it to what its network predicts; here it stands alone.
+    AnyHead adds this heatmap to the prediction of its network; here the heatmap is an explainer of its own.
 
     Args:
         target: the model to explain, a timm transformer with a class token or average pooling.
         grid: the patches that are explained.
-        output: what is explained: the `logit`, the `probability` or the `log_odds` of the class.
-        start: index of the first block; negative from the last; `None` for the middle one, as SkipPLUS.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
 
     Raises:
         InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.

@@ -15,7 +15,14 @@ from explainers.transformer.recording import Record
 
 
 def input_x_gradient(tokens: Tensor, gradient: Tensor) -> Tensor:
-    """Σ_c x_c ∂y/∂x_c of each token (SkipPLUS, Equation 1): tokens (B, ..., D), gradient (B, V, ..., D) → (B, V, ...).
+    """Compute Σ_c x_c ∂y/∂x_c of each token x (SkipPLUS, Equation 1).
+
+    Args:
+        tokens: x, (B, ..., D).
+        gradient: ∂y/∂x, (B, V, ..., D).
+
+    Returns:
+        (B, V, ...).
 
     >>> import torch
     >>> input_x_gradient(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[[3.0, 4.0]]]])).tolist()
@@ -25,11 +32,13 @@ def input_x_gradient(tokens: Tensor, gradient: Tensor) -> Tensor:
 
 
 def cam(features: Tensor, gradient: Tensor) -> Tensor:
-    """Grad-CAM before its ReLU (Selvaraju et al., 2017, Equation 2): Σ_c w_c x_c, w_c the mean gradient of channel c.
+    """Compute Grad-CAM without its ReLU, Σ_c w_c x_c (Selvaraju et al., 2017, Equation 2).
+
+    The weight w_c is the mean over positions of the gradient of channel c.
 
     Args:
         features: x, (B, ..., D).
-        gradient: (B, V, ..., D).
+        gradient: ∂y/∂x, (B, V, ..., D).
 
     Returns:
         (B, V, ...).
@@ -39,12 +48,13 @@ def cam(features: Tensor, gradient: Tensor) -> Tensor:
 
 
 def x_grad_cam(features: Tensor, gradient: Tensor) -> Tensor:
-    """XGrad-CAM with w_c = Σ |x_c| ∂y/∂x_c / Σ |x_c| over positions; |x_c| instead of x_c, because features of
-    transformers have both signs (Fu et al., 2020, Equation 8).
+    """Compute XGrad-CAM, Σ_c w_c x_c with w_c = Σ |x_c| ∂y/∂x_c / Σ |x_c|, summed over positions.
+
+    The paper has x_c instead of |x_c| (Fu et al., 2020, Equation 8), but the features of transformers have both signs.
 
     Args:
         features: x, (B, ..., D).
-        gradient: (B, V, ..., D).
+        gradient: ∂y/∂x, (B, V, ..., D).
 
     Returns:
         (B, V, ...).
@@ -56,7 +66,7 @@ def x_grad_cam(features: Tensor, gradient: Tensor) -> Tensor:
 
 
 class InputXGradient(Layerwise):
-    """Input × Gradient of the tokens that enter a layer (SkipPLUS, Equation 1). With PLUS it is CAT."""
+    """Input × Gradient of the tokens that enter a layer (SkipPLUS, Equation 1). Its PLUS is `CAT`."""
 
     linear = True
 
@@ -67,15 +77,17 @@ class InputXGradient(Layerwise):
 
 
 class AttIxG(Layerwise):
-    """Input × Gradient times the attention that a token gets, AttnFrom (SkipPLUS, Section 3.4). With PLUS it is AttCAT.
+    """Input × Gradient of each token, times the mean attention that it receives from all tokens. Its PLUS is `AttCAT`.
+
+    SkipPLUS calls this attention AttnFrom (Section 3.4).
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        layer: the layer whose map is the heatmap.
-        next_input: weigh the input of the next layer with the attention of a layer, as SkipPLUS's code does; the last
-            layer then has no map. Otherwise its own input, as AttCAT does.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        layer: index of the layer whose map is the heatmap; negative from the last.
+        next_input: multiply the attention of layer l with the Input × Gradient of layer l + 1, as SkipPLUS's code does;
+            the last layer then has no map. `False`: with the Input × Gradient of layer l, as AttCAT does.
     """
 
     attention = True
@@ -92,7 +104,10 @@ class AttIxG(Layerwise):
     ) -> None:
         super().__init__(target, grid, output, layer)
         if next_input and self.start == len(blocks_of(target)) - 1:
-            raise InputError(f"expected a layer before the last one of {target.name}, whose next layer has an input")
+            raise InputError(
+                f"expected a layer before the last one of {target.name}, because next_input reads the layer after it,"
+                f" got layer={layer}: take a lower layer or next_input=False"
+            )
         self.next_input = next_input
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -105,14 +120,14 @@ class AttIxG(Layerwise):
 
 
 class GradCAM(Layerwise):
-    """Grad-CAM without its ReLU (see `relu`), on the tokens that enter a layer, by default the last one.
+    """Grad-CAM on the tokens that enter a layer: by default the last layer, and without the ReLU of Grad-CAM.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        layer: the layer whose map is the heatmap.
-        relu: set negative values to 0, as Grad-CAM does for single classes; SkipPLUS sums maps with both signs.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        layer: index of the layer whose map is the heatmap; negative from the last.
+        relu: set negative scores to 0, as Grad-CAM does; SkipPLUS sums maps with both signs.
     """
 
     weighted: Callable[[Tensor, Tensor], Tensor] = staticmethod(cam)
@@ -132,7 +147,7 @@ class GradCAM(Layerwise):
 
 
 class XGradCAM(GradCAM):
-    """XGrad-CAM on the tokens that enter a layer, see `x_grad_cam`; with PLUS it is XGrad-CAM+ of LibraGrad."""
+    """XGrad-CAM on the tokens that enter a layer, see `x_grad_cam`. Its PLUS is XGrad-CAM+ of LibraGrad."""
 
     weighted = staticmethod(x_grad_cam)
 
@@ -140,8 +155,8 @@ class XGradCAM(GradCAM):
 class FullGrad(InputXGradient):
     """Input × Gradient of a layer's input plus bias × gradient of all later biases (Srinivas & Fleuret, 2019).
 
-    With PLUS and SkipPLUS it is FullGrad+, in which each bias counts once (SkipPLUS, Equations 5 and 6). Under frozen
-    rules the scores of all tokens and the constant biases of the head sum to the class score.
+    Its PLUS and SkipPLUS are FullGrad+, which counts each bias once (SkipPLUS, Equations 5 and 6). Under the rules
+    `FROZEN`, the scores of all tokens and the constant biases of the head sum to the class score.
     """
 
     biases = True
@@ -155,9 +170,9 @@ class FullGrad(InputXGradient):
         return sum_of(maps + bias_maps)
 
     def _maps(self, record: Record, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The maps of the inputs, and the summed maps of the biases, of each layer from `start` on: (B, V, P, P)."""
+        """Compute two maps (B, V, P, P) for each layer from `start` on: of its input, and of all its biases."""
         tokens = record.inputs[start:]
-        # Layers after the pooling, or of relative positions, have no tokens: their biases belong to no patch
+        # After the pooling, and in relative positions, a bias is added to no tokens: it belongs to no patch
         of_tokens = tokens[0].shape[:-1]
         pairs = [[pair for pair in layer if pair[0].shape[:-1] == of_tokens] for layer in record.biases[start:]]
         remaining = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))

@@ -1,4 +1,4 @@
-"""An order of patches that is searched on deletion and insertion themselves: an anchor for tables."""
+"""A greedy search for the order of patches with the best deletion and insertion: a reference for tables."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from explainers.target.inputs import checked_classes
 from explainers.target.removal import check_removal, masked_probabilities
 
 STEPS = 20
-"""Steps of a search whose step size is not given."""
+"""Number of steps of a search by default; the default of `step` follows from it."""
 
 
 def candidate_counts(num_patches: int, candidates: int, step: int) -> list[int]:
@@ -32,19 +32,19 @@ def greedy_order(
     step: int,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Order patches so that the sets of the first patches have high values: each step adds those that gain most.
+    """Order patches greedily: each step chooses the patches that raise the value of the chosen set most.
 
-    The gain of patch z is value(S ∪ {z}) − value(S), where S are the patches chosen before. The first step computes it
+    The gain of patch z is value(S ∪ {z}) − value(S), where S is the set chosen before. The first step computes it
     for all patches. A later step computes it for the `candidates` whose gain was highest when last computed, and takes
-    the best `step` of them. Of two equal gains, that of the earlier patch counts as higher.
+    the best `step` of them. Of two patches with equal gains, the one with the lower number comes first.
 
     Args:
         value: sets of patches, boolean (B, M, N) → their values (B, M).
         batch: B, number of images.
-        num_patches: N.
+        num_patches: N, number of patches of an image.
         candidates: number of patches that a step tries, at least `step`.
         step: number of patches that a step chooses.
-        device: where the sets are made.
+        device: device of the sets that `value` gets.
 
     Returns:
         Patch numbers, the first chosen first: int64, (B, N).
@@ -77,20 +77,23 @@ def greedy_order(
 class GreedyOrder(nn.Module):
     """The order of patches that a greedy search finds best for deletion and insertion together.
 
-    It is an anchor for tables: what an order of patches can reach in these metrics, as far as a greedy search finds
-    it. It is no bound in the strict sense, because a better order can exist. It is no method to recommend either,
-    because it maximises the metric by which explainers are compared, with the `removal` of that comparison. Heatmaps
-    are ranks, not amounts: 1 for the first patch, then (N − 1) / N, ..., and 1 / N for the last.
+    Tables list it as a reference: it shows which values of these metrics an order of patches can reach. A better order
+    can exist, so it is no upper bound. It is no method for users either, because it maximises the metric that compares
+    explainers, and hides patches by the same `removal`. Heatmaps contain ranks: 1 for the first patch, then
+    (N − 1) / N, ..., and 1 / N for the last.
 
-    The value of S, the patches chosen so far, is f(y | only S) − f(y | all but S), where f is the probability, and
-    `greedy_order` searches. The mean of this value over the sizes of S is the difference between the areas under the
-    curves of insertion and deletion, LeRF − MoRF of TRACE (Wang & Wang, 2024), which finds that an order for deletion
-    alone is bad at insertion.
+    `greedy_order` maximises the value f(y | only S) − f(y | all but S), where f is the probability of the class and S
+    the set of the patches chosen so far. The mean of this value over the sizes of S is the area under the insertion
+    curve minus the area under the deletion curve, LeRF − MoRF of TRACE (Wang & Wang, 2024). TRACE reports that an order
+    searched for deletion alone is bad at insertion.
 
-    What differs from MDA (Walker et al., 2025): the patches of the grid instead of SLIC's cells; one criterion instead
-    of insertion up to 90 % of the response and deletion after that; candidates by their own gain instead of attention,
-    so any model can be searched; ranks instead of magnitudes by a quadratic program; signed, as patches that lower the
-    probability come last, where MDA's evaluation takes the absolute value of every map.
+    The method differs from MDA (Walker et al., 2025) in five points:
+
+    - It orders the patches of the grid; MDA orders the cells of SLIC.
+    - It has one criterion; MDA searches insertion up to 90 % of the response, and deletion after that.
+    - It selects candidates by their own gain, so it can search any model; MDA selects them by attention.
+    - Its heatmaps contain ranks; MDA computes magnitudes by a quadratic program.
+    - Patches that lower the probability come last; MDA's evaluation takes the absolute value of every map.
 
     Args:
         target: the model to explain.

@@ -1,4 +1,4 @@
-"""PLUS, SkipPLUS and Rollout: from one map for each layer to one heatmap (SkipPLUS, Mehri et al., CVPRW 2024)."""
+"""PLUS, SkipPLUS and Rollout combine the maps of all layers into one heatmap (SkipPLUS, Mehri et al., CVPRW 2024)."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,15 +13,15 @@ from explainers.transformer.recording import Record
 
 
 class Layerwise(WhiteBox):
-    """A method A that gives a map A(f_l)(x_l) for each layer l, where f_l is the model from layer l on.
+    """Base class of methods that compute a map for each layer l, from its input x_l and the model from layer l on.
 
-    All maps come from the same backward pass. Without an aggregation, the heatmap is the map of one layer.
+    One backward pass gives all maps. Without an aggregation, the heatmap is the map of one layer.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        layer: the layer whose map is the heatmap; −1 is the last one.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        layer: index of the layer whose map is the heatmap; negative from the last.
     """
 
     @checks_choices
@@ -52,8 +52,8 @@ def sum_of(maps: Sequence[Tensor]) -> Tensor:
 def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weight: float = 0.5) -> Tensor:
     """Compute row · Π_l (identity · I + weight · T_l), the last layer first (SkipPLUS, Equation 2).
 
-    Rows of T_l are not normalised here; methods normalise them where their papers do. A row times a matrix costs a
-    fraction of a product of matrices.
+    Methods normalise the rows of T_l if their papers do. Only one row of the product is computed, which costs a
+    fraction of the whole product.
 
     Args:
         matrices: T_l from the first layer to the last, (B, V, T, T) each.
@@ -76,10 +76,11 @@ def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weig
 
 
 class Transitions(Layerwise):
-    """A method that gives for each layer a matrix T_l (B, V, T, T): how much each token (row) gets from each other.
+    """Base class of methods that compute a matrix T_l for each layer: what a token (row) receives from each (column).
 
-    The map of a layer is the row of the class token, or the mean of the rows that are pooled. A class attribute says
-    what Rollout does with the matrices: r ← identity · r + weight · r T_l.
+    T_l has the shape (B, V, T, T). The map of a layer is the row of the class token, or the mean of the rows that the
+    model pools. Rollout applies T_l to a row r with the class attributes `identity` and `weight`:
+    r ← identity · r + weight · r T_l.
     """
 
     attention = True
@@ -104,14 +105,14 @@ class Transitions(Layerwise):
 
 
 class Aggregation(WhiteBox):
-    """Combines the layers of another method, with that method's rules and records.
+    """Base class of explainers that combine the layers of another method, under the rules of that method.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        of: the method's class, or a function of `target` and `grid` that returns one, such as
+        of: the method's class, or a function of `target` and `grid` that returns a method, such as
             `partial(DecompX, output="probability")`.
-        start: the first layer that counts.
+        start: index of the first layer that is included; negative from the last.
     """
 
     method: Layerwise
@@ -119,7 +120,7 @@ class Aggregation(WhiteBox):
     def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int = 0) -> None:
         method = of(target=target, grid=grid)
         super().__init__(target, grid, method.output)
-        object.__setattr__(self, "method", method)  # no submodule: the target must not be in the state twice
+        object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
         self.start = layer_index(target, start)
         self.rules = method.rules
         self.attention = method.attention
@@ -132,7 +133,7 @@ class Aggregation(WhiteBox):
 
 
 class PLUS(Aggregation):
-    """Sums the maps of all layers: PLUS(f, A)(x) = Σ_l A(f_l)(x_l) (SkipPLUS, Equation 3)."""
+    """Sums the maps of all layers from `start` on (SkipPLUS, Equation 3)."""
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.method.plus(record, gradients, self.start)
@@ -144,7 +145,7 @@ class SkipPLUS(PLUS):
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        of: the method's class, or a function of `target` and `grid` that returns one, such as
+        of: the method's class, or a function of `target` and `grid` that returns a method, such as
             `partial(DecompX, output="probability")`.
     """
 
@@ -158,8 +159,9 @@ class Rollout(Aggregation):
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        of: builds a method that gives a matrix for each layer.
-        start: the first layer that counts.
+        of: the class of a method with matrices (`Transitions`), or a function of `target` and `grid` that returns
+            such a method.
+        start: index of the first layer that is included; negative from the last.
     """
 
     method: Transitions

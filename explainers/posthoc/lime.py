@@ -22,10 +22,10 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
 
     Args:
         keep: visible patches, boolean (M, N), the same for all images.
-        scores: (B, M).
+        scores: probabilities of the class, one for each sample, (B, M).
         weights: π, weights of the samples, (B, M).
         alpha: α, strength of the penalty.
-        lasso: take the Lasso instead of ridge regression.
+        lasso: fit the Lasso instead of ridge regression.
 
     Returns:
         w, (B, N).
@@ -45,20 +45,20 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
 
 
 class LIME(nn.Module):
-    """A linear fit to the probabilities of images of which every patch is visible with probability 1/2.
+    """Coefficients of a linear fit to the class probability of samples, each patch visible with probability 1/2.
 
-    A sample has the weight exp(−d² / 2 w²), where d is the cosine distance to the image and w the kernel width (Ribeiro
-    et al., 2016). Defaults are the ridge regression of the authors' library and enough samples to determine it. captum,
-    and with it TVE, has 25 samples, fewer than patches, and a Lasso with α = 0.01, which sets every coefficient to 0
-    that changes the probability by less than about α / (variance of a fair coin) = 0.01 / 0.25.
+    A sample has the weight exp(−d² / (2 · kernel_width²)), where d is its cosine distance to the image (Ribeiro et al.,
+    2016). The defaults are the ridge regression of the authors' library, and enough samples to determine its
+    coefficients. captum, and TVE with it, fits a Lasso with α = 0.01 to 25 samples, fewer than there are patches. That
+    Lasso sets coefficients below about α / 0.25 = 0.04 to 0, where 0.25 is the variance of [patch is visible].
 
     Args:
         target: the model to explain.
         grid: the patches that are hidden.
-        samples: M, number of samples; all images get the same.
+        samples: M, number of samples; all images get the same ones.
         regression: kind of the linear fit, see `fit_linear`.
-        alpha: strength of its penalty; `None` for 1 with ridge and 0.01 with Lasso.
-        kernel_width: w.
+        alpha: α, strength of the penalty; `None` for 1 with ridge and 0.01 with the Lasso.
+        kernel_width: width of the kernel, in cosine distance.
         removal: what replaces hidden patches, see `masking.Removal`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the samples.

@@ -1,6 +1,7 @@
 """Explainers that read the probability of a class under masks: Occlusion, RISE and Score-CAM.
 
-Soft masks leave 0 after normalisation. The masks of an image do not depend on the other images of its batch.
+RISE and Score-CAM multiply normalised images with soft masks, so a hidden pixel gets the mean colour, 0. The masks of
+an image do not depend on the other images of its batch.
 """
 
 from math import isqrt
@@ -66,13 +67,13 @@ class Occlusion(nn.Module):
 
 
 class RandomMasks:
-    """RISE's masks (Petsiuk et al., 2018, Section 3.2): random grids, up-sampled and shifted.
+    """RISE's masks (Petsiuk et al., 2018, Section 3.2): random grids, up-sampled and cropped.
 
-    A grid of `cells` × `cells` is up-sampled to one cell more per side than the image has, and cropped to the image at
-    a random place. A cell has ⌈H / cells⌉ pixels.
+    A cell is up-sampled to ⌈H / cells⌉ pixels per side. A grid of `cells` × `cells` is up-sampled to the size of
+    `cells` + 1 such cells per side, and cropped to H × W pixels at a random place.
 
     Args:
-        count: M, number of masks.
+        count: M, number of masks, the same for all images.
         cells: cells per side.
         probability: probability that a cell is visible.
         size: H = W, side of the image in pixels.
@@ -81,7 +82,8 @@ class RandomMasks:
     """
 
     def __init__(self, count: int, cells: int, probability: float, size: int, seed: int, device: torch.device) -> None:
-        self.size, pixels = size, -(-size // cells)
+        pixels = -(-size // cells)
+        self.size = size
         numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
         draws = uniform(numbers, seed)
         self.cells = (draws[:, 2:] < probability).double().view(count, cells, cells)
@@ -90,21 +92,21 @@ class RandomMasks:
         self.weights = upsampling_matrix(cells, (cells + 1) * pixels, device)
 
     def __call__(self, numbers: Tensor) -> Tensor:
-        """Compute the masks of these numbers (t,) → (t, 1, H, W), in [0, 1]."""
-        window = self.shifts[numbers][..., None] + torch.arange(self.size, device=numbers.device)  # (t, 2, H)
-        rows, columns = self.weights[window].unbind(1)  # (t, H, cells) each
+        """Compute the masks of these numbers (n,) → (n, 1, H, W), in [0, 1]."""
+        window = self.shifts[numbers][..., None] + torch.arange(self.size, device=numbers.device)  # (n, 2, H)
+        rows, columns = self.weights[window].unbind(1)  # (n, H, cells) each
         return (rows @ self.cells[numbers] @ columns.mT)[:, None].float()
 
 
 class RISE(nn.Module):
-    """Random masks weighted by their scores: Σ_i f(y | X ⊙ M_i) M_i / (p · M) (Petsiuk et al., 2018, Equation 6).
+    """Random masks m_i, weighted by their scores: Σ_i f(y | X ⊙ m_i) m_i / (p · M) (Petsiuk et al., 2018, Equation 6).
 
-    Petsiuk et al. take 4000 masks for a CNN at 224 × 224 pixels and 8000 for a deeper one, TVE 50, ViT-CX 5000.
+    Petsiuk et al. use 4000 masks for a CNN at 224 × 224 pixels and 8000 for a deeper CNN; TVE uses 50, ViT-CX 5000.
 
     Args:
         target: the model to explain.
         grid: the patches over which the heatmap is averaged.
-        masks: M, number of masks; all images get the same.
+        masks: M, number of masks; all images get the same ones.
         cells: cells of a mask per side.
         probability: p, probability that a cell is visible.
         chunk_size: maximum number of masked images in memory.
@@ -156,19 +158,19 @@ class RISE(nn.Module):
 
 
 class ScoreCAM(nn.Module):
-    """Feature maps weighted by the scores that the image has under them (Wang et al., 2020).
+    """Feature maps, each weighted by the score of the image that it masks (Wang et al., 2020).
 
-    `sum` is Equation 1 of ViT-CX, how that paper applies Score-CAM to transformers: Σ_c f(y | X ⊙ M_c) M_c, where M_c
-    is the feature map A_c of a channel, up-sampled and scaled to [0, 1]. `softmax` is Score-CAM as it was made for
-    CNNs: ReLU(Σ_c α_c A_c), where α is the softmax over the channels of the same scores. The score of a blank image,
-    which Wang et al. subtract first, has no influence. A transformer's A_c have both signs, so that this ReLU can leave
-    nothing of a heatmap.
+    `sum` is Score-CAM as ViT-CX applies it to transformers (its Equation 1): Σ_c f(y | X ⊙ m_c) m_c, where the mask m_c
+    is the feature map x_c of channel c, up-sampled and scaled to [0, 1]. `softmax` is Score-CAM as Wang et al. define
+    it for CNNs: ReLU(Σ_c α_c x_c), where α is the softmax of these scores over the channels. They first subtract the
+    score of a blank image, which does not change the softmax and is left out here. In a transformer x_c has both signs,
+    so this ReLU can set a whole heatmap to 0.
 
     Args:
         target: the model to explain.
         grid: the patches over which the heatmap is averaged.
-        combine: how masks and scores are combined.
-        block: index of the transformer block, or of the stage of Swin and ResNet; −1 is the last.
+        combine: formula of the heatmap, `sum` or `softmax`.
+        block: index of the transformer block, or of the stage of Swin and ResNet; negative from the last.
         chunk_size: maximum number of masked images in memory.
     """
 
@@ -198,7 +200,7 @@ class ScoreCAM(nn.Module):
         classes = checked_classes(classes, images, self.target.num_classes)
         normalised, size = self.target.normalise(images), images.shape[-1]
         chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
-        features = torch.cat(chunks).mT.float()  # (B, channels, N')
+        features = torch.cat(chunks).mT.float()  # (B, channels, h · w)
         features = features.unflatten(-1, (isqrt(features.shape[-1]), -1))
         masks, _ = unit_range(features.flatten(0, 1), size)
         image = torch.arange(len(images), device=images.device).repeat_interleave(features.shape[1])

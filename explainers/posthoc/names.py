@@ -36,10 +36,10 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
             figures of SkipPLUS: `DecompX-PLUS`, `LibraXGradCAM-PLUS`, `DecompX-SkipPLUS`, `ALTI-Rollout`.
         target: the model to explain.
         grid: the patches that are explained.
-        options: arguments of the method.
+        options: keyword arguments of the method's class.
 
     Raises:
-        InputError: for names, aggregations and options that do not exist.
+        InputError: if the method, the aggregation or an option does not exist.
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2))
@@ -56,45 +56,45 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
 
 
 def _class(name: str) -> Any:
-    """The class that a name, with or without the prefix `Libra`, refers to."""
+    """Return the class with this name, which can have the prefix `Libra`."""
     names, plain = method_names(), name.removeprefix("Libra")
     if name not in names and plain not in names:
         close = difflib.get_close_matches(name, names, 3) or names
         raise InputError(f"expected a method of explainers.posthoc, got {name}: did you mean {', '.join(close)}?")
     kind = getattr(importlib.import_module(__package__), name if name in names else plain)
     if name not in names and not issubclass(kind, WhiteBox):
-        raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is none")
+        raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is not one")
     return kind
 
 
 def _check_aggregation(kind: type, aggregation: str) -> None:
     if aggregation and aggregation not in AGGREGATIONS:
-        raise InputError(f"expected an aggregation {', '.join(AGGREGATIONS)}, got {aggregation}")
+        raise InputError(f"expected one of the aggregations {', '.join(AGGREGATIONS)}, got {aggregation}")
     needed, layer, example = (Transitions, "a matrix", "GenAtt") if aggregation == "Rollout" else NEEDS_MAPS
     if aggregation and not issubclass(kind, needed):
         raise InputError(
-            f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {kind.__name__} gives"
-            " none"
+            f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {kind.__name__} does"
+            " not"
         )
 
 
 def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> None:
     known = list(inspect.signature(kind).parameters)[2:]
     if aggregation:
-        known = [option for option in known if option != "layer"]  # all layers, or those of the aggregation
+        known = [option for option in known if option != "layer"]  # the aggregation chooses the layers
     for option in options:
         if option not in known:
             raise InputError(f"{kind.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
 
 
 def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Give every entry of a list of methods a label: its name, with the options if there are any.
+    """Label every entry of a list of methods with its name and its options.
 
     Args:
         methods: names of methods, or dictionaries of one name and its options.
 
     Raises:
-        InputError: for entries of another form, and for two of one label.
+        InputError: if an entry has another form, or two entries get the same label.
 
     >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
     {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
@@ -121,6 +121,6 @@ def _is_entry(entry: Any) -> bool:
 def build_all(
     methods: Sequence[Any], target: TargetModel, grid: PatchGrid, only: Collection[str] | None = None
 ) -> dict[str, nn.Module]:
-    """Build a list of methods: label → method, see `labelled`; with `only`, those of these labels."""
+    """Build methods: label → method, see `labelled`. `only` restricts them to these labels."""
     chosen = {label: parts for label, parts in labelled(methods).items() if only is None or label in only}
     return {label: build(name, target, grid, options) for label, (name, options) in chosen.items()}

@@ -1,4 +1,4 @@
-"""Gradients of a score with respect to pixels, summed over points: what the methods of `pixels` share."""
+"""What the methods of `pixel_gradients` share: weighted sums of the gradients of scores at pixels."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,11 @@ from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
+"""See the argument `points` of `mean_gradients`."""
 
 
 class Explained(nn.Module):
-    """The scores that are explained: logits of one class of each image, or functionals of their embeddings.
+    """Computes the scores to explain: the logit of a class, or a functional of the embedding, for each image.
 
     Args:
         target: the model to explain.
@@ -36,15 +37,15 @@ class Explained(nn.Module):
 def mean_gradients(
     target: TargetModel, normalised: Tensor, wanted: Tensor, points: Points, weights: Tensor, chunk_size: int
 ) -> Tensor:
-    """Compute Σ_s w_s a_s ⊙ ∇f(x_s): a weighted sum of gradients at S points of each image.
+    """Compute Σ_i w_i a_i ⊙ ∇f(x_i): a weighted sum of gradients at several points x_i for each image.
 
     Args:
         target: the model to explain.
         normalised: images, (B, C, H, W).
-        wanted: what is explained, see `Explained`.
-        points: images (b, C, H, W) and numbers s of points (n,) → points x_s (b, n, C, H, W), and factors a_s that can
+        wanted: classes (B,) or functionals (B, D) to explain, see `Explained`.
+        points: images (b, C, H, W) and numbers i of points (n,) → points x_i (b, n, C, H, W), and factors a_i that can
             be broadcast to them.
-        weights: w, (S,).
+        weights: w, one for each point, (points,).
         chunk_size: maximum number of points in memory.
 
     Returns:
@@ -65,7 +66,7 @@ def mean_gradients(
 
 
 class PixelExplainer(nn.Module):
-    """What all methods here share: a heatmap from gradients, also under `no_grad` and `inference_mode`.
+    """Base class of methods that take gradients at pixels, also inside `no_grad` and `inference_mode`.
 
     Args:
         target: the model to explain.
@@ -99,9 +100,9 @@ class PixelExplainer(nn.Module):
             return self.heatmaps(normalised, wanted).detach()
 
     def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        """Explain what is `wanted` of normalised images (B, C, H, W) → (B, P, P)."""
+        """Explain classes (B,) or functionals (B, D) of normalised images (B, C, H, W) → (B, P, P)."""
         raise NotImplementedError
 
     def patch_sums(self, pixels: Tensor) -> Tensor:
-        """Sum attributions (B, C, H, W) over the channels and pixels of a patch → (B, P, P)."""
+        """Sum attributions (B, C, H, W) over the channels and pixels of each patch → (B, P, P)."""
         return patch_means(pixels.sum(1), self.grid) * self.grid.patch_size**2

@@ -1,8 +1,8 @@
 """Explainers by gradients with respect to pixels: Saliency, SmoothGrad, integrated gradients, GradientSHAP, DeepLift.
 
-What is explained is the logit of a class, or with `explain` a linear functional v · G(x) of the embedding. captum has
-these methods too, but its random numbers come from the global generators, so that the heatmap of an image would depend
-on its batch and on what ran before; only DeepLift is captum's.
+They explain the logit of a class, or with `explain` a linear functional v · G(x) of the embedding. captum has these
+methods too, but draws random numbers from the global generators, so the heatmap of an image would depend on its batch
+and on earlier calls. Only DeepLift is captum's.
 """
 
 import warnings
@@ -21,9 +21,9 @@ from explainers.target import TargetModel
 
 
 class SmoothGrad(PixelExplainer):
-    """|mean gradient under noise| (Smilkov et al., 2017), the maximum of the channels, the mean of a patch.
+    """|mean gradient under noise| (Smilkov et al., 2017): its maximum over channels, averaged over each patch.
 
-    The noise is the same for every image, but for its standard deviation.
+    Every image gets the same noise, scaled to its own range of values.
 
     Args:
         target: the model to explain.
@@ -66,7 +66,7 @@ class SmoothGrad(PixelExplainer):
 
 
 class Saliency(SmoothGrad):
-    """|gradient of the logit| (Simonyan et al., 2014), the maximum of the channels, the mean of a patch.
+    """|gradient of the logit| (Simonyan et al., 2014): its maximum over channels, averaged over each patch.
 
     Args:
         target: the model to explain.
@@ -79,14 +79,14 @@ class Saliency(SmoothGrad):
 
 
 class IntegratedGradients(PixelExplainer):
-    """(x − x') ⊙ ∫ ∇f(x' + t (x − x')) dt from the mean pixel x' = 0 (Sundararajan et al., 2017, Equation 1).
+    """(x − x') ⊙ ∫ ∇f(x' + α (x − x')) dα, summed over each patch (Sundararajan et al., 2017, Equation 1).
 
-    Summed over a patch. The integral is a Gauss-Legendre quadrature, as in captum.
+    The reference x' is the mean pixel, 0. Gauss-Legendre quadrature approximates the integral, as in captum.
 
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        steps: number of points on the path.
+        steps: number of points of the quadrature.
         multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
         chunk_size: maximum number of points in memory.
     """
@@ -116,10 +116,10 @@ class IntegratedGradients(PixelExplainer):
 
 
 class GradientSHAP(PixelExplainer):
-    """Mean of x ⊙ ∇f(r x) over random r in [0, 1], and over noise on x, summed over a patch (Lundberg & Lee, 2017).
+    """Mean of x ⊙ ∇f(r x) over random r in [0, 1] and noise on x, summed over each patch (Lundberg & Lee, 2017).
 
-    The reference is the mean pixel, 0. captum, and with it TVE, has 5 samples without noise; r and the noise are the
-    same for every image.
+    The reference is the mean pixel, 0. Every image gets the same r and the same noise. captum, and TVE with it, uses 5
+    samples without noise.
 
     Args:
         target: the model to explain.
@@ -171,17 +171,17 @@ class RescaleRule(captum.attr.DeepLift):
 
 
 class DeepLift(PixelExplainer):
-    """DeepLift's rescale rule (Shrikumar et al., 2017) by captum, from the mean pixel, 0; summed over a patch.
+    """captum's rescale rule of DeepLift, summed over each patch (Shrikumar et al., 2017).
 
-    captum has rules for ReLU, ELU, sigmoid, tanh, softplus and max-pooling, the last inexact where windows overlap, but
-    none for GELU, LayerNorm and attention: on transformers this is the input times the gradient, or the gradient alone
-    without `multiply_by_inputs`.
+    The reference is the mean pixel, 0. captum has rules for ReLU, ELU, sigmoid, tanh, softplus and max-pooling (inexact
+    where windows overlap), but none for GELU, LayerNorm or attention. On transformers the result is therefore the input
+    times the gradient, or the gradient alone without `multiply_by_inputs`.
 
     Args:
         target: the model to explain.
         grid: the patches of an image.
         multiply_by_inputs: multiply by x; TVE's Appendix F does not.
-        chunk_size: maximum number of images in memory, where every image is accompanied by its reference.
+        chunk_size: maximum number of images in memory; the reference of each image counts as an image.
     """
 
     forward_passes = 2

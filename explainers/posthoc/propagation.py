@@ -15,21 +15,21 @@ from explainers.target import TargetModel
 from explainers.transformer.rules import Rules
 
 FROZEN = Rules(attention="frozen", norm="frozen", activation="ratio")
-"""The model is linear in its tokens: attention, the scale of normalisations and GELU(x) / x are constants."""
+"""Rules under which a model is linear in its tokens: attention, scales of normalisations, GELU(x) / x are constants."""
 LRP_RULES = Rules(attention="halved", norm="frozen", activation="ratio", linear="positive", residual="conserved")
-"""The rules of Transformer Attribution (Chefer et al., CVPR 2021, Section 3.2). LayerNorm has no rule of its own there;
-the general one would lose all relevance, because a scale of the tokens does not change its output."""
+"""The rules of Transformer Attribution (Chefer et al., CVPR 2021, Section 3.2). The paper has no rule for LayerNorm;
+its general rule would lose all relevance there, because scaling the tokens does not change LayerNorm's output."""
 
 
 def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
-    """Apply the α = 1 rule to the head: relevance 1 is shared among the positive summands of v · e.
+    """Apply the α = 1 rule of LRP to the head: the positive summands of v · e share the relevance 1.
 
     Args:
         embeddings: e, (B, D).
         functionals: v, (B, V, D).
 
     Returns:
-        (B, V, D); times the embedding, each sums to 1.
+        Start of the backward pass, (B, V, D); its product with the embedding sums to 1 over D.
     """
     summands = functionals * embeddings[:, None]
     positive = functionals.masked_fill(summands <= 0, 0)
@@ -69,14 +69,14 @@ class AttnLRP(InputXGradient):
 
 
 class ResLRP(InputXGradient):
-    """AttnLRP whose skip connections favour the summand that has the sign of the sum.
+    """AttnLRP whose skip connections give more relevance to a summand with the sign of the sum, see `Rules`.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        layer: the layer whose map is the heatmap.
-        gamma: γ of the rule; 0 is AttnLRP.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        layer: index of the layer whose map is the heatmap; negative from the last.
+        gamma: γ, at least 0: such a summand counts (1 + γ)-fold. 0 is AttnLRP.
     """
 
     @checks_choices
@@ -91,18 +91,18 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
     """Give a method of plain gradients the rules of LibraGrad, which are those of DecompX (Mehri et al., CVPR 2025).
 
     Args:
-        of: builds the method from `target` and `grid`.
+        of: function of `target` and `grid` that returns the method.
 
     Returns:
-        A builder of the same method, whose backward pass has the rules `FROZEN`. It raises an InputError for methods
-        that have rules of their own, or no backward pass.
+        A function like `of`. Its method has a backward pass under the rules `FROZEN`. The function raises an InputError
+        if the method has rules of its own, or no backward pass.
     """
 
     def build(target: TargetModel, grid: PatchGrid) -> WhiteBox:
         method = of(target=target, grid=grid)
         if method.rules != Rules() or method.ignores_classes:
             name = type(method).__name__
-            raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {name} is none")
+            raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {name} is not one")
         method.rules = FROZEN
         return method
 

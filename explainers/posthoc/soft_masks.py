@@ -1,4 +1,4 @@
-"""Soft masks: images under them, their up-sampling from feature maps, noise, and averages over patches."""
+"""Soft masks: scores of masked images, masks from feature maps, noise for hidden pixels, and means over patches."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,19 +19,19 @@ def soft_masked_scores(
     background: Callable[[Tensor], Tensor] | None = None,
     chunk_size: int = 256,
 ) -> Tensor:
-    """Compute f(y | X ⊙ M + (1 − M) ⊙ background) of T pairs of an image X and a soft mask M.
+    """Compute f(y | X ⊙ m + (1 − m) ⊙ background) for pairs of an image X and a soft mask m.
 
     Args:
         target: the model f.
         normalised: images, (B, C, H, W).
         classes: the class y of each image, (B,).
-        image: number of the image of each pair, (T,).
-        masks: numbers of pairs (t,) → their masks in [0, 1], (t, 1, H, W); called for one chunk at a time.
-        background: numbers of pairs (t,) → values of hidden pixels, (t, C, H, W); `None` for 0.
+        image: index of the image of each pair, (pairs,).
+        masks: function from indices of pairs (n,) to their masks (n, 1, H, W) in [0, 1]; called for each chunk.
+        background: function from indices of pairs (n,) to values of hidden pixels (n, C, H, W); `None` for 0.
         chunk_size: maximum number of masked images in memory.
 
     Returns:
-        Probabilities, (T,).
+        Probabilities, (pairs,).
     """
     if not len(image):
         return normalised.new_empty(0)
@@ -56,7 +56,7 @@ def patch_means(pixels: Tensor, grid: PatchGrid) -> Tensor:
 
 
 def upsample(maps: Tensor, size: int) -> Tensor:
-    """Up-sample maps (T, h, w) to (T, size, size), bilinear."""
+    """Up-sample maps (n, h, w) to (n, size, size) by bilinear interpolation."""
     return F.interpolate(maps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
 
 
@@ -73,15 +73,15 @@ def upsampling_matrix(tokens: int, size: int, device: torch.device) -> Tensor:
 def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Scale maps so that their bilinear up-sampling to `size` has the minimum 0 and the maximum 1.
 
-    The extremes of the tokens are in general not reached by the up-sampled map. Between four tokens it is bilinear, so
-    that its extremes lie in the corner pixels of that square; only these pixels are computed.
+    The up-sampled map need not reach the extremes of the map itself. It is bilinear between four neighbouring tokens,
+    so its extremes lie at the corner pixels of that square. Only these pixels are computed.
 
     Args:
-        maps: (T, h, w), square.
-        size: H = W of the up-sampled maps.
+        maps: (n, h, w), square.
+        size: H = W of the up-sampled maps, in pixels.
 
     Returns:
-        The scaled maps (T, h, w), 0 where the map is constant; and for each map whether it varies, boolean (T,).
+        The scaled maps (n, h, w), 0 if the map is constant; and for each map whether it varies, boolean (n,).
 
     >>> scaled, varies = unit_range(torch.tensor([[[3.0, 3.0], [5.0, 5.0]], [[7.0, 7.0], [7.0, 7.0]]]), size=4)
     >>> scaled[:, :, 0].tolist(), varies.tolist()
@@ -94,15 +94,15 @@ def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
     corners = upsampling_matrix(tokens, size, maps.device)[changes[1:] | changes[:-1]]
     extreme = (corners @ maps.double() @ corners.mT).flatten(1)
     low, high = extreme.amin(1)[:, None, None], extreme.amax(1)[:, None, None]
-    varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())  # the rest is rounding
+    varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())  # smaller differences are rounding errors
     scaled = torch.where(varies, (maps - low) / torch.where(varies, high - low, 1), 0)
     return scaled.to(maps.dtype), varies.flatten()
 
 
 def gaussian_noise(numbers: Tensor, shape: Sequence[int], seed: int) -> Tensor:
-    """Draw standard normal numbers (t, *shape), float32; each row depends on its number (t,) and the seed alone.
+    """Draw standard normal noise (n, *shape), float32; each row depends only on its number (n,) and the seed.
 
-    They are drawn on the CPU, because generators of other devices draw other numbers.
+    The CPU draws it, because generators of other devices draw other values.
 
     >>> noise = gaussian_noise(torch.tensor([0, 1, 0]), (3, 4, 4), seed=0)
     >>> torch.equal(noise[0], noise[2]), torch.equal(noise[0], noise[1])

@@ -15,12 +15,12 @@ from explainers.transformer.recording import Record
 
 
 def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean") -> Tensor:
-    """Compute W_i = ‖Ẽ_i‖ / ‖E_i‖ · NECC_i: the change of a token's length, and the correlation of its directions.
+    """Compute W_i = ‖Ẽ_i‖ / ‖E_i‖ · NECC_i: how a transformation changes the length and the direction of each token.
 
     Args:
-        before: E, (B, T, D).
-        after: Ẽ, (B, T, D).
-        scale: NECC_i is exp(cos(E_i, Ẽ_i)), divided by the sum over tokens (`softmax`) or by their mean (`mean`).
+        before: tokens E before the transformation, (B, T, D).
+        after: tokens Ẽ after the transformation, (B, T, D).
+        scale: NECC_i is exp(cos(E_i, Ẽ_i)), divided by its sum over tokens (`softmax`) or its mean (`mean`).
 
     Returns:
         (B, T).
@@ -36,25 +36,25 @@ def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softma
 
 
 class TokenTM(WhiteBox):
-    """Follows attention and transformations of tokens through all layers: C_l = U_MLP U_attention C_{l−1}.
+    """Follows attention and transformations of tokens through all layers: R_l = U_MLP U_attention R_{l−1}.
 
-    C_0 = diag(‖E_i‖) holds the lengths of the first tokens; U_attention = I + E_h[(∂y/∂A ⊙ A)⁺] diag(W), and U_MLP =
-    I + diag(W), with the transformation weights W of attention and MLP. The heatmap is the class token's row of C_L.
+    R_0 = diag(‖E_i‖) contains the lengths of the tokens that enter the first layer; U_attention =
+    I + E_h[(∂y/∂A ⊙ A)⁺] diag(W), and U_MLP = I + diag(W), each with its own transformation weights W. The heatmap is
+    the class token's row of R after the last layer.
 
-    Only the abstract and the supplement of the paper were at hand. What they leave open is an option here. The
-    defaults follow the abstract: attention weights *and* transformed tokens are aggregated, "before and after" each
-    transformation, so W of attention compares the tokens with their value vectors.
+    The method follows the abstract and the supplement of the paper; what they leave open is an option. According to the
+    abstract, it aggregates attention weights and tokens "before and after" each transformation. By default the W of
+    attention therefore compares the tokens with their value vectors.
 
     Args:
         target: the model to explain, a timm transformer with global attention.
         grid: the patches that are explained.
-        output: what is explained, the `logit` or the `probability` of the class.
-        transformed: Ẽ of attention. `values`: the projected values of the tokens, before attention mixes them.
-            `stream`: the tokens after attention with its skip connection, as LibraGrad's implementation does; Ẽ of the
-            MLP is then also the sum with the skip connection, otherwise the output of the MLP alone.
-        scale: normalisation of the correlations, see `transformation_weights`. LibraGrad's implementation: `softmax`.
-        heads: `together` takes the mean over heads of (∂y/∂A ⊙ A)⁺, as GAE does. `apart` takes the means of A and of
-            (∂y/∂A)⁺ first, as LibraGrad's implementation does.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        transformed: the tokens Ẽ. `values`: for attention, the projected values of the tokens before attention mixes
+            them; for the MLP, its output. `stream`: the sum of each with its skip connection, as in LibraGrad's code.
+        scale: normalisation of the correlations, see `transformation_weights`; LibraGrad's code has `softmax`.
+        heads: `together` averages (∂y/∂A ⊙ A)⁺ over heads, as GAE does. `apart` averages A and (∂y/∂A)⁺ over heads and
+            multiplies the means, as LibraGrad's code does.
         mlp: include U_MLP.
     """
 
@@ -88,13 +88,13 @@ class TokenTM(WhiteBox):
         return self.on_grid(row * record.inputs[0].norm(dim=-1)[:, None])
 
     def _mixed(self, attention: Tensor, gradient: Tensor) -> Tensor:
-        """Attention with its gradient, (B, V, T, T)."""
+        """Combine attention with its gradient, and average over heads: (B, V, T, T)."""
         if self.heads == "together":
             return positive_attention(attention, gradient)
         return attention.mean(1)[:, None] * gradient.clamp(min=0).mean(2)
 
     def _weights(self, record: Record, layer: int) -> tuple[Tensor, Tensor]:
-        """The transformation weights of attention and of the MLP, (B, T) each."""
+        """Compute the transformation weights of attention and of the MLP, (B, T) each."""
         tokens, middle, output = record.inputs[layer], record.middles[layer], record.outputs[layer]
         if self.transformed == "stream":
             pairs = (tokens, middle), (middle, output)

@@ -22,10 +22,10 @@ from explainers.transformer.blocks import Features, attention_channels, attentio
 
 
 def cosine_distances(masks: Tensor, size: int) -> Tensor:
-    """Compute 1 − cos between the bilinear up-samplings of masks (K, h, w) to `size` → (K, K), float64.
+    """Compute 1 − cos between the bilinear up-samplings of masks (n, h, w) to `size` → (n, n), float64.
 
-    With the up-sampling U m Uᵀ of a mask m, the product of two is Σ m ⊙ (G m' G), where G = Uᵀ U, so that nothing of
-    the size of the image is computed.
+    The up-sampling of a mask m is U m Uᵀ, and the inner product of two is Σ m ⊙ (G m' G), where G = Uᵀ U. So no tensor
+    of the size of the image is computed.
     """
     matrix = upsampling_matrix(masks.shape[-1], size, masks.device)
     gram, masks = matrix.mT @ matrix, masks.double()
@@ -39,61 +39,61 @@ def cluster_masks(masks: Tensor, size: int, delta: float) -> tuple[Tensor, Tenso
     """Merge similar masks: agglomerative clustering with complete linkage on cosine distances (Section 3.2).
 
     Args:
-        masks: (D, h, w), up-sampled to `size` before they are compared.
+        masks: one for each channel, (channels, h, w); they are compared after up-sampling to `size`.
         size: H = W of the image.
-        delta: δ, the distance from which clusters are not merged; 0 merges nothing.
+        delta: δ, cosine distance at and above which clusters are not merged; 0 merges nothing.
 
     Returns:
-        The mean of the masks of each cluster (K, h, w), and the number of its first mask (K,), ascending.
+        The mean of the masks of each cluster (M, h, w), and the index of its first mask (M,), ascending.
     """
     if len(masks) < 2:
         return masks, torch.arange(len(masks), device=masks.device)
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
     labels = torch.as_tensor(clustering.fit_predict(cosine_distances(masks, size).cpu().numpy()), device=masks.device)
-    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (K, D)
-    # In the order of their first masks, because the numbers of clusters depend on the order of merging
+    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (M, channels)
+    # Sort clusters by their first masks, because their labels depend on the order of merging
     first, order = members.argmax(1).sort()
-    means = torch.einsum("kd,dij->kij", members / members.sum(1, keepdim=True), masks.double())
+    means = torch.einsum("mc,cij->mij", members / members.sum(1, keepdim=True), masks.double())
     return means[order].to(masks.dtype), first
 
 
 def coverage_corrected_sum(masks: Tensor, scores: Tensor, size: int) -> Tensor:
-    """Compute S^c = Σ_k s_k M_k / ρ with the coverage ρ = Σ_k M_k / K, and 0 where ρ = 0 (Equation 5).
+    """Compute Σ_i s_i m_i / ρ with the coverage ρ = Σ_i m_i / M, and 0 where ρ = 0 (Equation 5).
 
     Args:
-        masks: (K, h, w), up-sampled to `size`, which can be done after the sums.
-        scores: s, (K,).
+        masks: m, (M, h, w); their sums are up-sampled to `size`.
+        scores: s, (M,).
         size: H = W of the image.
 
     Returns:
         (H, W).
 
-    Both masks cover the left pixel, none the right:
+    Both masks cover the left pixel; neither covers the right:
 
     >>> masks = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.0], [0.5, 0.0]]])
     >>> coverage_corrected_sum(masks, torch.tensor([3.0, 6.0]), size=2)[0].tolist()
     [8.0, 0.0]
     """
-    weighted = torch.einsum("k,kij->ij", scores.double(), masks.double())
+    weighted = torch.einsum("m,mij->ij", scores.double(), masks.double())
     total, covered = upsample(torch.stack([weighted, masks.double().sum(0)]), size)
-    # Rounding of the up-sampling must not count as coverage
+    # Rounding errors of the up-sampling must not count as coverage
     corrected = torch.where(covered > 1e-5, total / covered.clamp(min=1e-5), 0)
     return (len(masks) * corrected).to(scores.dtype)
 
 
 class ViTCX(nn.Module):
-    """Masks from clustered feature maps, their debiased impact, and a sum without coverage bias.
+    """Sum of masks from clustered feature maps, weighted by their causal impact and corrected for coverage.
 
-    The causal impact of a mask is s = f(y | X ⊙ M + ε) + f(y | X) − f(y | X + ε) with ε = (1 − M) ⊙ Z and
-    Z ~ N(0, σ²) (Equation 2). Z is drawn anew for every mask, and is the same for every image. Channels that are
-    constant are no masks; without a mask the heatmap is 0. Heatmaps have the scale of Equation 5: K times a score.
+    The causal impact of a mask m is s = f(y | X ⊙ m + ε) + f(y | X) − f(y | X + ε), where ε is normal noise N(0, σ²)
+    times 1 − m (Equation 2). Every mask has its own noise, which is the same for all images. Constant channels give no
+    mask, and the heatmap of an image without masks is 0. Heatmaps have the scale of Equation 5: M times a score.
 
     Args:
         target: the model to explain, see `attention_features`.
         grid: the patches over which the heatmap is averaged.
-        features: where masks come from, see `attention_features`.
-        block: index of the transformer block; of Swin, in the second-to-last stage.
-        delta: δ, distance from which masks are not merged; the paper has 0.05 for Swin.
+        features: the feature maps that give the masks, see `attention_features`.
+        block: index of the transformer block, for Swin in the second-to-last stage; negative from the last.
+        delta: δ, cosine distance at and above which masks are not merged; the paper has 0.05 for Swin.
         sigma: σ, standard deviation of the noise, in units of normalised pixels.
         released: scale the mean mask of each cluster to [0, 1] again, as the authors' code does and the paper does not.
         chunk_size: maximum number of masked images in memory.
@@ -128,16 +128,16 @@ class ViTCX(nn.Module):
         self.released = released
         self.chunk_size = chunk_size
         self.seed = seed
-        attention_module(target, block, features)  # an error now rather than in the first batch
+        attention_module(target, block, features)  # raises an InputError now rather than in the first batch
 
     @property
     def forward_passes(self) -> int:
-        """At most as many: two for every channel. Clustering leaves about 63 masks of 768 channels (Section 3.2)."""
+        """Upper bound: two for each channel. Clustering merges 768 channels to about 63 masks (Section 3.2)."""
         return (2 if self.sigma else 1) * (attention_channels(self.target) + 1)
 
     @torch.no_grad()
     def masks(self, normalised: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Compute for each image (B, C, H, W) its masks (K, h, w), and the first channel of each (K,)."""
+        """Compute the masks (M, h, w) of each image (B, C, H, W), and the first channel of each mask (M,)."""
         size = normalised.shape[-1]
         masks_and_channels = []
         for part in normalised.split(self.chunk_size):
@@ -150,7 +150,7 @@ class ViTCX(nn.Module):
 
     @torch.no_grad()
     def scores(self, normalised: Tensor, classes: Tensor, masks: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Compute the causal impact of each image's masks → (K,) each (Equation 2). All images share the chunks."""
+        """Compute the causal impact of each image's masks → (M,) each (Equation 2). A chunk can span several images."""
         counts, size = [len(first) for _, first in masks], normalised.shape[-1]
         image = torch.arange(len(masks)).repeat_interleave(torch.tensor(counts)).to(normalised.device)
         maps, first = (torch.cat(parts) for parts in zip(*masks, strict=True))

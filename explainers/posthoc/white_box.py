@@ -24,13 +24,13 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
     """Compute the gradient of each image's class score at its embedding: the functional v that explains the class.
 
     For the logit of a linear head, v is the row v_y of the class. For the probability it is p_y (v_y − Σ_k p_k v_k).
-    For the log-odds log p_y / (1 − p_y), it is v_y minus the mean of the other rows, weighed by their probabilities.
+    For the log-odds log p_y / (1 − p_y), it is v_y minus the mean of the other rows, weighted by their probabilities.
 
     Args:
-        target: the model with the head.
+        target: the model whose head classifies the embeddings.
         embeddings: (B, D).
-        classes: (B,).
-        output: score of the class.
+        classes: class of each image, (B,).
+        output: the score: `logit`, `probability` or `log_odds`.
 
     Returns:
         v, (B, D).
@@ -46,7 +46,7 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
 
 
 def sum_on_grid(scores: Tensor, side: int) -> Tensor:
-    """Resample scores (..., h, w) to (..., P, P); a score is shared by area, so that the sum of all stays the same.
+    """Resample scores (..., h, w) to (..., P, P): each score is split by area of overlap, so their sum stays the same.
 
     >>> sum_on_grid(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), side=1).tolist()
     [[10.0]]
@@ -58,7 +58,7 @@ def sum_on_grid(scores: Tensor, side: int) -> Tensor:
 
 
 def _shares(size: int, side: int) -> Tensor:
-    """The part of each of `size` intervals in each of `side` intervals of the same line, (side, size)."""
+    """Cut a line into `size` and into `side` parts: the fraction of each former in each latter, (side, size)."""
     old, new = torch.arange(size) * side, torch.arange(side)[:, None] * size
     return (torch.minimum(old + side, new + size) - torch.maximum(old, new)).clamp(min=0) / side
 
@@ -66,13 +66,14 @@ def _shares(size: int, side: int) -> Tensor:
 class WhiteBox(nn.Module):
     """Base class of methods that record one forward pass and take gradients of it.
 
-    Subclasses say how the backward pass runs and what is recorded, and compute heatmaps in `heatmaps`. A method is
-    `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it.
+    Subclasses compute heatmaps in `heatmaps`. Attributes configure the passes: `rules` change the backward pass,
+    `attention` and `biases` are recorded if True, and `start` is the first layer to record. A method is `linear` if the
+    heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn such a method.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
-        output: what is explained: the `logit`, the `probability` or the `log_odds` of the class.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     rules: Rules = Rules()
@@ -89,7 +90,7 @@ class WhiteBox(nn.Module):
         self.target = target.eval()
         self.grid = grid
         self.output = output
-        if self.attention or self.biases:  # Swin records both for each window: refused before the model is run
+        if self.attention or self.biases:  # raises an InputError for Swin, which has them for each window
             self.readout(1)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
@@ -117,17 +118,18 @@ class WhiteBox(nn.Module):
         raise NotImplementedError
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
-        """Return what the backward pass starts from, (B, V, D); the functionals themselves, unless a rule differs."""
+        """Return the gradient of the embedding that starts the backward pass, (B, V, D): by default the functionals."""
         return functionals
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D), in one forward pass: (B, V, P, P)."""
         self.grid.check(images)
-        # Without gradients, the graph would be memory for nothing
+        # A method that ignores classes needs no gradients, so no layer keeps its graph
         start = len(blocks_of(self.target)) if self.ignores_classes else self.start
         with record_pass(self.target, self.rules, self.attention, self.biases, start) as record:
             embeddings = self.target.embed(self.target.normalise(images))
-        functionals = self.seeds(embeddings, functionals_of(embeddings))  # outside, where no rule changes the head
+        # Outside record_pass, whose rules must not change the head
+        functionals = self.seeds(embeddings, functionals_of(embeddings))
         heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))
         return heatmaps.detach().expand(-1, functionals.shape[1], -1, -1).float()
 

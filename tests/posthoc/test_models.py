@@ -6,6 +6,7 @@ import torch
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.posthoc.names import method_names
+from explainers.posthoc.white_box import WhiteBox
 
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
 MODELS = {
@@ -26,35 +27,28 @@ BUDGETS = {
 }
 AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"]
 METHODS = [*method_names(), *AGGREGATED]
-NEEDS_GLOBAL_ATTENTION = {
-    *("ALTI", "AttCAT", "AttIxG", "AttentionGradCAM", "AttentionRollout", "FullGrad", "GAE", "GenAtt", "GlobEnc"),
-    *("GradSAM", "LeGrad", "LibraGrad", "PartialLRP", "RawAttention", "TAM", "TokenTM", "TransformerAttribution"),
-    *("GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS", "DirectPaths"),
-}
-NEEDS_NO_TRANSFORMER = {
-    *("Chance", "DeepLift", "GradientSHAP", "IntegratedGradients", "LIME", "Occlusion", "RISE", "Saliency", "ScoreCAM"),
-    *("SmoothGrad", "GreedyOrder"),
-}
+READ_TRANSFORMERS = WhiteBox, posthoc.DirectPaths, posthoc.ViTCX
 
 
-def reason(model, method):
-    """What a model lacks for a method, or None."""
-    if model == "ResNet" and method not in NEEDS_NO_TRANSFORMER:
+def reason(model, explainer):
+    """What a model lacks for an explainer that was built for a ViT, or None."""
+    if model == "ResNet" and isinstance(explainer, READ_TRANSFORMERS):
         return "expected a transformer"
-    if model == "DeiT-Tiny distilled" and method == "DirectPaths":
+    if model == "DeiT-Tiny distilled" and isinstance(explainer, posthoc.DirectPaths):
         return "expected one class token or average pooling"
-    return (
-        "expected a model with global attention" if model == "Swin-Tiny" and method in NEEDS_GLOBAL_ATTENTION else None
-    )
+    reads_attention = getattr(explainer, "attention", False) or getattr(explainer, "biases", False)
+    if model == "Swin-Tiny" and (reads_attention or isinstance(explainer, posthoc.DirectPaths)):
+        return "expected a model with global attention"
+    return None
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, images, model, method):
     architecture, size = MODELS[model]
+    missing = reason(model, posthoc.build(method, make_target(), grid, BUDGETS.get(method)))
     target = make_target(architecture, **size).train()  # as timm.create_model returns it
     statistics = {name: value.clone() for name, value in target.named_buffers()}
-    missing = reason(model, method)
     if missing:
         with pytest.raises(InputError, match=f"{missing}.*{architecture}.*: take"):
             posthoc.build(method, target, grid, BUDGETS.get(method))
