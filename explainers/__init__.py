@@ -3,8 +3,8 @@
 `explainers.load` loads a trained explainer, `explainers.overlay` draws a heatmap over its image, and `Explainer` below
 is the interface of every explainer.
 
-`images` are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N), and True where a
-patch stays visible. Patches are numbered row by row. A letter for a shape means the same in every file:
+`images` are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N), and True at
+visible patches. Patches are numbered row by row. A letter for a shape means the same in every file:
 
     B  images              C  channels             H, W  pixels
     P  patches per side    N  patches, P · P       Z  sampled patches per image
@@ -23,7 +23,7 @@ from torch import Tensor
 __version__ = "0.1.0"
 
 SHORTCUTS = {"load": "explainers.share", "overlay": "explainers.report.overlays"}
-"""Function that users call → its module, which is imported at the first use: every module imports this file first."""
+"""Shortcut for users → its module. It is imported at first use, because every module imports this file first."""
 
 
 def __getattr__(name: str) -> Any:
@@ -38,13 +38,13 @@ class Explainer(Protocol):
     The constructor of every explainer takes the model to explain as the keyword argument `target`. Four attributes are
     optional:
 
-    - `forward_passes`: number of forward passes of the target for each image; 1 where the attribute is missing. It is
-      what an evaluation announces; its results count what was done. One masked image is one pass. Neither backward
-      passes nor a learned explainer's network nor a blank image that is embedded once for a batch count.
-    - `passes_vary`: True if that number depends on the image, so that `forward_passes` is an upper bound.
+    - `forward_passes`: number of forward passes of the target for each image; 1 if the attribute is missing. An
+      evaluation announces this number; its results report the counted passes. One masked image is one pass. Backward
+      passes, the network of a learned explainer, and a blank image embedded once per batch are not counted.
+    - `passes_vary`: True if the number of passes depends on the image; `forward_passes` is then an upper bound.
     - `ignores_classes`: True if the heatmaps do not depend on `classes`, for example because the explainer chooses the
       class itself.
-    - `timed`: False if the time of a call does not measure the explainer, because its heatmaps come from a cache.
+    - `timed`: False if the heatmaps come from a cache, so that the time of a call does not measure the explainer.
     """
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class SelfExplainer(Protocol):
 
 @runtime_checkable
 class FunctionalExplainer(Protocol):
-    """An explainer that explains any linear functional of the embedding, of which a class of a linear head is one."""
+    """An explainer of any linear functional of the embedding, such as the logit of a class under a linear head."""
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""

@@ -9,19 +9,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 REPEATED = "a choice may be listed several times"
-"""Mark of a type hint: `Annotated[Sequence[...], REPEATED]`."""
+"""Annotation of a sequence whose entries may repeat: `Annotated[Sequence[...], REPEATED]`."""
 
 
 class InputError(ValueError):
     """Bad input. The message is one line that says what was expected, what came, and what to do.
 
-    The entry points print the message without a traceback. Every other exception is a bug of this project or of a
-    library, and is printed with its traceback.
+    The entry points print this message without a traceback. They print every other exception, which is a bug of this
+    project or of a library, with its traceback.
     """
 
 
 def check_positive(**numbers: float) -> None:
-    """Raise an InputError that names the first of these settings that is not above 0.
+    """Raise an InputError for the first setting that is not above 0.
 
     >>> check_positive(masks=4000, cells=7)
     """
@@ -31,7 +31,7 @@ def check_positive(**numbers: float) -> None:
 
 
 def check_range(low: float, high: float = float("inf"), **numbers: float) -> None:
-    """Raise an InputError that names the first of these settings that is not from `low` to `high`.
+    """Raise an InputError for the first setting that is not from `low` to `high`, both included.
 
     >>> check_range(0, hops=2)
     >>> check_range(1, 16, patches=20)
@@ -45,7 +45,7 @@ def check_range(low: float, high: float = float("inf"), **numbers: float) -> Non
 
 
 def check_distinct(**lists: Sequence[Any]) -> None:
-    """Raise an InputError that names the first of these lists that has an entry twice.
+    """Raise an InputError for the first list with a repeated entry.
 
     >>> check_distinct(subsets=[16, 32])
     >>> check_distinct(subsets=[16, 32, 16])
@@ -60,10 +60,10 @@ def check_distinct(**lists: Sequence[Any]) -> None:
 
 
 def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function or a constructor: it raises an InputError for a choice that does not exist.
+    """Decorate a function or a constructor, so that it raises an InputError for a choice that does not exist.
 
-    A choice is an argument that is annotated with a `Literal` or with a sequence of one, whose entries are distinct
-    unless it has the mark `REPEATED`.
+    A choice is an argument annotated with a `Literal`, or with a sequence of a `Literal`. The entries of a sequence
+    must be distinct, unless the annotation has the mark `REPEATED`.
 
     >>> @checks_choices
     ... def mean(values: list[float], kind: Literal["arithmetic", "geometric"] = "arithmetic") -> float: ...
@@ -75,14 +75,14 @@ def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.cache
     def hints() -> Mapping[str, Any]:
-        # Not before the first call: they may name classes that follow the function
+        # Resolved at the first call, because hints may name classes that are defined after the function
         return get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # arguments that do not exist, which the error of the function itself names with its own name
+        except TypeError:  # wrong arguments, for which the function raises an error with its own name
             return function(*args, **kwargs)
         check_choices(given, hints())
         return function(*args, **kwargs)
@@ -91,11 +91,11 @@ def checks_choices(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_choices(arguments: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise an InputError for the first argument that its type hint, a `Literal` or a sequence of one, does not allow.
+    """Raise an InputError for the first argument that its hint, a `Literal` or a sequence of one, does not allow.
 
     Args:
-        arguments: name → value.
-        hints: name → type hint.
+        arguments: name of each argument → value.
+        hints: name of each argument → type hint; other hints than choices are ignored.
     """
     for name, value in arguments.items():
         hint, repeated = hints.get(name), False

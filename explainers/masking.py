@@ -10,8 +10,8 @@ from torch import Tensor
 from explainers.errors import InputError, check_distinct, check_positive, check_range
 
 Removal = Literal["zero", "black", "drop"]
-"""What becomes of hidden patches. `zero`: pixels are 0 after normalisation, the mean pixel (TVE). `black`: pixels are 0
-before it (Chefer). `drop`: tokens leave the sequence, and the others keep their positions (SkipPLUS); for ViTs only."""
+"""How to hide patches. `zero` sets pixels to 0 after normalisation, the mean pixel (TVE). `black` sets them to 0 before
+it (Chefer). `drop` removes tokens, and the others keep their positions (SkipPLUS); for ViTs only."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class PatchGrid:
     Args:
         image_size: side of the image, in pixels.
         patch_size: side of a patch, in pixels.
-        differs: the patches are not those of the model, and this is meant; see `TargetModel.check_grid`.
+        differs: if True, the patches may differ from those of the model; see `TargetModel.check_grid`.
     """
 
     image_size: int = 224
     patch_size: int = 16
-    differs: bool = field(default=False, compare=False)  # no part of what results and weights depend on
+    differs: bool = field(default=False, compare=False)  # only switches off a check, so no part of the identity
 
     def __post_init__(self) -> None:
         check_positive(image_size=self.image_size, patch_size=self.patch_size)
@@ -44,7 +44,7 @@ class PatchGrid:
         return self.side**2
 
     def check(self, images: Tensor) -> None:
-        """Raise an InputError unless images (..., H, W) have the size that this grid cuts, and there is one."""
+        """Raise an InputError unless there is at least one image, and images (..., H, W) have the size of this grid."""
         if images.shape[-2:] != (self.image_size, self.image_size):
             size = f"{self.image_size} × {self.image_size}"
             raise InputError(f"the grid cuts {size} images; got {tuple(images.shape[-2:])}")
@@ -60,7 +60,7 @@ def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
         hops: radius of N(z), in patches; 0 or more.
 
     Returns:
-        Boolean, (N, N). Row z is True on N(z); with `hops=0` it is the identity.
+        Boolean, (N, N). Row z is True on N(z); `hops=0` gives the identity matrix.
 
     The neighbourhood of the upper left patch in a grid of 3 × 3 patches:
 
@@ -75,21 +75,21 @@ def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
 
 
 def check_hops(hops: Sequence[int]) -> None:
-    """Raise an InputError unless there is a radius of N(z), and all of them are different and 0 or more."""
+    """Raise an InputError unless `hops` holds one or more distinct radii of N(z), in patches, each 0 or more."""
     if not hops or min(hops) < 0:
-        raise InputError(f"expected hops, one radius or more of 0 patches or more, such as [2], got {list(hops)}")
+        raise InputError(f"expected hops, one or more radii of at least 0 patches, such as [2], got {list(hops)}")
     check_distinct(hops=hops)
 
 
 def most_important(order: Tensor, levels: int) -> Tensor:
-    """Compute S*, the ⌊s·N⌋ most important patches, at `levels` sparsities s from 0 to 1.
+    """Compute S*, the ⌊s·N⌋ most important patches, at Q equally spaced sparsities s from 0 to 1.
 
     Args:
         order: patch numbers of each image, the most important first, (B, N).
-        levels: number of sparsities, at least 2; they are equally spaced.
+        levels: Q, the number of sparsities, at least 2.
 
     Returns:
-        Boolean, (B, levels, N).
+        Boolean, (B, Q, N), True on S*.
 
     >>> most_important(torch.tensor([[1, 2, 3, 0]]), levels=3).int().tolist()
     [[[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]]
@@ -99,9 +99,9 @@ def most_important(order: Tensor, levels: int) -> Tensor:
 
 
 def level_sizes(num_patches: int, levels: int) -> Tensor:
-    """Compute |S*| = ⌊s·N⌋ at `levels` sparsities s from 0 to 1: integers, (levels,).
+    """Compute |S*| = ⌊s·N⌋ at Q = `levels` equally spaced sparsities s from 0 to 1: integers, (Q,).
 
-    The arithmetic is in integers, because rounding of floats would lose a patch at some levels.
+    Integer arithmetic avoids the rounding of floats, which would lose a patch at some levels.
 
     >>> level_sizes(num_patches=7, levels=3).tolist()
     [0, 3, 7]
@@ -114,13 +114,13 @@ def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | fl
     """Set hidden patches to `fill`; 0 is the mean pixel of a normalised image (TVE, Section 2).
 
     Args:
-        images: (B, C, H, W), normalised.
-        keep: boolean, (B, N): one mask for each image.
+        images: normalised images, (B, C, H, W).
+        keep: visible patches, one mask for each image, boolean (B, N).
         grid: the patches of an image.
-        fill: value of hidden pixels: a number, or one for each channel, (C, 1, 1).
+        fill: value of hidden pixels: one number, or one for each channel, (C, 1, 1).
 
     Returns:
-        (B, C, H, W).
+        The masked images, (B, C, H, W).
 
     >>> images, keep = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[True, False, False, True]])
     >>> mask_pixels(images, keep, PatchGrid(image_size=2, patch_size=1)).tolist()
@@ -143,17 +143,17 @@ def masked_forward(
     """Apply `function` to every image under each of its M masks.
 
     Args:
-        function: normalised images (b, C, H, W) → (b, ...).
-        images: (B, C, H, W), normalised.
-        keep: boolean, (B, M, N).
+        function: function of normalised images (b, C, H, W) → (b, ...).
+        images: normalised images, (B, C, H, W).
+        keep: visible patches, boolean (B, M, N).
         grid: the patches of an image.
         fill: value of hidden pixels, see `mask_pixels`.
         chunk_size: maximum number b of masked images in one call, which bounds the memory.
 
     Returns:
-        (B, M, ...).
+        The results of `function`, (B, M, ...).
 
-    The sum of the pixels of the upper row, and of the last pixel alone:
+    Sum the pixels of the upper row, and the last pixel alone:
 
     >>> images = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     >>> keep = torch.tensor([[[True, True, False, False], [False, False, False, True]]])
@@ -170,17 +170,17 @@ def in_chunks(
     chunk_size: int = 256,
     by_size: bool = False,
 ) -> Tensor:
-    """Apply `function` to all pairs of an image and one of its M masks, some pairs at a time.
+    """Apply `function` to all pairs of an image and one of its M masks, at most `chunk_size` pairs at a time.
 
     Args:
-        function: images (b, C, H, W) and their masks (b, N) → (b, ...).
-        images: (B, C, H, W).
-        keep: boolean, (B, M, N).
+        function: function of images (b, C, H, W) and their masks (b, N) → (b, ...).
+        images: images, (B, C, H, W).
+        keep: visible patches, boolean (B, M, N).
         chunk_size: maximum number b of pairs in one call.
         by_size: if True, all masks of one call have the same number of visible patches.
 
     Returns:
-        (B, M, ...).
+        The results of `function`, (B, M, ...).
 
     >>> keep = torch.tensor([[[True, True], [False, True], [True, False]]])
     >>> in_chunks(lambda images, masks: masks.sum(1) + 10 * len(masks), torch.zeros(1, 3, 2, 2), keep, by_size=True)

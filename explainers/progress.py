@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal; elsewhere, such as in the log of a job, a line every half minute."""
+"""Progress of long work: a bar in a terminal; elsewhere, such as in the log of a job, a line every half minute."""
 
 import io
 import math
@@ -8,11 +8,11 @@ from typing import Any
 from tqdm import tqdm
 
 EVERY = 30.0
-"""Seconds between two lines."""
+"""Time between two lines, in seconds."""
 
 
 class Lines(tqdm):
-    """A `tqdm` that prints a line every half minute: what is done, the total, the mean rate and the remaining time.
+    """A `tqdm` that prints a line every half minute: finished and total work, mean rate and remaining time.
 
     >>> lines = Lines(desc="digits", total=13, unit="batch", initial=2)
     >>> lines.start_t -= 60
@@ -22,15 +22,15 @@ class Lines(tqdm):
     'digits: 2.6 of 13 batches (20 %), 100 s/batch, 17:20 left, accuracy=0.9'
     """
 
-    monitor_interval = 0  # no thread, because data loaders fork
+    monitor_interval = 0  # no monitor thread, because data loaders fork
 
     def __init__(self, **options: Any) -> None:
-        nowhere = io.StringIO()  # tqdm would write control characters
+        nowhere = io.StringIO()  # tqdm would write control characters to stderr
         own = {"file": nowhere, "delay": EVERY, "mininterval": EVERY, "maxinterval": math.inf, "miniters": 0}
         super().__init__(**(options | own))
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Print the line; an empty `msg`, by which a bar is cleared, prints nothing."""
+        """Print the line. tqdm clears a bar by an empty `msg`, which prints nothing here."""
         if msg is None:
             print(self, file=sys.stderr, flush=True)
 
@@ -50,15 +50,15 @@ class Lines(tqdm):
 
 
 def progress(name: str, total: int, unit: str, initial: float = 0, shown: bool = True, delay: float = 0) -> tqdm:
-    """A bar in a terminal, `Lines` elsewhere.
+    """Make a bar in a terminal, or `Lines` elsewhere.
 
     Args:
         name: text before the bar.
-        total: amount of work.
-        unit: unit of `total`, such as step.
-        initial: amount that was done before this run; a float if fractions are counted.
+        total: amount of work, in units.
+        unit: name of one unit, such as step.
+        initial: amount that earlier runs did, in units; a float if fractions are counted.
         shown: False in all processes but one.
-        delay: seconds before a bar appears.
+        delay: time before a bar appears, in seconds.
     """
     kind = tqdm if sys.stderr.isatty() else Lines
     scale = isinstance(initial, float)

@@ -1,7 +1,7 @@
-"""Random numbers that depend on the sample only, not on the process that draws them.
+"""Random numbers that depend on the sample alone, and not on the process that draws them.
 
-The draws for an image and an epoch are the same in one process and in several. A resumed run repeats the draws of an
-uninterrupted run, and there is no generator state to save.
+The draws for an image and an epoch are the same in one process and in several. A resumed run draws the same numbers as
+an uninterrupted one, without saving the state of a generator.
 """
 
 from typing import Literal
@@ -17,11 +17,11 @@ def uniform(counter: Tensor, seed: int) -> Tensor:
     """Hash every integer of `counter` to a number in [0, 1): equal inputs give equal numbers.
 
     Args:
-        counter: int64, any shape.
-        seed: another seed gives other numbers.
+        counter: integers to hash, int64, any shape.
+        seed: seed of the hash, an integer; only its lowest 32 bits count.
 
     Returns:
-        float64, the shape of `counter`.
+        The numbers, float64, with the shape of `counter`.
 
     >>> draws = uniform(torch.tensor([3, 4, 3]), seed=0)
     >>> bool(draws[0] == draws[2]), bool(draws[0] == draws[1])
@@ -40,15 +40,15 @@ SEEDS: dict[Purpose, tuple[int, int]] = {
     "dropout": (-1, -2),
     "functionals": (-2, -2),
 }
-"""First seed of each purpose, and the step from one seed to the next.
+"""Purpose → its first seed, and the step from one seed to the next.
 
-A new purpose is a new line, which changes no other: (2³⁰, 1), the next one (2³⁰ + 2²⁸, 1), up to ten of them. `uniform`
-takes seeds modulo 2³²; no two of the first 2²⁸ seeds of all purposes are equal (`seed` below 2684, any epoch).
+Add a purpose as a new line (2³⁰, 1), then (2³⁰ + 2²⁸, 1), and so on; there is room for ten, and the other purposes keep
+their seeds. `uniform` takes seeds modulo 2³². The first 2²⁸ seeds of all purposes differ (for `seed` < 2684).
 """
 
 
 def stream(purpose: Purpose, seed: int, epoch: int) -> int:
-    """Return a seed of its own for every purpose and epoch, because equal seeds would give correlated draws.
+    """Return a distinct seed for each purpose, seed and epoch, because equal seeds would give correlated draws.
 
     >>> stream("patches", seed=0, epoch=0), stream("hops", seed=0, epoch=0), stream("patches", seed=0, epoch=1)
     (0, 1, 4)
@@ -65,16 +65,16 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def random_patches(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
-    """Draw `count` different patches of each image, uniformly.
+    """Draw `count` distinct patches of each image, uniformly.
 
     Args:
         index: index of each image in the data set, (B,).
-        num_patches: N.
+        num_patches: N, the number of patches per image.
         count: number of patches to draw for each image, at most N.
-        seed: a different one for every epoch, see `stream`.
+        seed: seed of the draw, a different one for every epoch, see `stream`.
 
     Returns:
-        int64, (B, count), in [0, num_patches).
+        Patch numbers, int64, (B, count), in 0 ... N − 1.
 
     The draws of image 1 do not depend on the other images of its batch:
 
@@ -83,4 +83,4 @@ def random_patches(index: Tensor, num_patches: int, count: int, seed: int) -> Te
     (4, True)
     """
     counter = index[:, None] * num_patches + torch.arange(num_patches, device=index.device)
-    return uniform(counter, seed).argsort(dim=-1, stable=True)[:, :count]  # the same on every device
+    return uniform(counter, seed).argsort(dim=-1, stable=True)[:, :count]  # stable: the same on every device

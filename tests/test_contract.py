@@ -187,11 +187,11 @@ def test_a_grid_that_is_not_the_models_is_refused(found, variant, target, tmp_pa
     for wrong, told in (
         (
             PatchGrid(32, 16),
-            "of patches of 8 pixels, which vit_tiny_patch16_224 sees, got 16: set grid.patch_size=8, or",
+            "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 16: set grid.patch_size=8, or",
         ),
         (
             PatchGrid(24, 8),
-            "of images of 32 × 32 pixels, which vit_tiny_patch16_224 sees, got 24 × 24: set grid.image_s",
+            "of images of 32 × 32 pixels, as vit_tiny_patch16_224 takes, got 24 × 24: set grid.image_s",
         ),
     ):
         with pytest.raises(InputError, match=f"^expected a grid {told}"):
@@ -265,11 +265,11 @@ def test_classes_may_be_of_any_type_of_integers(explainer, images):
 @pytest.mark.parametrize("explainer", READING_CASES, indirect=True, ids=name_of)
 def test_classes_that_the_model_does_not_have_are_refused(explainer, images):
     for wrong, got in ((-1, "-1 to 4"), (5, "0 to 5")):
-        with pytest.raises(InputError, match=f"^expected classes from 0 to 4 of the model .*, got {got}$"):
+        with pytest.raises(InputError, match=f"^expected classes of the explained model, from 0 to 4, got {got}$"):
             explainer(images, CLASSES.index_fill(0, torch.tensor([4]), wrong))
-    with pytest.raises(InputError, match=r"^expected one class of each of 5 images, .* got int64 of shape \[4\]$"):
+    with pytest.raises(InputError, match=r"^expected one class for each of 5 images, .* got int64 of shape \[4\]$"):
         explainer(images, CLASSES[:4])
-    with pytest.raises(InputError, match=r"^expected one class of each of 5 images, .* got float32 of shape \[5\]$"):
+    with pytest.raises(InputError, match=r"^expected one class for each of 5 images, .* got float32 of shape \[5\]$"):
         explainer(images, CLASSES.float())
 
 

@@ -38,7 +38,7 @@ BUILDERS = {
     LightShapleyNetwork: partial(LightShapleyNetwork, blocks=[0], width=12),
     PaperNetwork: partial(PaperNetwork, **SMALL, head_layers=2),
 }
-HOPS = "expected hops, one radius or more of 0 patches or more, such as [2], got "
+HOPS = "expected hops, one or more radii of at least 0 patches, such as [2], got "
 REFUSED = [
     (posthoc.LIME, {"samples": 0}, "expected samples above 0, got samples=0"),
     (posthoc.LIME, {"alpha": 0.0}, "expected alpha above 0, got alpha=0.0"),

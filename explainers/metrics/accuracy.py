@@ -1,11 +1,11 @@
-"""Accuracy of classifiers on images of which some may have no label."""
+"""Accuracy of classifiers; images without a label are left out."""
 
 from torch import Tensor
 from torchmetrics import MeanMetric
 
 
 class Accuracy(MeanMetric):
-    """Fraction of labelled images whose predicted class is their label; NaN without labelled images.
+    """Fraction of the labelled images that are classified correctly; NaN without labelled images.
 
     >>> import torch
     >>> metric = Accuracy()
@@ -18,5 +18,5 @@ class Accuracy(MeanMetric):
     column = "Accuracy ↑"
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:  # type: ignore[override]
-        """Add images, by their predicted classes (B,) and their labels (B,), where −1 is an image without a label."""
+        """Add images, given their predicted classes (B,) and their labels (B,); the label −1 means unlabelled."""
         super().update((predicted == labels)[labels >= 0].float())

@@ -1,7 +1,7 @@
-"""Faithfulness on random subsets of patches: attributions that sum to the drop of the output without the subset.
+"""Faithfulness on random subsets of patches: removing a subset should lower the output by the sum of its attributions.
 
-The subsets do not depend on the explainer, so that all explainers share the masked forward passes. They are given as
-`keep`, boolean (B, M, N), False for the removed patches.
+The subsets do not depend on the explainer, so all explainers share the masked forward passes. A subset is given by
+`keep`, boolean (B, M, N), which is False at the removed patches.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,18 @@ from explainers.metrics.means import MeanOfImages
 from explainers.sampling import random_patches
 
 FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9
-"""Fractions of the patches that are removed."""
+"""Default sizes of the removed subsets, as fractions of all patches."""
 
 SUBSETS = 0x5E75
-"""Seed of the removed subsets."""
+"""Default seed of the removed subsets."""
 
 
 def subset_sizes(num_patches: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
-    """Compute n, the number of removed patches, for each fraction: rounded, and in 1 ... N − 1.
+    """Compute the number of removed patches for each fraction of N, rounded and clamped to 1 ... N − 1.
+
+    Args:
+        num_patches: N, at least 2.
+        fractions: fractions of the patches to remove, in [0, 1].
 
     >>> subset_sizes(196), subset_sizes(4)
     ([20, 59, 98, 137, 176], [1, 1, 2, 3, 3])
@@ -31,20 +35,20 @@ def subset_sizes(num_patches: int, fractions: Sequence[float] = FRACTIONS) -> li
 
 
 def sized_coalitions(index: Tensor, num_patches: int, sizes: Sequence[int], count: int, seed: int = SUBSETS) -> Tensor:
-    """Draw `count` random subsets of patches to remove, for each image and each size, uniformly.
+    """Draw `count` random subsets of every size for each image, uniformly among all subsets of that size.
 
     Args:
         index: index of each image in the data set, (B,).
-        num_patches: N.
+        num_patches: N, the number of patches per image.
         sizes: numbers of removed patches, each in 1 ... N − 1.
         count: number of subsets of each size, at least 2.
-        seed: another seed gives other subsets.
+        seed: seed of the subsets.
 
     Returns:
-        The visible patches: boolean, (B, len(sizes)·count, N), all subsets of one size after another.
+        The visible patches: boolean, (B, M, N) with M = len(sizes) · count, ordered by size as in `sizes`.
 
     Raises:
-        InputError: for a size that is not in 1 ... N − 1, or for one subset, which has no correlation.
+        InputError: if a size is not in 1 ... N − 1, or if `count` is 1, because one subset has no correlation.
 
     >>> sized_coalitions(torch.tensor([0, 7]), num_patches=9, sizes=[2, 6], count=3).sum(-1).tolist()
     [[7, 7, 7, 3, 3, 3], [7, 7, 7, 3, 3, 3]]
@@ -59,11 +63,11 @@ def sized_coalitions(index: Tensor, num_patches: int, sizes: Sequence[int], coun
 
 
 def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
-    """Compute sensitivity-n: whether summed attributions tell which removed subsets matter (Ancona et al., 2018).
+    """Compute sensitivity-n: the correlation of summed attributions with drops of the output (Ancona et al., 2018).
 
-    For each n that occurs, it is Pearson's correlation over the subsets of n patches between the sum of their
-    attributions and the drop. The result is the mean over n. It depends neither on the offset nor on the unit of a
-    heatmap, and its mean over random heatmaps is 0.
+    For each subset size n, Pearson's correlation compares the sum of the removed attributions with the drop, over all
+    subsets of n patches. The result is the mean over n. An offset or a positive factor of the heatmap does not change
+    it. Random heatmaps have a mean of 0.
 
     Args:
         scores: attributions, (B, N).
@@ -71,30 +75,30 @@ def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
         drops: output for the whole image minus output without the subset, (B, M).
 
     Returns:
-        float64, (B,), in [−1, 1]. It leaves out the sizes for which all sums or all drops are equal, and is NaN if no
-        size remains, as for a heatmap of equal scores.
+        float64, (B,), in [−1, 1]. The mean skips sizes whose sums or drops are all equal. It is NaN if no size remains,
+        for example for a heatmap of equal scores.
 
-    Without the first patch the drop is 1, without one of the others it is 0:
+    Removing the first patch lowers the output by 1, and removing another patch leaves it unchanged:
 
     >>> keep = ~torch.eye(3, dtype=torch.bool)[None]
     >>> sensitivity_n(torch.tensor([[0.9, 0.5, 0.5]]), keep, torch.tensor([[1.0, 0.0, 0.0]])).round(decimals=6).tolist()
     [1.0]
     """
     sizes = (~keep).sum(-1)
-    of_size = (sizes[..., None] == sizes.unique()).double()  # (B, M, S), for S sizes
+    of_size = (sizes[..., None] == sizes.unique()).double()  # (B, M, sizes)
     sums, drops = (_deviations(values, of_size) for values in (_removed_sums(scores, keep), drops.double()))
     return (sums * drops).sum(1).nanmean(1)
 
 
 def _removed_sums(scores: Tensor, keep: Tensor) -> Tensor:
-    """The summed attributions of removed patches: (B, N) and (B, M, N) → float64, (B, M)."""
+    """Sum the attributions of the removed patches: (B, N) and (B, M, N) → float64, (B, M)."""
     return ((~keep).double() @ scores.double()[..., None]).squeeze(-1)
 
 
 def _deviations(values: Tensor, of_size: Tensor) -> Tensor:
-    """The deviations of values (B, M) from the mean of their size, with length 1 over M: (B, M, S), 0 elsewhere.
+    """Centre values (B, M) within each subset size and scale them to length 1 over M: (B, M, sizes), 0 at other sizes.
 
-    They are NaN for a size whose values are equal but for rounding.
+    A size whose values are equal up to rounding gets NaN.
     """
     values = values[..., None] * of_size
     centred = (values - values.sum(1, keepdim=True) / of_size.sum(1, keepdim=True).clamp(min=1)) * of_size
@@ -103,17 +107,17 @@ def _deviations(values: Tensor, of_size: Tensor) -> Tensor:
 
 
 def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
-    """Compute infidelity with the best factor, as a fraction of the squared drops (INFD of Yeh et al., 2019).
+    """Compute infidelity with the best factor, relative to the squared drops (INFD of Yeh et al., 2019).
 
     Σ_S (β a_S − d_S)² / Σ_S d_S², where a_S is the sum of the attributions of the removed subset S and d_S the drop.
-    The best β = Σ a_S d_S / Σ a_S² of each image, as in the paper's code, makes heatmaps of any unit comparable; the
-    division by Σ d_S² makes images comparable. 0 is a perfect explanation, and 1 a heatmap of zeros, which explains
-    nothing. Three properties to know:
+    β = Σ a_S d_S / Σ a_S² is the best factor of each image, as in the paper's code, and makes heatmaps of any unit
+    comparable. The division by Σ d_S² makes images comparable. A perfect explanation scores 0, and a heatmap of zeros
+    scores 1. Three properties to know:
 
-    - A heatmap of equal scores is below 1, because larger subsets have larger drops. Compare with
-      `infidelity(torch.ones_like(scores), keep, drops)`: a heatmap above it says less than the sizes of the subsets.
-    - It depends on the offset of a heatmap, as no offset is fitted.
-    - β may be negative: a heatmap and its negative are equal. `sensitivity_n` tells them apart.
+    - A heatmap of equal scores is below 1, because larger subsets have larger drops. Use it as the baseline:
+      `infidelity(torch.ones_like(scores), keep, drops)`.
+    - An offset of the heatmap changes the result, because no offset is fitted.
+    - β may be negative, so a heatmap and its negative have the same infidelity. `sensitivity_n` distinguishes them.
 
     Args:
         scores: attributions, (B, N).
@@ -123,7 +127,7 @@ def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     Returns:
         float64, (B,), in [0, 1]; NaN if all drops are 0.
 
-    A linear function is explained by its terms in any unit. Equal scores explain it in part:
+    The terms of a linear function explain it perfectly, in any unit. Equal scores explain it in part:
 
     >>> keep = torch.tensor([[[False, True], [True, False], [False, False]]])
     >>> drops = torch.tensor([[1.0, 3.0, 4.0]])

@@ -1,4 +1,4 @@
-"""Agreement between two heatmaps of the same image: E-RMSE, also in units of the spread, IoU@K and rank correlation."""
+"""Agreement between two heatmaps of the same image: E-RMSE, relative error, IoU@K and rank correlation."""
 
 from typing import Any, Literal
 
@@ -16,8 +16,8 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
     """Compute Spearman's rank correlation of each row. Equal scores share their mean rank.
 
     Args:
-        first: (B, N).
-        second: (B, N).
+        first: scores, (B, N).
+        second: scores, (B, N).
 
     Returns:
         float64, (B,), in [−1, 1]; NaN for a row of equal scores.
@@ -44,14 +44,14 @@ def _pearson(first: Tensor, second: Tensor) -> Tensor:
 
 
 def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
-    """Compute the intersection over union of the K most important patches of both heatmaps, for each row.
+    """Compute IoU@K: the intersection over union of the `k` most important patches of two heatmaps, for each row.
 
-    Of two equal scores, the one of the earlier patch counts as higher.
+    If two patches have equal scores, the one with the lower number counts as more important.
 
     Args:
-        first: (B, N), higher is more important.
-        second: (B, N), higher is more important.
-        k: K, in 1 ... N.
+        first: scores, (B, N), higher is more important.
+        second: scores, (B, N), higher is more important.
+        k: number of patches to compare, in 1 ... N.
 
     Returns:
         (B,), in [0, 1].
@@ -59,13 +59,13 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     Raises:
         InputError: if `k` is not in 1 ... N.
 
-    The three most important patches are {0, 1, 2} and {0, 2, 3}; two of four are common:
+    The three most important patches are {0, 1, 2} and {0, 2, 3}, which share two of four patches:
 
     >>> iou_at_k(torch.tensor([[3, 2, 1, 0]]), torch.tensor([[3, 0, 2, 1]]), k=3).tolist()
     [0.5]
     """
     if not 1 <= k <= first.shape[-1]:
-        raise InputError(f"expected k to be one of 1 to {first.shape[-1]}, the number of patches, got {k}")
+        raise InputError(f"expected k from 1 to {first.shape[-1]}, the number of patches, got {k}")
     tops = [torch.zeros_like(scores, dtype=torch.bool) for scores in (first, second)]
     for top, scores in zip(tops, (first, second), strict=True):
         top.scatter_(-1, scores.argsort(dim=-1, descending=True, stable=True)[..., :k], True)
@@ -75,7 +75,7 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
 class RootMeanSquaredError(MeanMetric):
     """E-RMSE: root of the mean squared difference of two heatmaps (B, P, P), over all patches of all images.
 
-    The paper gives no formula; this is the usual meaning of its name. Both heatmaps explain the same class.
+    The paper gives no formula, so this follows the usual definition of an RMSE. Both heatmaps explain the same class.
 
     >>> metric = RootMeanSquaredError()
     >>> metric.update(torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]), torch.zeros(1, 2, 2))
@@ -94,9 +94,9 @@ class RootMeanSquaredError(MeanMetric):
 
 
 class RelativeError(Metric):
-    """E-RMSE in units of the spread of the reference heatmaps (B, P, P), which is their deviation from their own mean.
+    """E-RMSE divided by the standard deviation of the reference heatmaps (B, P, P) around the mean of each.
 
-    1 is what constant heatmaps have that sum to what the reference sums to. Unlike E-RMSE, it can be compared between
+    A constant heatmap with the same sum as the reference scores 1. Unlike E-RMSE, the value can be compared between
     references.
 
     >>> metric = RelativeError()
@@ -126,7 +126,7 @@ class RelativeError(Metric):
 
 
 class BestFactor(Metric):
-    """The factor of heatmaps (B, P, P) with the least squared difference from reference heatmaps.
+    """The factor by which heatmaps (B, P, P) are closest to reference heatmaps, in least squares over all images.
 
     >>> metric = BestFactor()
     >>> metric.update(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 6.0]]]))
@@ -155,7 +155,7 @@ class TopOverlap(MeanOfImages):
     """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images.
 
     Args:
-        k: K, see `iou_at_k`.
+        k: number of patches to compare, see `iou_at_k`.
     """
 
     column = "IoU@{k} ↑"
@@ -172,7 +172,7 @@ class TopOverlap(MeanOfImages):
 class RankCorrelation(MeanOfImages):
     """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images.
 
-    It leaves out images with a constant heatmap, for which it is undefined.
+    Images with a constant heatmap have no rank correlation and are left out.
     """
 
     column = "ρ with the reference ↑"
@@ -187,13 +187,13 @@ AGREEMENTS: dict[str, Any] = {
     "iou": TopOverlap,
     "rank_correlation": RankCorrelation,
 }
-"""Name → metric, whose `column` is the title of its column; {k} stands for K."""
+"""Name → metric. Its `column` is the title in tables, where {k} stands for the number of compared patches."""
 
 
 def agreement_metrics(k: int) -> dict[str, Metric]:
     """Build a new metric for each name in `Agreement`.
 
     Args:
-        k: K of IoU@K.
+        k: number of patches that IoU@K compares.
     """
     return {name: kind(k) if kind is TopOverlap else kind() for name, kind in AGREEMENTS.items()}

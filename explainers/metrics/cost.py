@@ -1,4 +1,4 @@
-"""What an explanation costs: time, memory and forward passes."""
+"""Cost of explanations: time, memory and forward passes."""
 
 import torch
 from torch import Tensor
@@ -6,9 +6,9 @@ from torchmetrics import Metric
 
 
 class Cost(Metric):
-    """Explained images per second of one process, and the peak memory on GPUs.
+    """Images that one process explains per second, and the peak GPU memory.
 
-    `compute` returns `images_per_second`, which is NaN without an update, and `peak_memory`, in GB, if it is known.
+    `compute` returns `images_per_second`, which is NaN before the first update, and `peak_memory` in GB, if known.
 
     >>> metric = Cost()
     >>> metric.update(images=10, seconds=2.0)
@@ -35,8 +35,8 @@ class Cost(Metric):
 
         Args:
             images: number of explained images.
-            seconds: duration.
-            memory: peak memory, in GB; 0 if it is not known.
+            seconds: duration of the call.
+            memory: peak GPU memory, in GB; 0 if unknown.
         """
         self.images += images
         self.seconds += seconds
@@ -51,7 +51,7 @@ class Passes(Metric):
     """Forward passes of the target for each explained image, rounded to an integer.
 
     >>> metric = Passes()
-    >>> metric.update(images=8, passes=8 * 100 + 1)  # a blank image for the batch
+    >>> metric.update(images=8, passes=8 * 100 + 1)  # the 1 is a blank image, embedded once for the batch
     >>> metric.compute().item()
     100
     """
@@ -73,7 +73,7 @@ class Passes(Metric):
 
         Args:
             images: number of explained images.
-            passes: number of images that went through the target.
+            passes: number of images that the target processed.
         """
         self.images += images
         self.passes += passes

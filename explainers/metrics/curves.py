@@ -1,4 +1,4 @@
-"""The curves of the papers, all of which are read off one perturbation sweep."""
+"""The perturbation curves of the papers; one perturbation sweep gives all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ Curve = Literal[
     "positive_perturbation",
     "negative_perturbation",
 ]
-"""What is summarised by one number and one curve, see `CURVES`."""
+"""Name of a perturbation curve, see `CURVES`."""
 
 QUANTITIES = ("probability", "log_probability", "logit", "correct")
-"""Outputs of the target for the explained class that a sweep records; `correct` is 1 where the label is predicted."""
+"""What a sweep records: three outputs for the explained class, and `correct`, 1 if the target predicts the label."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Shape:
 
     Args:
         title: column title, with an arrow towards better values.
-        quantity: output of the target that f is, one of `QUANTITIES`.
-        whole: factor of the whole image.
-        removed: factor of the image without S*.
-        preserved: factor of the image with S* only.
-        mean: the number is the mean over the levels; otherwise the area by the trapezoidal rule.
+        quantity: the output f of the target, one of `QUANTITIES`.
+        whole: factor of the output for the whole image.
+        removed: factor of the output for the image without S*.
+        preserved: factor of the output for the image with S* only.
+        mean: if True, the curve is summarised by its mean over the levels, otherwise by its trapezoidal area.
     """
 
     title: str
@@ -52,12 +52,12 @@ CURVES: dict[str, Shape] = {
     # TVE, Appendix G
     "fidelity_plus": Shape("Fidelity⁺ ↑", "probability", 1, -1, 0),
     "fidelity_minus": Shape("Fidelity⁻ ↓", "probability", 1, 0, -1),
-    # Symmetric relevance gain (Blücher et al., 2024): a random order has 0 whatever replaces removed patches
+    # Symmetric relevance gain (Blücher et al., 2024): a random order scores 0 for every removal
     "relevance_gain": Shape("SRG ↑", "logit", 0, -1, 1),
     # RISE and ViT-CX, Section 4.1
     "deletion": Shape("Deletion ↓", "probability", 0, 1, 0),
     "insertion": Shape("Insertion ↑", "probability", 0, 0, 1),
-    # SkipPLUS, Appendix A.1, where the first and the last are printed as 100 − x; TokenTM's AUC is the first
+    # SkipPLUS, Appendix A.1, which prints the first and the last as 100 − x. TokenTM calls the first AUC
     "deletion_accuracy": Shape("Deletion accuracy ↓", "correct", 0, 1, 0),
     "insertion_accuracy": Shape("Insertion accuracy ↑", "correct", 0, 0, 1),
     "deletion_aopc": Shape("Deletion AOPC ↑", "probability", 1, -1, 0),
@@ -65,17 +65,17 @@ CURVES: dict[str, Shape] = {
     # TokenTM, Equations 1 and 2 of the supplement
     "aopc": Shape("AOPC ↑", "probability", 1, -1, 0, mean=True),
     "log_odds": Shape("LOdds ↓", "log_probability", -1, 1, 0, mean=True),
-    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important pixels are removed; the
-    # preset metrics=chefer sets their steps and the range of their area
+    # Chefer et al., 2021: accuracy when the most (positive) or the least (negative) important pixels are removed. The
+    # preset metrics=chefer sets the steps and the range of the area
     "positive_perturbation": Shape("Positive perturbation ↓", "correct", 0, 1, 0),
     "negative_perturbation": Shape("Negative perturbation ↑", "correct", 0, 0, 1),
 }
-"""Name → curve. All are read off the same masked forward passes."""
+"""Name → curve. All curves are computed from the same masked forward passes."""
 
 
 @checks_choices
 def needed_sides(curves: Sequence[Curve]) -> tuple[bool, bool]:
-    """Whether some curves read the removed side, and the preserved side.
+    """Whether any of the curves needs the outputs without S*, and whether any needs those with S* only.
 
     >>> needed_sides(["aopc", "log_odds"]), needed_sides(["relevance_gain"])
     ((True, False), (True, True))

@@ -1,4 +1,4 @@
-"""Error of the attributions of TVE, and its upper bound by Theorem 1."""
+"""Error of TVE's attributions, and the upper bound that Theorem 1 gives for it."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tenso
         exact: log-probabilities of the explained class for the exact g and h, (..., 2).
 
     Returns:
-        Three tensors (...): ε, bound and error. ε is the larger of |H(ĝ; y) / H(g; y) − 1| and the same ratio for h.
-        The bound is infinite where ε is 1 or more, because the theorem does not hold there.
+        ε, the bound and the error, (...) each. ε is the larger of |H(ĝ; y) / H(g; y) − 1| and the same value for h. The
+        bound is infinite where ε ≥ 1, because the theorem does not hold there.
 
-    A probability of 0.6 for ĝ instead of 0.5 for g gives ε = 0.2 and an error of log 1.2:
+    The probability is 0.6 for ĝ and 0.5 for g, so ε = 0.2 and the error is log 1.2:
 
     >>> predicted, exact = torch.tensor([0.6, 0.5]).log(), torch.tensor([0.5, 0.5]).log()
     >>> [round(value.item(), 3) for value in error_bound(predicted, exact)]
@@ -36,7 +36,7 @@ class ErrorBound(Metric):
     `compute` returns the means as `epsilon`, `bound` and `error`, and the fraction as `covered`.
 
     Args:
-        limit: largest ε of the patches that are averaged, because the theorem assumes ε ≪ 1.
+        limit: largest ε of the averaged patches, above 0; the theorem assumes ε ≪ 1.
 
     Two patches, with ε = 0 and ε = 1:
 

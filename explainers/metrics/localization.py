@@ -1,4 +1,4 @@
-"""Localization: whether the most important patches lie on the object, of which these data sets know the boxes."""
+"""Localization: whether the most important patches lie on the annotated object."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,7 +17,7 @@ Localized = Literal["pointing_game", "average_precision", "segmentation"]
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     """Test whether the centre of the most important patch lies in `truth` (pointing game).
 
-    If several patches have the highest score, the result is the fraction of them with their centre on the object.
+    If several patches share the highest score, the result is the fraction of them whose centre is on the object.
 
     Args:
         heatmaps: (B, P, P), higher is more important.
@@ -48,8 +48,8 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
 def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     """Compute how well each heatmap ranks the pixels of `truth` above the others (SkipPLUS).
 
-    AP = Σ_k (R_k − R_(k−1)) · P_k, with precision P_k and recall R_k of the pixels of at least the k-th highest score.
-    Every pixel has the score of its patch: upsampling is by nearest neighbour.
+    AP = Σ_k (recall_k − recall_(k−1)) · precision_k, for the pixels whose score is at least the k-th highest. Every
+    pixel has the score of its patch (nearest-neighbour upsampling).
 
     Args:
         heatmaps: (B, P, P), higher is more important.
@@ -61,7 +61,7 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     Raises:
         InputError: unless there is one boolean `truth` for each heatmap, and H and W are multiples of P.
 
-    The object is the right half of the image, whose patches have the ranks 1 and 3:
+    The object is the right half of the image, whose patches rank first and third:
 
     >>> truth = torch.tensor([False, False, True, True]).expand(1, 4, 4)
     >>> average_precision(torch.tensor([[[3, 4], [1, 2]]]), truth).tolist()
@@ -72,19 +72,19 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     if any(size % side for size in truth.shape[1:]):
         raise InputError(
             f"expected truth whose height and width are multiples of the {side} patches per side, got"
-            f" {list(truth.shape[1:])} pixels: crop or resize it as the images"
+            f" {list(truth.shape[1:])} pixels: crop or resize truth like the images"
         )
     patches = truth.unflatten(1, (side, -1)).unflatten(-1, (side, -1))  # (B, P, rows, P, columns)
     return _average_precision(heatmaps.flatten(1), patches.sum((2, 4)).flatten(1), patches[0, 0, :, 0].numel())
 
 
 def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Segment images by their heatmaps, and compare with the object (Chefer et al., 2021, imagenet_seg_eval.py).
+    """Segment images by their heatmaps, and compare foreground and object (Chefer et al., 2021, imagenet_seg_eval.py).
 
-    The heatmap is upsampled by bilinear interpolation and scaled to [0, 1] by its own minimum and maximum: Res.
-    Foreground is Res > mean(Res). As in the released code, the average precision is not a mean of two classes: it ranks
-    2·H·W scores at once, Res with the pixels of `truth` and 1 − Res with the other pixels as positives. If all
-    scores are equal, all pixels are background and all 2·H·W scores are tied, so that the average precision is 0.5.
+    Res is the heatmap, upsampled by bilinear interpolation and scaled to [0, 1] by its own minimum and maximum. The
+    foreground is Res > mean(Res). As in the released code, the average precision is not a mean over two classes. It
+    ranks 2·H·W scores at once: Res, whose positives are the pixels of `truth`, and 1 − Res, whose positives are the
+    others. If all scores are equal, all pixels are background and all scores tie, so the average precision is 0.5.
 
     Args:
         heatmaps: (B, P, P), higher is more important.
@@ -105,12 +105,12 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
     [0.25, 0.5, 0.6979...]
     """
     _check(heatmaps, truth)
-    # Less the minimum: interpolation may round equal scores to unequal ones, but not if they are 0
+    # Subtract the minimum first: interpolation may round equal scores to unequal ones, unless they are 0
     scores = heatmaps.double() - heatmaps.double().amin((1, 2), keepdim=True)
     scores = F.interpolate(scores[:, None], truth.shape[1:], mode="bilinear").flatten(1)  # (B, H·W)
     lowest, highest = scores.aminmax(dim=1, keepdim=True)
     res = (2 * scores - lowest - highest) / (highest - lowest).clamp(min=1e-300)  # 2 · Res − 1; 0 for equal scores
-    res = (res * 2**30).round().int()  # so what only rounding tells apart is equal
+    res = (res * 2**30).round().int()  # scores that differ by rounding alone become equal
     objects, foreground = truth.flatten(1), res > res.double().mean(1, keepdim=True)
     intersection, union = (area.double().mean(1) for area in (foreground & objects, foreground | objects))
     precision = _average_precision(torch.cat([res, -res], 1), torch.cat([objects, ~objects], 1))
@@ -126,7 +126,7 @@ def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Te
         pixels: number of pixels in every group.
     """
     ordered, order = (-scores).sort(1)
-    not_lower = torch.searchsorted(ordered, ordered, right=True)  # number of groups with at least this score
+    not_lower = torch.searchsorted(ordered, ordered, right=True)  # number of groups whose score is at least this
     positives = positives.gather(1, order)
     precision = positives.cumsum(1).gather(1, not_lower - 1).double() / (pixels * not_lower)
     return (positives * precision).sum(1) / positives.sum(1)
@@ -179,9 +179,9 @@ class Segmentation(Metric):
     `compute` returns a dictionary of:
 
     - `pixel_accuracy`: mean over images of the fraction of pixels that are segmented correctly.
-    - `mean_iou`: mean over foreground and background of Σ intersection / Σ union, which are sums over images.
-    - `mean_average_precision`: mean over images.
-    - `<name>_error`: standard errors over images, that of `mean_iou` by the delta method; missing for a single image.
+    - `mean_iou`: mean over foreground and background of Σ intersection / Σ union, with sums over images.
+    - `mean_average_precision`: mean over images of the average precision.
+    - `<name>_error`: standard errors over images (`mean_iou`: by the delta method); missing for a single image.
 
     >>> metric = Segmentation()
     >>> metric.update(torch.tensor([[[0, 1], [0, 1]]]), torch.tensor([[[False, False], [False, True]]]))
@@ -212,15 +212,15 @@ class Segmentation(Metric):
     def compute(self) -> dict[str, Tensor]:
         mean = self.total / self.images
         intersection, union, precision = mean
-        outside, not_both = 1 - union, 1 - intersection  # intersection and union of the background
+        outside, not_both = 1 - union, 1 - intersection  # union and intersection of the background
         results = 1 + intersection - union, (intersection / union + outside / not_both) / 2, precision
         result = dict(zip(self.columns, results, strict=True))
         if self.images > 1:
-            gradients = torch.diag(torch.ones_like(mean))  # of the results, with respect to `mean`
+            gradients = torch.diag(torch.ones_like(mean))  # gradients of `results` with respect to `mean`
             gradients[0, 1] = -1
             gradients[1, 0] = (1 / union + outside / not_both.square()) / 2
             gradients[1, 1] = -(intersection / union.square() + 1 / not_both) / 2
-            covariance = (self.products / self.images - mean.outer(mean)) / (self.images - 1)  # of the mean
+            covariance = (self.products / self.images - mean.outer(mean)) / (self.images - 1)  # of `mean`
             variances = (gradients @ covariance @ gradients.T).diagonal().clamp(min=0)
             result |= {f"{name}_error": error for name, error in zip(self.columns, variances.sqrt(), strict=True)}
         return result
@@ -231,15 +231,15 @@ LOCALIZATIONS: dict[str, Any] = {
     "average_precision": AveragePrecision,
     "segmentation": Segmentation,
 }
-"""Name → metric, whose `columns` are the titles of its columns."""
+"""Name → metric. Its `columns` map the names of its numbers to titles in tables."""
 
 
 class Localization(MetricCollection):
-    """The metrics of some names, with their standard errors; `compute` leaves out numbers that are not defined."""
+    """The metrics of `LOCALIZATIONS` with the given names, and their standard errors; `compute` leaves out NaN."""
 
     @checks_choices
     def __init__(self, names: Sequence[Localized] = ("pointing_game", "average_precision", "segmentation")) -> None:
-        # Groups would merge metrics whose states are equal after the first batch
+        # Compute groups would merge metrics whose states happen to be equal after the first batch
         super().__init__({name: LOCALIZATIONS[name]() for name in names}, compute_groups=False)
 
     def compute(self) -> dict[str, Tensor]:

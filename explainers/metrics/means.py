@@ -1,4 +1,4 @@
-"""Means over images with their standard errors, and the numbers of several metrics in one dictionary."""
+"""Means over images with standard errors, and a dictionary of the values of several metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 
 class MeanOfImages(Metric):
-    """The mean of one number for each image, with its standard error; NaN is left out."""
+    """Mean over images of one number per image, with its standard error. Images whose number is NaN are left out."""
 
     full_state_update = False
     higher_is_better = True
@@ -33,7 +33,7 @@ class MeanOfImages(Metric):
         return (self.total / self.count).float()
 
     def standard_error(self) -> Tensor:
-        """The standard error of the mean over the images of all processes; NaN for a single image."""
+        """Return the standard error of the mean, over the images of all processes; NaN for a single image."""
         with self.sync_context():
             variance = (self.squares / self.count - (self.total / self.count).square()).clamp(min=0)
             return (variance / (self.count - 1)).sqrt().float()
@@ -43,7 +43,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Compute several metrics: name → number, with standard errors as `<name>_error`; NaN is left out.
 
     Args:
-        metrics: name → metric; one that computes a dictionary gives the names itself.
+        metrics: name → metric. A metric that computes a dictionary names its numbers by the keys.
     """
     computed: dict[str, Tensor] = {}
     for name, metric in metrics.items():

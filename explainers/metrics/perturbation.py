@@ -1,4 +1,4 @@
-"""Faithfulness: change of the prediction when patches are removed, or kept, in order of importance."""
+"""Faithfulness: how the prediction changes when patches are removed, or kept, in order of importance."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,13 +16,13 @@ TIES = 0x7E5
 
 
 def importance_order(scores: Tensor, index: Tensor) -> Tensor:
-    """Sort the patches of each image by importance; patches with equal scores are in random order.
+    """Sort the patches of each image by importance; ties are in random order.
 
-    The random order depends on the image's index alone. So a heatmap of equal scores is a random explanation, the same
-    in every batch and process.
+    The random order depends on the image's index alone, so it is the same in every batch and process. A heatmap of
+    equal scores therefore counts as a random explanation.
 
     Args:
-        scores: (B, N), higher is more important.
+        scores: scores of the patches, (B, N), higher is more important.
         index: index of each image in the data set, (B,).
 
     Returns:
@@ -46,24 +46,24 @@ def perturbation_sweep(
     ends: Tensor | None = None,
     sides: tuple[bool, bool] = (True, True),
 ) -> Tensor:
-    """Compute the target's outputs for the explained class without S*, and with S* only, at every sparsity.
+    """Compute the target's outputs without S* (removed), and with S* only (preserved), at Q levels of sparsity.
 
-    All `CURVES` are computed from these two: the first is deletion, the second insertion.
+    All `CURVES` are computed from these outputs.
 
     Args:
-        predict: the visible patches, boolean (B, M, N) → logits (B, M, K), see `masked_outputs`.
+        predict: function from visible patches, boolean (B, M, N), to logits (B, M, K), see `masked_outputs`.
         order: patch numbers, the most important first, (B, N), see `importance_order`.
-        classes: the class of each image, (B,).
-        levels: number of sparsities from 0 to 1, at least 2.
-        labels: the label of each image, (B,), −1 if it is unknown; `None` if all are.
-        ends: logits of the whole image and of the empty one, (B, 2, K), if they are known.
-        sides: whether to compute the removed and the preserved side, see `needed_sides`; the other one is 0 between
-            its ends.
+        classes: the class to explain in each image, (B,).
+        levels: Q, the number of sparsities from 0 to 1, at least 2.
+        labels: the label of each image, (B,), −1 for an unlabelled image; `None` if no image is labelled.
+        ends: logits of the whole and of the empty image, (B, 2, K); `None` computes them.
+        sides: whether to compute the removed and the preserved outputs, see `needed_sides`. Outputs that are not
+            computed are 0, except at the first and the last level.
 
     Returns:
-        float64, (B, 4, 2, levels): `QUANTITIES`, removed and preserved, sparsities. `correct` is NaN without a label.
+        float64, (B, 4, 2, Q): the four `QUANTITIES`, removed and preserved, levels. `correct` is NaN without a label.
 
-    >>> image = torch.tensor([[0.5], [0.25], [0.125], [0.125]])  # the probability is the sum of the visible patches
+    >>> image = torch.tensor([[0.5], [0.25], [0.125], [0.125]])  # the probability is the sum over visible patches
     >>> predict = lambda keep: torch.cat([keep.float() @ image, 1 - keep.float() @ image], -1).log()
     >>> curves = perturbation_sweep(predict, torch.tensor([[0, 1, 2, 3]]), torch.tensor([0]), levels=3)
     >>> curves[0, QUANTITIES.index("probability")].round(decimals=6).tolist()
@@ -71,7 +71,7 @@ def perturbation_sweep(
     """
     important = most_important(order, levels)  # (B, Q, N)
     masks = [keep[:, 1:-1] for keep, needed in zip((~important, important), sides, strict=True) if needed]
-    if ends is None:  # both curves end in the same two images
+    if ends is None:  # both curves run between the whole and the empty image
         ends = predict(torch.stack([~important[:, 0], important[:, 0]], 1))
     parts = [ends, predict(torch.cat(masks, 1))] if levels > 2 and masks else [ends]
     logits = torch.cat(parts, 1).double()  # (B, M, K)
@@ -89,7 +89,7 @@ def perturbation_sweep(
 
 
 def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
-    """Number → title of its column, of curves; `removal` is added to both, unless it is empty.
+    """Name the number of each curve, and title its column; a `removal` that is not empty is added to both.
 
     >>> curve_columns(["deletion"], "black")
     {'deletion_black': 'Deletion ↓ (black)'}
@@ -99,24 +99,25 @@ def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
 
 
 class PerturbationCurves(Metric):
-    """Areas and mean curves of perturbation sweeps, averaged over images.
+    """Mean areas and mean curves of perturbation sweeps, over images.
 
     `compute` returns a dictionary of:
 
     - `images`: number of images.
-    - `sparsity`: the exact fractions |S*| / N, (levels,).
-    - for each curve: its mean area `<curve>`; the standard error of that mean over images `<curve>_error`, which is
-      missing for a single image; and the mean curve `<curve>_curve`, (levels,).
+    - `sparsity`: the exact fractions |S*| / N, (Q,).
+    - `<curve>`: the mean area under the curve, or the mean of its mean over levels, see `Shape`.
+    - `<curve>_error`: the standard error of `<curve>` over images; missing for a single image.
+    - `<curve>_curve`: the mean curve, (Q,).
 
-    Curves of accuracies are computed from labelled images; they are missing if there are none.
+    Curves of accuracies use the labelled images only, and are missing if there are none.
 
     Args:
-        num_patches: N, the number of patches or pixels that are removed.
+        num_patches: N, the number of patches, or of pixels if single pixels are removed.
         curves: names of `CURVES`.
-        levels: number of sparsities from 0 to 1, at least 2.
-        empty: if False, the areas leave out the level at which nothing is visible, as in SkipPLUS and Chefer: deletion
-            is then from 0 to 1 − 1 / (levels − 1), insertion from 1 / (levels − 1) to 1, and no area is scaled up.
-        removal: what replaced the patches, which the names of all numbers then end with; "" leaves it out.
+        levels: Q, the number of sparsities from 0 to 1, at least 2.
+        empty: if False, the areas leave out the level at which nothing is visible, as in SkipPLUS and Chefer. Deletion
+            then covers 0 to 1 − 1 / (Q − 1), insertion 1 / (Q − 1) to 1, and the areas are not rescaled.
+        removal: suffix of the names of all curves, which tells what replaced the patches; "" adds none.
 
     >>> metric = PerturbationCurves(num_patches=4, curves=["fidelity_plus", "deletion"], levels=3)
     >>> removed, preserved = torch.tensor([1.0, 0.25, 0.0]), torch.tensor([0.0, 0.75, 1.0])
@@ -141,14 +142,14 @@ class PerturbationCurves(Metric):
     ) -> None:
         super().__init__()
         if levels < 3 and not empty:
-            raise InputError(f"expected levels of at least 3 where the empty image is left out, got levels={levels}")
+            raise InputError(f"expected levels of at least 3 to leave out the empty image, got levels={levels}")
         self.curves = tuple(curves)
         self.empty = empty
         self.removal = removal
         self.sparsity = level_sizes(num_patches, levels).double() / num_patches
         shapes = [CURVES[name] for name in self.curves]
         self.quantities = [QUANTITIES.index(shape.quantity) for shape in shapes]
-        # Of the whole image, which counts on the side that it is compared with, and of each side
+        # For each side: the factor of the whole image, if the curve compares it with this side, and that of the side
         sides = [((s.whole * bool(s.removed), s.removed), (s.whole * (not s.removed), s.preserved)) for s in shapes]
         self.factors = torch.tensor(sides).double().view(-1, 2, 2)
         self.means = torch.tensor([shape.mean for shape in shapes], dtype=torch.bool)
@@ -158,7 +159,7 @@ class PerturbationCurves(Metric):
         self.add_state("points", torch.zeros(len(shapes), levels, dtype=torch.double), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor) -> None:
-        """Add the outputs of images, (B, 4, 2, levels), as `perturbation_sweep` returns them."""
+        """Add the outputs of images, (B, 4, 2, Q), as `perturbation_sweep` returns them."""
         sides = outputs[:, self.quantities].double()  # (B, curves, 2, Q)
         factors = self.factors.to(outputs.device)
         sides = factors[..., :1] * sides[:, :, :1, :1] + factors[..., 1:] * sides
@@ -171,9 +172,9 @@ class PerturbationCurves(Metric):
         self.points += sides.sum(2).nan_to_num().sum(0)
 
     def _areas(self, sides: Tensor) -> Tensor:
-        """The sum of the areas, or means, of the removed and preserved curves: (B, curves, 2, Q) → (B, curves)."""
+        """Sum the areas, or means, of the removed and preserved sides: (B, curves, 2, Q) → (B, curves)."""
         sparsity, first = self.sparsity.to(sides.device), 0 if self.empty else 1
-        ends = slice(0, len(sparsity) - first), slice(first, None)  # nothing is visible at the last, and at the first
+        ends = slice(0, len(sparsity) - first), slice(first, None)  # the levels with visible patches
         parts = [(sides[:, :, side, end], sparsity[end]) for side, end in enumerate(ends)]
         areas = torch.stack([torch.trapezoid(values, at, dim=-1) for values, at in parts]).sum(0)
         means = torch.stack([values.mean(-1) for values, _ in parts]).sum(0)

@@ -1,4 +1,4 @@
-"""Sanity of explanations: they hardly change with noise in the image, and do change when the model forgets."""
+"""Sanity checks: heatmaps should hardly change with noise in the image, and should change with the weights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from explainers.metrics.means import MeanOfImages
 from explainers.sampling import uniform
 
 NOISE = 0xA015E
-"""Seed of the first draw of noise; draw s has the seed `NOISE` + s."""
+"""Seed of the noise; draw s uses the seed `NOISE` + s."""
 
 
 def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor:
@@ -21,15 +21,15 @@ def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tenso
 
     Args:
         images: uint8, (B, C, H, W).
-        index: index of each image in the data set, (B,); the noise depends on it and on `draw` alone.
-        draw: number of the draw.
-        radius: largest absolute value of the noise, as a fraction of the pixel range 0 ... 255.
+        index: index of each image in the data set, (B,); the noise depends only on it and on `draw`.
+        draw: number of the draw, 0 or more.
+        radius: largest absolute value of the noise, as a fraction of the pixel range 0 ... 255, in 1/255 ... 1.
 
     Returns:
         uint8, (B, C, H, W).
 
     Raises:
-        InputError: if `radius` is less than one level of a pixel, or more than 1.
+        InputError: if `radius` is not in 1/255 ... 1.
 
     >>> noisy = with_noise(torch.full((1, 3, 32, 32), 100, dtype=torch.uint8), torch.tensor([0]), draw=0, radius=0.02)
     >>> noisy.min().item(), noisy.max().item()
@@ -37,7 +37,7 @@ def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tenso
     """
     if not 1 / 255 <= radius <= 1:
         raise InputError(
-            f"expected radius from 1/255, one level of a pixel, to 1, got radius={radius}: take 0.02 for five levels"
+            f"expected radius from 1/255, one pixel value, to 1, got radius={radius}: take 0.02 for five pixel values"
         )
     values = images[0].numel()
     counter = index[:, None] * values + torch.arange(values, device=index.device)  # (B, C·H·W)
@@ -54,20 +54,20 @@ def max_sensitivity(
     draws: int = 4,
     radius: float = 0.02,
 ) -> Tensor:
-    """Compute max-sensitivity, the largest change of a heatmap when noise is added (SENS_MAX of Yeh et al., 2019).
+    """Compute max-sensitivity, the largest change of a heatmap under noise (SENS_MAX of Yeh et al., 2019).
 
-    max_s ‖φ(x + noise_s) − φ(x)‖ / ‖φ(x)‖ over random draws s, a lower bound of the maximum over all noise of this
-    radius. The division by ‖φ(x)‖ makes heatmaps of any unit comparable. The explained class stays that of x. A method
-    that draws random numbers anew in every call changes for this reason, too.
+    max_s ‖φ(x + noise_s) − φ(x)‖ / ‖φ(x)‖ over random draws s is a lower bound of the maximum over all noise of this
+    radius. The division by ‖φ(x)‖ makes heatmaps of any unit comparable. All heatmaps of an image explain the same
+    class. If a method draws new random numbers in every call, the result contains this variation, too.
 
     Args:
-        explain: uint8 images (B, C, H, W) and classes (B,) → heatmaps (B, P, P).
-        images: x, uint8 (B, C, H, W).
+        explain: function from uint8 images (B, C, H, W) and classes (B,) to heatmaps (B, P, P).
+        images: x, uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,).
         index: index of each image in the data set, (B,), on which the noise depends.
         heatmaps: φ(x), (B, P, P).
-        draws: number of draws for each image.
-        radius: see `with_noise`.
+        draws: number of draws of noise for each image, above 0.
+        radius: largest absolute value of the noise, in 1/255 ... 1, see `with_noise`.
 
     Returns:
         float64, (B,); NaN for a heatmap of zeros, which has no relative change.
@@ -87,20 +87,21 @@ def max_sensitivity(
 
 
 def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
-    """Draw other values of all parameters of a module, from a normal distribution with the mean and spread of each.
+    """Draw new values for each parameter of a module, from a normal distribution with its mean and standard deviation.
 
-    They take the place of trained weights in the last step of the cascading randomisation of Adebayo et al. (2018),
-    which draws them as before training. Buffers stay, also the running statistics of batch normalisation.
+    The values replace the trained weights, as in the last step of the cascading randomisation of Adebayo et al. (2018),
+    which draws from the initialisation instead. Buffers keep their values, including the running statistics of batch
+    normalisation.
 
-    The draws of a parameter depend on its name, its shape and the seed, on every device. A parameter of equal values,
-    such as a single number, has no spread and stays as it is, and so do integers.
+    The draws of a parameter depend on its name, its shape and the seed, and not on the device. A parameter whose values
+    are all equal, such as a single number, keeps its values. Integers are not drawn.
 
     Args:
         module: the module, which is not changed.
-        seed: another seed gives other values.
+        seed: seed of the draws.
 
     Returns:
-        Parameter name → values.
+        Name of each floating-point parameter → new values.
 
     >>> layer = nn.Linear(100, 100)
     >>> drawn = random_weights(layer)["weight"]
@@ -123,11 +124,11 @@ def _redrawn(values: Tensor, key: str) -> Tensor:
 
 @contextmanager
 def replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give some parameters of a module other values; afterwards they have exactly their own, also after an exception.
+    """Replace the values of some parameters inside this context; on exit, also by an exception, restore them exactly.
 
     Args:
-        module: the module, which is changed in place: all that refers to it computes with the other values.
-        weights: parameter name → values, see `random_weights`.
+        module: the module, which is changed in place, so that every object that holds it uses the new values.
+        weights: parameter name → new values, see `random_weights`.
 
     >>> layer = nn.Linear(2, 1)
     >>> own = layer.bias.item()
@@ -159,18 +160,18 @@ class MaxSensitivity(MeanOfImages):
     higher_is_better = False
 
     def update(self, values: Tensor) -> None:
-        """Add images, by their values of `max_sensitivity`, (B,)."""
+        """Add images, given the results of `max_sensitivity`, (B,)."""
         self.add(values)
 
 
 class Randomisation(MeanOfImages):
     """|ρ| between heatmaps (B, P, P) of the trained and of the randomised model, averaged over images.
 
-    ρ is Spearman's rank correlation. A method with a high |ρ| highlights much the same patches whatever the model has
-    learned: it shows the image, the architecture or its own training, and not the model. The sign of ρ does not count,
-    because a heatmap turned upside down highlights the same structure; Adebayo et al. (2018) report ρ of the heatmaps,
-    and ρ of their absolute values. Independent heatmaps of N patches have |ρ| ≈ 0.8 / √(N − 1), and smooth ones more.
-    Images with a constant heatmap are left out.
+    ρ is Spearman's rank correlation. A method with a high |ρ| highlights similar patches before and after it. Its
+    heatmaps show the image, the architecture or the training of the explainer rather than what the model learned.
+    The sign of ρ is ignored, because a negated heatmap highlights the same structure. Adebayo et al. (2018) report ρ of
+    the heatmaps and of their absolute values. Independent heatmaps of N patches have |ρ| ≈ 0.8 / √(N − 1) on average,
+    and smooth ones more. Images with a constant heatmap are left out.
     """
 
     column = "ρ after randomisation ↓"

@@ -1,1 +1,1 @@
-"""What lies on disk, and what it belongs to: files, weights, identities, versions."""
+"""Files on disk, and the models and settings they belong to: files, weights, identities, versions."""

@@ -1,4 +1,4 @@
-"""Safe file names, files that are never half-written, and hashes of their contents, remembered between runs."""
+"""Safe file names, files that are never half-written, and hashes of files, cached between runs."""
 
 import hashlib
 import os
@@ -18,14 +18,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from explainers.progress import progress
 
 UMASK = os.umask(0)
-os.umask(UMASK)  # it can only be read by setting it
+os.umask(UMASK)  # the umask can only be read by setting it
 
 SETTLED = 2.0
-"""Seconds after which a file's times tell two contents apart. A younger file is hashed again the next time."""
+"""Age of a file, in seconds, above which its times reveal any later change. Hashes of younger files are not cached."""
 
 
 def printable(text: str) -> str:
-    r"""`text` with � for control characters, line ends and bytes of a file name that are not UTF-8.
+    r"""Replace control characters, line ends and bytes that are not UTF-8 by �.
 
     >>> printable("a\tb.png")
     'a�b.png'
@@ -34,13 +34,13 @@ def printable(text: str) -> str:
 
 
 def file_name(text: str, most: int = 200) -> str:
-    """A file or folder name from any `text`: it stays in its folder, and is not hidden.
+    """Make a file or folder name from any `text`; it is not hidden, and names nothing outside its folder.
 
-    A hash keeps names distinct that were changed or shortened.
+    A name that was changed or shortened ends in a hash of `text`, so that different texts get different names.
 
     Args:
         text: what the file is named after.
-        most: length that is not exceeded, in bytes; file systems allow 255, of which `atomic` needs some.
+        most: largest length of the name, in bytes; file systems allow 255, and `atomic` adds some.
 
     >>> file_name("DecompX-PLUS"), file_name("../../x")
     ('DecompX-PLUS', '_._.._x_9cdf6a50')
@@ -58,12 +58,13 @@ def file_name(text: str, most: int = 200) -> str:
 def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file written there replaces `path` if the block succeeds.
 
-    A reader of `path` sees the old file or the whole new one, whenever the process is killed. If the block fails, the
+    A reader of `path` sees the old file or the whole new one, even if the process is killed. If the block fails, the
     temporary file is deleted.
 
     Args:
         path: the file to write.
-        alone: no other process writes this file at the same time; what a killed one has left is then overwritten.
+        alone: if True, no other process may write this file at the same time, and the file that a killed process
+            left is overwritten.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,17 +81,17 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
 
 @rank_zero_only
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a concurrent reader sees the old text or the new text, never part of it."""
+    """Write a text file in process 0; a concurrent reader sees the old text or the whole new one."""
     with atomic(path) as unfinished:
         unfinished.write_text(text)
 
 
 def shared_by_all(folder: Path, strategy: Any) -> bool:
-    """Whether all processes see what process 0 writes to a folder; all of them have to call this function.
+    """Whether all processes see what process 0 writes to a folder. Every process has to call this function.
 
     Args:
-        folder: the folder, which is made if it is missing.
-        strategy: Lightning's strategy of the processes.
+        folder: the folder, which is created if missing.
+        strategy: the strategy of Lightning that connects the processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     token = folder / strategy.broadcast(f".{uuid.uuid4().hex}")
@@ -107,8 +108,8 @@ def shared_by_all(folder: Path, strategy: Any) -> bool:
 def file_hashes(paths: Sequence[str | Path]) -> list[str]:
     """Compute the SHA-256 of the contents of files, in parallel.
 
-    A hash is remembered in the user's cache folder (`XDG_CACHE_HOME`) with the path, size and times of its file. It is
-    computed again only after one of these has changed. A progress bar is shown if it takes longer than 2 seconds.
+    A database in the user's cache folder (`XDG_CACHE_HOME`) stores each hash with the path, size and times of its file.
+    The hash is computed again only after one of these has changed. A progress bar appears after 2 seconds.
 
     >>> file_hashes([__file__]) == [hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
     True
@@ -129,7 +130,7 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
 
 
 Stamp = tuple[str, int, int, int]
-"""Path, size in bytes, and the times of the last change of contents and of attributes, in nanoseconds, of a file."""
+"""A file's path, its size in bytes, and when its contents and its attributes last changed, in nanoseconds."""
 
 
 def _stamp(path: Path) -> Stamp:
@@ -143,7 +144,7 @@ def _hash(path: str) -> str:
 
 
 def _memory() -> sqlite3.Connection:
-    """The database of remembered hashes."""
+    """Open the database of hashes; it is created if missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "transferable-explainers"
     cache.mkdir(parents=True, exist_ok=True)
     memory = sqlite3.connect(cache / "hashes.sqlite", timeout=10)
@@ -152,7 +153,7 @@ def _memory() -> sqlite3.Connection:
 
 
 def _remembered(stamps: Sequence[Stamp]) -> dict[Stamp, str]:
-    """The hashes of those files that are remembered; none where there is no writable cache folder."""
+    """Return the stored hashes of unchanged files; none if the cache folder is not writable."""
     keys = [printable(path) for path, *_ in stamps]
     try:
         with closing(_memory()) as memory:
@@ -163,7 +164,7 @@ def _remembered(stamps: Sequence[Stamp]) -> dict[Stamp, str]:
 
 
 def _remember(hashes: dict[Stamp, str]) -> None:
-    """Remember hashes, except of files that changed just now: the next change may leave their size and times."""
+    """Store hashes, except of files that changed just now, whose next change may keep their size and times."""
     latest = time.time_ns() - int(SETTLED * 1e9)
     rows = [(printable(path), *of, value) for (path, *of), value in hashes.items() if max(of[1:]) < latest]
     try:

@@ -1,7 +1,7 @@
-"""What results, stored rows and trained weights depend on: weights, settings of architectures, constructor arguments.
+"""Identities: the weights, architectures and constructor arguments on which results, stored rows and weights depend.
 
-An identity is a nested dictionary of names and JSON values. Results, rows and weights are reused only for equal
-identities.
+An identity is a nested dictionary of names and JSON values. The programs reuse results, rows and weights only if the
+identities are equal.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ WITHOUT_EFFECT = {
     "chunk_size": "limits the memory; batches of another size change results by rounding only",
     "num_workers": "loads the same samples faster",
 }
-"""Arguments that change no result, wherever they occur, and why."""
+"""Argument of any class that changes no result → reason."""
 
 INACTIVE = (nn.Identity, nn.Dropout, DropPath, PatchDropout)
 """Layers without effect in evaluation mode."""
@@ -35,8 +35,8 @@ _hashes: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 def weights_hash(module: nn.Module) -> str:
     """Compute the SHA-256 of the names and values of a module's weights.
 
-    The hash is cached, and computed again after PyTorch's version counter or the sum of one of the weights has changed:
-    writing to `.data` leaves the counter as it is.
+    The hash is cached until the version counter or the sum of one of the weights changes. The sum is needed because
+    writing to `.data` does not increment PyTorch's counter.
 
     >>> layer, same = nn.Linear(2, 1), nn.Linear(2, 1)
     >>> _ = same.load_state_dict(layer.state_dict())
@@ -60,10 +60,10 @@ def weights_hash(module: nn.Module) -> str:
 
 
 def architecture_hash(module: nn.Module) -> str:
-    """Compute the SHA-256 of what a module computes with its weights: the types and settings of its submodules.
+    """Compute the SHA-256 of a module's architecture: the names, types and settings of its submodules.
 
-    Settings are the attributes that are named like a constructor argument, such as the number of heads, the epsilon of
-    a normalisation or the size of a window. Dropout does not count, because an explained model is in evaluation mode.
+    Settings are attributes with the name of a constructor argument, such as the number of heads, the epsilon of a
+    normalisation or the size of a window. Dropout is ignored, because an explained model is in evaluation mode.
 
     >>> architecture_hash(nn.LayerNorm(2, eps=1e-5)) == architecture_hash(nn.LayerNorm(2, eps=1e-6))
     False
@@ -77,7 +77,7 @@ def architecture_hash(module: nn.Module) -> str:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that are named like an argument of its class, and hold neither weights nor modules."""
+    """Return the attributes of a module with the name of a constructor argument, except weights and submodules."""
     names = {name for kind in type(module).__mro__[:-1] for name in inspect.signature(kind).parameters}
     skipped = ("pretrained_cfg", "default_cfg", "device", "dtype")
     return {
@@ -86,7 +86,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold; a function is described by its name."""
+    """Convert a value to JSON values; a function becomes its name."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -104,12 +104,12 @@ def recipe(instance: object, without: Collection[str] = ()) -> Identity:
     """Describe how an object was constructed: its class, and its arguments except those `WITHOUT_EFFECT`.
 
     Args:
-        instance: an object that keeps every constructor argument as an attribute of the same name. An argument with a
-            method `identity` is described by it.
+        instance: an object that keeps every constructor argument as an attribute of the same name. The method
+            `identity` of an argument, if any, describes it.
         without: names of arguments to leave out.
 
     Raises:
-        TypeError: if an argument is not an attribute.
+        TypeError: if the object does not keep an argument.
 
     >>> from explainers.masking import PatchGrid
     >>> recipe(PatchGrid(image_size=64, patch_size=8), without=["image_size", "differs"])

@@ -1,4 +1,4 @@
-"""What is recorded with every result: software versions, devices, and changes of the config."""
+"""Records for every result: software versions, devices, and differences between configs."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Return the installed version of every package that can change a result; None where it is not installed."""
+    """Return the installed version of every package that can change a result; None if it is not installed."""
 
     def installed_version(package: str) -> str | None:
         try:
@@ -33,7 +33,7 @@ def versions() -> dict[str, str | None]:
 
 
 def devices() -> list[str]:
-    """Return the names of the GPUs, or the number of CPU threads where there is no GPU."""
+    """Return the names of the GPUs, or the number of CPU threads if there is no GPU."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [
         f"CPU, {torch.get_num_threads()} threads"
     ]
@@ -44,7 +44,7 @@ def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
     Args:
         config: nested mappings and lists.
-        key: prefix of the keys; used in the recursion.
+        key: dotted prefix of the keys, for the recursion.
 
     >>> list(leaves({"seed": 0, "explainer": {"hops": [1, 2]}}))
     [('seed', 0), ('explainer.hops.0', 1), ('explainer.hops.1', 2)]
@@ -57,6 +57,7 @@ def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 SHOWN = 80
+"""Largest length of a section in a message, in characters."""
 
 
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:
@@ -65,7 +66,7 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     Args:
         old: the first config.
         new: the second config.
-        key: prefix of the reported key, joined with dots; used in the recursion.
+        key: dotted prefix of the reported key, for the recursion.
 
     >>> first_difference({"seed": 0, "explainer": {"hops": [1]}}, {"seed": 0, "explainer": {"hops": [2]}})
     'explainer.hops: [1] → [2]'
@@ -80,6 +81,6 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
 
 
 def _short(value: Any) -> str:
-    """A value as text; a whole section that one of two configs lacks is cut."""
+    """Convert a value to text; a whole section, which one of the configs lacks, is cut to `SHOWN` characters."""
     text = str(value)
     return text if not isinstance(value, dict) or len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,4 +1,4 @@
-"""Names of earlier versions, which stand in the files that these versions wrote: configs, weights, checkpoints."""
+"""Names that changed since earlier versions, whose files (configs, weights, checkpoints) still contain them."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ RENAMED = {
 """Earlier → present name of a class, a function or a module."""
 
 CLASSES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
-"""Earlier → present name of a class in an identity, where it stands without its module."""
+"""Earlier → present name of a class, without its module, as identities contain it."""
 
 
 def renamed(content: Any) -> Any:
-    """Replace earlier names in a config or an identity: the values of `_target_` and `class`, however deep.
+    """Replace earlier names in a config or an identity: the values of `_target_` and `class`, at any depth.
 
     >>> renamed({"explainer": {"_target_": "explainers.decomposition.Decomposition"}, "seed": 0})
     {'explainer': {'_target_': 'explainers.anyhead.AnyHead'}, 'seed': 0}
@@ -48,7 +48,7 @@ def renamed(content: Any) -> Any:
 
 
 def present_name(name: str) -> str:
-    """The present name of what an earlier version called `name`.
+    """Return the present name of what an earlier version called `name`.
 
     >>> present_name("explainers.loggers.History"), present_name("torch.optim.AdamW")
     ('explainers.running.loggers.History', 'torch.optim.AdamW')

@@ -1,4 +1,4 @@
-"""Saves and reads weights together with the identity of what they belong to."""
+"""Saves and reads weights together with the identity of the model or explainer they belong to."""
 
 import json
 import re
@@ -18,17 +18,17 @@ from explainers.saved.renamed import renamed
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
-    """Write tensors to a safetensors file, whole or not at all; returns its path.
+    """Write tensors to a safetensors file, whole or not at all, and return its path.
 
     Equal tensors and identities give equal files.
 
     Args:
         weights: name → tensor.
         path: the file to write.
-        identity: what the weights belong to, see `identity`; `None` for weights that belong to nothing.
+        identity: identity of the model or explainer, see `identity`; `None` stores none.
     """
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    # A single entry, because safetensors writes several in random order
+    # A single entry, because safetensors writes several entries in random order
     metadata = None if identity is None else {"identity": json.dumps(identity)}
     with atomic(path) as unfinished:
         save_file(on_cpu, unfinished, metadata)
@@ -36,11 +36,11 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[st
 
 
 def read_weights(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
-    """Read the identity and the tensors from a file that `save_weights` wrote; the identity is empty if it has none.
+    """Read the identity and the tensors from a file that `save_weights` wrote; a missing identity is empty.
 
     Args:
         path: the file to read.
-        expected: what the file should hold, for messages.
+        expected: what the file should hold, for messages, with its article.
 
     Raises:
         InputError: if the file does not exist, or is not a safetensors file.
@@ -58,7 +58,7 @@ def read_weights(path: str | Path, expected: str = "a trained explainer") -> tup
 
 
 def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str | Path) -> None:
-    """Compare the identity in a file with that of the object that loads it.
+    """Compare the identity in a file with the identity of the object that loads the file.
 
     Args:
         saved: the identity in the file; it may have further entries.
@@ -66,12 +66,12 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str |
         path: the file, for the message.
 
     Raises:
-        InputError: if they differ; the message contains both values of the first difference.
+        InputError: if they differ; the message shows both values of the first difference.
     """
     difference = first_difference({key: saved.get(key) for key in own}, dict(own))
     if difference is not None:
         short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", difference)
         raise InputError(
-            f"expected in {path} what was trained for the model and the settings of this run, got a difference in"
-            f" {short}: give both the same, or train again"
+            f"expected {path} to be trained for the model and the settings of this run, got a difference in"
+            f" {short}: use the model and settings of the file, or train again"
         )

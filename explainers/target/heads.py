@@ -1,4 +1,4 @@
-"""Heads of targets: of timm's models, DeiT's two linear layers, and linear heads as files."""
+"""Heads of targets: taken off a timm model, DeiT's two linear heads, and linear heads in files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from explainers.saved.weights import read_weights, save_weights
 
 
 class DistilledHead(nn.Module):
-    """DeiT's two linear heads, one on each half of the embedding; the logits are the mean of the two.
+    """DeiT's two linear heads, one on each half of the embedding; the logits are their mean.
 
     Args:
         head: head on the class token, the first half of the embedding.
@@ -36,10 +36,13 @@ class DistilledHead(nn.Module):
 
 
 def take_head(model: Any) -> nn.Module:
-    """Take the classification layer off a timm model: the layer is H, and the model becomes G.
+    """Take the classification layer off a timm model: the layer is H, and what remains of the model is G.
+
+    Args:
+        model: a timm classifier, which is changed in place.
 
     Raises:
-        InputError: if it has none, or embeddings alone do not determine the logits, because several layers give them.
+        InputError: if the model has no classification layer, or several layers between embeddings and logits.
     """
     weights = set(model.parameters())
     layer: Any = model.get_classifier() if hasattr(model, "get_classifier") else None
@@ -62,7 +65,7 @@ def take_head(model: Any) -> nn.Module:
 
 
 def _as_linear(convolution: nn.Conv2d) -> nn.Linear:
-    """The layer that does to embeddings what a 1 × 1 convolution does to pooled maps, in DPN, DLA and BiT."""
+    """Convert a 1 × 1 convolution on pooled feature maps, as in DPN, DLA and BiT, to a linear layer on embeddings."""
     linear = nn.Linear(convolution.in_channels, convolution.out_channels, convolution.bias is not None)
     linear.load_state_dict(
         {name: weight.reshape(linear.get_parameter(name).shape) for name, weight in convolution.state_dict().items()}
@@ -71,10 +74,13 @@ def _as_linear(convolution: nn.Conv2d) -> nn.Linear:
 
 
 def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
-    """Load a linear head: a safetensors file of `weight` (K, D) and `bias` (K,).
+    """Load a linear head from a safetensors file of `weight` (K, D) and `bias` (K,).
 
     Returns:
-        The head, and its identity (see `save_head`), which is empty for a file that another program wrote.
+        The head, and its identity as `save_head` wrote it; the identity is empty if another program wrote the file.
+
+    Raises:
+        InputError: if the file does not exist or holds other tensors.
     """
     if not Path(path).is_file():
         raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
@@ -88,12 +94,12 @@ def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
 
 
 def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:
-    """Write a linear head to a safetensors file; returns its path.
+    """Write a linear head to a safetensors file, and return the path of the file.
 
     Args:
-        head: the head.
+        head: the linear head.
         path: the file to write.
-        target: identity of the backbone that the head was fitted on.
+        target: identity of the backbone on which the head was fitted.
         classes: names of the classes, in the order of the logits; empty if they are not known.
     """
     return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})

@@ -1,4 +1,4 @@
-"""What a model and an explainer are given: uint8 images, labels of images, classes to explain."""
+"""Checks of the inputs of models and explainers: uint8 images, labels, classes and functionals to explain."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from explainers.errors import InputError
 
 
 def zero_to_one(images: Tensor) -> Tensor:
-    """Scale the pixels of uint8 images (B, C, H, W) to [0, 1]: float32.
+    """Scale uint8 images (B, C, H, W) to float32 in [0, 1].
 
     >>> zero_to_one(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
     [[[[0.0, 1.0]]]]
 
     Raises:
-        InputError: for images of another type, which may have been scaled already, or a single image (C, H, W).
+        InputError: for images of another type, which may be scaled already, or for a single image (C, H, W).
     """
     if images.dtype != torch.uint8:
         raise InputError(
@@ -28,12 +28,12 @@ def zero_to_one(images: Tensor) -> Tensor:
 
 
 def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
-    """Raise an InputError unless all labels (B,) are from 0 to K − 1; −1 is the label of an image without one.
+    """Raise an InputError unless all labels are from 0 to K − 1; −1, the label of an unlabelled image, is refused, too.
 
     Args:
-        labels: labels of images, (B,).
-        num_classes: K.
-        otherwise: setting that allows other labels, for the message.
+        labels: labels of images, integers (B,).
+        num_classes: K, the number of classes.
+        otherwise: what the message recommends to users without labels, such as a setting.
     """
     lowest, highest = torch.stack(labels.aminmax()).tolist()
     if lowest < 0 or highest >= num_classes:
@@ -44,44 +44,44 @@ def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
 
 
 def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor:
-    """Return the classes to explain as int64.
+    """Check the classes to explain, and return them as int64.
 
     Args:
-        classes: one class of each image, integers (B,).
+        classes: the class to explain in each image, integers (B,).
         images: the images, (B, C, H, W).
-        num_classes: K.
+        num_classes: K, the number of classes.
 
     Raises:
-        InputError: unless there is one integer from 0 to K − 1 for each image.
+        InputError: unless `classes` holds one integer from 0 to K − 1 for each image.
 
     >>> checked_classes(torch.tensor([2], dtype=torch.int32), torch.zeros(1, 3, 4, 4), num_classes=3).dtype
     torch.int64
     """
     if not isinstance(classes, Tensor):
         raise InputError(
-            f"expected one class of each of {len(images)} images as a tensor, got {classes!r}: give"
-            f" torch.full(({len(images)},), {classes!r}) for one class of all"
+            f"expected one class for each of {len(images)} images as a tensor, got {classes!r}: give"
+            f" torch.full(({len(images)},), {classes!r}) to explain one class in all images"
         )
     if classes.shape != images.shape[:1] or classes.is_floating_point():
         raise InputError(
-            f"expected one class of each of {len(images)} images, integers of shape [{len(images)}], got"
+            f"expected one class for each of {len(images)} images, integers of shape [{len(images)}], got"
             f" {_name(classes)} of shape {list(classes.shape)}"
         )
-    if torch.compiler.is_compiling():  # the code of a graph must not depend on values
+    if torch.compiler.is_compiling():  # a compiled graph cannot branch on values
         return classes.long()
     lowest, highest = torch.stack(classes.aminmax()).tolist() if len(classes) else (0, 0)
     if lowest < 0 or highest >= num_classes:
         raise InputError(
-            f"expected classes from 0 to {num_classes - 1} of the model that is explained, got {lowest} to {highest}"
+            f"expected classes of the explained model, from 0 to {num_classes - 1}, got {lowest} to {highest}"
         )
     return classes.long()
 
 
 def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
-    """Raise an InputError unless functionals of the embedding are (B, D), or (B, V, D) for several of each image.
+    """Raise an InputError unless functionals of the embedding have the shape (B, D), or (B, V, D).
 
     Args:
-        functionals: v of each image.
+        functionals: one functional v for each image, (B, D), or V for each image, (B, V, D); floating point.
         images: the images, (B, C, H, W).
         width: D, the width of the embedding.
 
@@ -96,5 +96,5 @@ def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
 
 
 def _name(values: Tensor) -> str:
-    """The name of a tensor's type, such as float32."""
+    """Return the name of a tensor's type, such as float32."""
     return str(values.dtype).removeprefix("torch.")

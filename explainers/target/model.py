@@ -22,16 +22,16 @@ from explainers.target.inputs import zero_to_one
 class TargetModel(nn.Module):
     """A classifier f = H ∘ G, with the input normalisation that its weights expect.
 
-    Model and head are copied: the caller's stay whole, and no later training, move or conversion of either reaches the
-    other. Until the caller drops the originals, both take memory.
+    The constructor copies the model and the head. The caller's originals keep their heads, and later changes of either
+    copy, such as training or a move to another device, do not affect the other. Both copies take memory.
 
     Args:
-        model: any timm classifier. Its classification layer becomes `head`, and the rest `backbone`.
-        head: a head for another task on the same backbone, or the path of one; `None` keeps the model's own head.
+        model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
+        head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
 
     Raises:
-        InputError: if there is no head or several layers classify, if `head` is for embeddings of another width, or its
-            file says that it belongs to another backbone.
+        InputError: if no head is given and the model has none or several, if `head` expects embeddings of another
+            width, or if its file names another backbone.
     """
 
     mean: Tensor
@@ -49,7 +49,7 @@ class TargetModel(nn.Module):
         elif not isinstance(head, nn.Module):
             head, fitted = load_head(head)
         model.reset_classifier(0)
-        # Convolutions are faster in this format. Any: timm has no type for the methods that all its models share
+        # Convolutions are faster in this format. The type is Any because timm has none for what its models share
         self.backbone: Any = model.to(memory_format=torch.channels_last)
         self.head: Any = head
         self.classes: list[str] = list(fitted.get("classes", ()))
@@ -60,24 +60,29 @@ class TargetModel(nn.Module):
         self._check_head(path, fitted.get("target", {}))
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
-        """Compare the head with the backbone; `fitted` is the identity of the backbone in the file of the head."""
+        """Raise an InputError if the head does not fit the backbone.
+
+        Args:
+            path: file of the head, for messages.
+            fitted: identity of the backbone on which the head was fitted; empty if unknown.
+        """
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
             raise InputError(
-                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives; {path} reads"
+                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives, but {path} takes"
                 f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
             )
         if fitted:
             check_identity(fitted, self.backbone_identity(), path)
 
     def check_classes(self, names: Sequence[str]) -> None:
-        """Compare the classes of a data set with those of the head: their names if both are known, else their number.
+        """Compare the classes of a data set with those of the head: by name if both are known, otherwise by number.
 
         Args:
             names: class names in the order of the labels; empty for a data set without classes.
 
         Raises:
-            InputError: if they differ, because labels would then mean other classes than logits.
+            InputError: if they differ, because a label would then mean another class than the logit with its index.
         """
         if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
             shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
@@ -87,23 +92,23 @@ class TargetModel(nn.Module):
             )
 
     def check_grid(self, grid: PatchGrid) -> None:
-        """Raise an InputError unless a grid cuts images as this model does, or says that it `differs`.
+        """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.
 
-        The feature maps of CNNs and Swin have several sizes, so that no grid is their own: any size of patches fits.
+        CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
         """
         embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
         images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
         if images is not None and images != (side, side):
             raise InputError(
-                f"expected a grid of images of {images[0]} × {images[1]} pixels, which {self.name} sees, got {side} ×"
+                f"expected a grid of images of {images[0]} × {images[1]} pixels, as {self.name} takes, got {side} ×"
                 f" {side}: set grid.image_size={images[0]}, or target.model.img_size={side}"
             )
         sizes = {level.get("reduction") for level in getattr(self.backbone, "feature_info", [])} - {None}
         if len(sizes) == 1 and sizes != {grid.patch_size} and not grid.differs:
             (own,) = sizes
             raise InputError(
-                f"expected a grid of patches of {own} pixels, which {self.name} sees, got {grid.patch_size}: set"
-                f" grid.patch_size={own}, or ++grid.differs=true (PatchGrid(..., differs=True)) to mean another"
+                f"expected a grid of patches of {own} pixels, as {self.name} has, got {grid.patch_size}: set"
+                f" grid.patch_size={own}, or ++grid.differs=true (PatchGrid(..., differs=True)) to allow another"
             )
 
     @property
@@ -112,7 +117,7 @@ class TargetModel(nn.Module):
         head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
         if hasattr(head, "out_features"):
             return int(head.out_features)
-        with torch.no_grad():  # several layers
+        with torch.no_grad():  # a head of several layers
             return self.classify(torch.zeros(1, self.embed_dim, device=self.mean.device)).shape[-1]
 
     @property
@@ -135,7 +140,7 @@ class TargetModel(nn.Module):
         }
 
     def head_identity(self) -> Identity:
-        """Describe H."""
+        """Describe H: its number of classes, architecture and weights."""
         return {
             "num_classes": self.num_classes,
             "head_architecture_sha256": architecture_hash(self.head),
@@ -143,11 +148,11 @@ class TargetModel(nn.Module):
         }
 
     def identity(self) -> Identity:
-        """Describe f = H ∘ G."""
+        """Describe f = H ∘ G: the backbone and the head."""
         return self.backbone_identity() | self.head_identity()
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Normalise uint8 images (B, C, H, W) with the mean and std that the backbone was trained with: float32."""
+        """Normalise uint8 images (B, C, H, W) with the mean and std of the backbone's training: float32."""
         return (zero_to_one(images) - self.mean) / self.std
 
     def embed(self, normalised: Tensor) -> Tensor:
@@ -162,9 +167,9 @@ class TargetModel(nn.Module):
             blocks: indices of the transformer blocks, or of the stages of Swin and ResNet, in ascending order.
 
         Returns:
-            The embeddings (B, D), and a feature map (B, N', C) for each block; its N' positions are row by row.
+            The embeddings (B, D), and for each block a feature map (B, N', C) of N' positions, row by row.
         """
-        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy; other models support only NCHW
+        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy, but other models support NCHW alone
         features, maps = self.backbone.forward_intermediates(
             normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
         )
@@ -180,8 +185,8 @@ class TargetModel(nn.Module):
             The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: for models that compute embeddings of images by layers that do not apply to patches: a distilled
-                DeiT, attention pooling, layers after the pooling.
+            InputError: if layers that do not apply to patches compute the embedding of the image: a distilled DeiT,
+                attention pooling, or layers after the pooling.
         """
         features = self.backbone.forward_features(normalised)
         is_vit = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
@@ -195,7 +200,7 @@ class TargetModel(nn.Module):
             if features.shape[1] == self.embed_dim:
                 return embeddings, features.flatten(2).mT
         raise InputError(
-            f"expected a model whose patches have embeddings like its images, got {self.name}: take a ViT with a class"
+            f"expected a model that can embed single patches like images, got {self.name}: take a ViT with a class"
             " token or average pooling, a Swin or a ResNet"
         )
 
@@ -203,22 +208,22 @@ class TargetModel(nn.Module):
         """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.
 
         Raises:
-            InputError: for no block, or for blocks that the model does not have or that are not in ascending order.
+            InputError: if `blocks` is empty, not in ascending order, or names a block that the model does not have.
         """
         if not blocks:
             raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")
         info = list(self.backbone.feature_info)
         if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
             raise InputError(
-                f"{self.name} has {len(info)} blocks; blocks {list(blocks)} were asked for: give some of 0 to "
-                f"{len(info) - 1} in ascending order"
+                f"expected blocks of {self.name} from 0 to {len(info) - 1}, each once and in ascending order, got"
+                f" {list(blocks)}"
             )
         return [info[block]["num_chs"] for block in blocks]
 
     def classify(self, embeddings: Tensor) -> Tensor:
         """Compute H: embeddings (..., D) → logits (..., K).
 
-        Computed in float32 even under autocast, because attributions are small differences of logits.
+        The head runs in float32 even under autocast, because attributions are small differences of logits.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.head(embeddings.float())
@@ -233,6 +238,6 @@ class TargetModel(nn.Module):
 
     def pool(self, features: Tensor) -> Tensor:
         """Reduce the output of the last layer, (B, T, D) or a feature map, to embeddings (B, D)."""
-        if self.distilled:  # timm would average the two tokens, but each has its own head
+        if self.distilled:  # timm would average the two tokens, which have a head each
             return features[:, :2].flatten(1)
         return self.backbone.forward_head(features, pre_logits=True)

@@ -20,8 +20,8 @@ def check_removal(target: TargetModel, removal: Removal) -> None:
     """Raise an InputError unless this target supports `removal`."""
     if removal == "drop" and not isinstance(target.backbone, VisionTransformer | Eva):
         raise InputError(
-            f"expected a ViT for removal=drop, got {target.name}: its tokens cannot leave the sequence; take"
-            " removal=zero or black"
+            f"expected a ViT for removal=drop, got {target.name}, which cannot drop tokens: take removal=zero or"
+            " removal=black"
         )
 
 
@@ -37,20 +37,20 @@ def masked_outputs(
 ) -> Tensor:
     """Apply `function` to the target's embedding of every image under each of its M masks.
 
-    With removal `drop`, one call of the target takes masks with the same number of visible patches. Gradients flow to
+    With removal `drop`, all masks in one call of the target have the same number of visible patches. Gradients flow to
     `normalised` and to the weights, unless the caller disables them.
 
     Args:
-        target: the model to perturb.
-        function: embeddings (b, D) → (b, ...), for example `target.classify`.
-        normalised: images, (B, C, H, W).
-        keep: boolean, (B, M, N).
+        target: the model that embeds the masked images.
+        function: function of embeddings (b, D) → (b, ...), for example `target.classify`.
+        normalised: normalised images, (B, C, H, W).
+        keep: visible patches, boolean (B, M, N).
         grid: the patches of an image.
         removal: what replaces hidden patches, see `Removal`.
         chunk_size: maximum number b of masked images in one call, which bounds the memory.
 
     Returns:
-        (B, M, ...).
+        The results of `function`, (B, M, ...).
 
     Raises:
         InputError: if the target does not support this removal.
@@ -84,7 +84,7 @@ def masked_probabilities(
 ) -> Tensor:
     """Compute the probability of one class (B,) of every image under each of its M masks, (B, M).
 
-    Arguments as `masked_outputs`.
+    The other arguments are those of `masked_outputs`.
     """
     probabilities = masked_outputs(
         target, lambda embeddings: target.classify(embeddings).softmax(-1), normalised, keep, grid, removal, chunk_size
@@ -93,20 +93,19 @@ def masked_probabilities(
 
 
 def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tensor:
-    """Compute the embeddings of images from the tokens of their visible patches, at their own positions.
+    """Embed images from the tokens of their visible patches alone; each token keeps its position embedding.
 
-    Tokens leave after the position embedding. Prefix tokens (class, distillation, registers) always stay. Where no
-    patch is visible and the pooling reads patches alone, the embedding is that of the mean image, as with removal
-    `zero`.
+    Hidden tokens leave the sequence after the position embedding. Prefix tokens (class, distillation, registers) always
+    stay. If no patch is visible and the pooling reads patches alone, the mean image is embedded, as with `zero`.
 
     Args:
         target: a model for which `check_removal` accepts `drop`.
-        normalised: images, (b, C, H, W).
-        keep: boolean, (b, N), with the same number of visible patches in every row. The model's own patches are these,
-            or divide each of them into f × f.
+        normalised: normalised images, (b, C, H, W).
+        keep: visible patches, boolean (b, N), as many in every row. A patch is one patch of the model, or a square of
+            several.
 
     Returns:
-        (b, D).
+        The embeddings, (b, D).
     """
     check_removal(target, "drop")
     sizes = keep.sum(-1)
@@ -119,17 +118,17 @@ def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tens
 
 
 def _pools_prefix(backbone: Any) -> bool:
-    """Whether the embedding is defined without patches: prefix tokens exist, and the pooling reads them."""
+    """Whether the model can embed an image without patches: it has prefix tokens, and the pooling reads them."""
     reads = backbone.global_pool == "token" or getattr(backbone, "pool_include_prefix", False)
     return backbone.num_prefix_tokens > 0 and (reads or isinstance(backbone, Eva) and backbone.attn_pool is not None)
 
 
 @contextmanager
 def _only(target: TargetModel, keep: Tensor) -> Iterator[None]:
-    """Let only the prefix tokens and the tokens of visible patches enter the blocks of a timm model.
+    """Inside this context, only prefix tokens and the tokens of visible patches enter the blocks of a timm model.
 
-    timm calls `patch_drop` after the position embedding. An instance attribute hides the submodule of that name, which
-    stays untouched. Eva applies the returned indices to its rotary embeddings.
+    timm calls `patch_drop` after the position embedding. An instance attribute hides the submodule of that name without
+    changing it. Eva applies the returned indices to its rotary embeddings.
     """
     prefix, attributes = target.backbone.num_prefix_tokens, vars(target.backbone)
 
@@ -150,11 +149,11 @@ def _only(target: TargetModel, keep: Tensor) -> Iterator[None]:
 
 
 def _at_tokens(target: TargetModel, keep: Tensor, tokens: int) -> Tensor:
-    """Masks of patches (b, N) as masks of the target's patch tokens, (b, tokens)."""
+    """Convert masks of patches (b, N) to masks of the target's patch tokens, (b, tokens)."""
     side, own = isqrt(keep.shape[-1]), isqrt(tokens)
     if own**2 != tokens or own % side:
         raise InputError(
-            f"expected a grid whose patches are unions of those of {target.name}, which has {tokens} patch tokens, got"
+            f"expected a grid whose patches consist of those of {target.name}, which has {tokens} patch tokens, got"
             f" {side} × {side} patches: take the model's patch_size, or a multiple of it"
         )
     visible = keep.unflatten(-1, (side, side))

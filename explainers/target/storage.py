@@ -13,10 +13,10 @@ from explainers.target.heads import DistilledHead
 
 
 def save_target(target: TargetModel, path: Path) -> None:
-    """Write backbone and head to one safetensors file, which timm loads as a checkpoint of the original model.
+    """Write backbone and head to one safetensors file, which timm can load as a checkpoint of the original model.
 
     Args:
-        target: the model; its head is linear, or a `DistilledHead`.
+        target: the model, with a linear head or a `DistilledHead`.
         path: the file to write.
     """
     weights, head = target.backbone.state_dict(), target.head
@@ -24,7 +24,7 @@ def save_target(target: TargetModel, path: Path) -> None:
     layers = (layers,) if isinstance(layers, str) else layers
     if isinstance(head, DistilledHead):
         parts: list[Any] = [(part.weight, part.bias) for part in (head.head, head.head_dist)]
-    else:  # timm averages the logits of a distilled DeiT's two classifiers, hence the factor
+    else:  # a factor of 2 for a distilled DeiT, because timm averages the logits of its two classifiers
         parts = [(weight * len(layers), head.bias) for weight in head.weight.chunk(len(layers), -1)]
     for layer, (weight, bias) in zip(layers, parts, strict=True):
         weights |= {f"{layer}.weight": weight, f"{layer}.bias": bias.clone()}
@@ -42,7 +42,7 @@ def load_target(target: TargetModel, path: str | Path) -> TargetModel:
         A new model, in eval mode.
 
     Raises:
-        InputError: if there is no file, or it belongs to another model or another number of classes.
+        InputError: if the file does not exist, or holds another model or another number of classes.
     """
     if not Path(path).is_file():
         raise InputError(f"no model at {path}: train one with train.py, or give another path")

@@ -1,7 +1,7 @@
-"""Blocks of timm's transformers: where they are, what their tokens are, and how the embedding reads them.
+"""Blocks of timm's transformers: where the model keeps them, their tokens, and how the embedding depends on these.
 
-Only this file and `recording` know what is inside a block. They read ViT, DeiT, BEiT, ViTs with registers, average
-pooling or relative positions, EVA and DINOv3, and of Swin what does not need global attention.
+Only this file and `recording` access the inside of a block. They support ViT (also with registers, average pooling or
+relative positions), DeiT, BEiT, EVA and DINOv3, and Swin wherever global attention is not needed.
 """
 
 from math import isqrt
@@ -35,20 +35,24 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
     if not known or not blocks or not all(_is_known(block) for block in blocks):
         raise InputError(
             f"expected a transformer with blocks of attention and MLP that normalise their inputs, got {target.name}:"
-            " take a ViT, DeiT, EVA or Swin, or a method that needs none, such as RISE or IntegratedGradients"
+            " take a ViT, DeiT, EVA or Swin, or a method for any model, such as RISE or IntegratedGradients"
         )
     return blocks
 
 
 def _is_known(block: nn.Module) -> bool:
-    """Whether a block has attention and MLP one after the other, and normalises their inputs, not their outputs."""
+    """Whether a block runs attention and then an MLP, and normalises their inputs rather than their outputs."""
     attention = getattr(block, "attn", None)
     unusual = isinstance(block, ResPostBlock | EvaBlockPostNorm) or isinstance(attention, DiffAttention)
     return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 
 def layer_index(target: TargetModel, layer: int) -> int:
-    """Return the index of a layer; negative ones count from the last. Raises an InputError outside the model."""
+    """Return the index of a layer from 0 to L − 1; a negative `layer` counts from the end.
+
+    Raises:
+        InputError: if the model has no such layer.
+    """
     layers = range(len(blocks_of(target)))
     if layer not in range(-len(layers), len(layers)):
         raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
@@ -58,25 +62,29 @@ def layer_index(target: TargetModel, layer: int) -> int:
 def middle_layer(target: TargetModel) -> int:
     """Return the index of the middle layer, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
     layers = len(blocks_of(target))
-    return min(-(-layers // 2), layers - 1)  # a single layer is not skipped
+    return min(-(-layers // 2), layers - 1)  # with a single layer, index 0
 
 
 def num_prefix_tokens(target: TargetModel) -> int:
-    """Return the number of class, distillation and register tokens that stand before the patches."""
+    """Return the number of class, distillation and register tokens, which precede the patch tokens."""
     return int(getattr(target.backbone, "num_prefix_tokens", 0))
 
 
 def readout(target: TargetModel, num_tokens: int) -> Tensor:
-    """Return the weight of each output token in the embedding, (T,): the class token's, or those of average pooling.
+    """Return the weight of each output token in the embedding, (T,), for a class token or average pooling.
+
+    Args:
+        target: a timm transformer.
+        num_tokens: T, including prefix tokens.
 
     Raises:
-        InputError: if attention is not global, or the embedding is neither a class token nor an average.
+        InputError: if attention is not global, or the embedding is neither a class token nor an average of tokens.
     """
     backbone, prefix = target.backbone, num_prefix_tokens(target)
     if blocks_of(target) and not hasattr(backbone, "blocks"):
         raise InputError(
-            f"expected a model with global attention, got {target.name}, in which tokens attend to windows alone: take"
-            " a ViT, or a method that follows tokens only, such as InputXGradient-PLUS, GradCAM or ViTCX"
+            f"expected a model with global attention, got {target.name}, whose tokens attend within windows: take"
+            " a ViT, or a method without attention maps, such as InputXGradient-PLUS, GradCAM or ViTCX"
         )
     pooling = getattr(backbone, "global_pool", "token")
     weights = torch.zeros(num_tokens, device=target.mean.device)
@@ -87,25 +95,25 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
     else:
         raise InputError(
             f"expected a class token or average pooling, got the pooling {pooling!r} of {target.name}: take a method"
-            " that needs neither, such as DecompX-SkipPLUS"
+            " for any pooling, such as DecompX-SkipPLUS"
         )
     return weights / weights.sum()
 
 
 def embed_tokens(target: TargetModel, tokens: Tensor) -> Tensor:
-    """Read the output (B, T, D) of any block as the model reads the last one's: an embedding, (B, D)."""
+    """Embed the output (B, T, D) of any block as the model embeds the output of its last block: (B, D)."""
     return target.pool(target.backbone.norm(tokens))
 
 
 def head_projections(target: TargetModel, layer: int) -> Tensor:
-    """Return the linear map from the output of each head to the tokens, (D, A, d), with the layer scale.
+    """Return the linear map from the output of each head, of width d, to the tokens: (D, A, d), with the layer scale.
 
     Args:
         target: a timm transformer.
         layer: index of the block.
 
     Raises:
-        InputError: if a normalisation or a gate stands between attention and projection.
+        InputError: if the model normalises or gates the heads before the projection.
     """
     block: Any = blocks_of(target)[layer]
     if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
@@ -119,9 +127,9 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
 
 
 def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
-    """Compute f_h(x_j): the value of each token in each head, projected to the width of the tokens, (B, A, T, D).
+    """Compute f_h(x_j), the value of token j in head h, projected to the width of the tokens: (B, A, T, D).
 
-    The output of attention is the sum over heads h and tokens j of A^h_ij f_h(x_j), and the bias of the projection.
+    The output of attention for token i is the bias of the projection plus Σ_h Σ_j A^h_ij f_h(x_j).
 
     Args:
         target: a timm transformer.
@@ -136,19 +144,19 @@ def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
 
 
 def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Module:
-    """Find the module whose output is what `attention_features` returns."""
+    """Return the module whose output `attention_features` returns."""
     blocks: Any = blocks_of(target)
     names = {"attention": "attn", "norm": "norm1"}
     if not hasattr(target.backbone, "blocks"):
         blocks = target.backbone.layers[-2].blocks
-        names["attention"] = "drop_path1"  # the output of its `attn` is cut into windows, that of this one no longer
+        names["attention"] = "drop_path1"  # `attn` returns separate windows, `drop_path1` the joined map
     if not -len(blocks) <= block < len(blocks):
         raise InputError(f"expected a block from {-len(blocks)} to {len(blocks) - 1} of {target.name}, got {block}")
     return getattr(blocks[block], names[kind])
 
 
 def attention_channels(target: TargetModel) -> int:
-    """Return the number of channels of what `attention_features` returns."""
+    """Return the number of channels of the maps that `attention_features` returns."""
     return target.backbone.feature_info[-1 if hasattr(target.backbone, "blocks") else -2]["num_chs"]
 
 
@@ -156,14 +164,14 @@ def attention_features(target: TargetModel, normalised: Tensor, block: int, kind
     """Compute the feature maps of an attention module (ViT-CX, Section 3.2).
 
     Args:
-        target: a ViT or EVA; or a Swin, of which `block` counts the blocks of the second-to-last stage.
-        normalised: images, (B, C, H, W).
-        block: index of the transformer block; negative from the last.
+        target: a ViT, EVA or Swin. For a Swin, `block` counts the blocks of the second-to-last stage.
+        normalised: normalised images, (B, C, H, W).
+        block: index of the transformer block; a negative one counts from the end.
         kind: `attention` for the output of the attention module (the paper), `norm` for its normalised input (the
             released code).
 
     Returns:
-        (B, h, w, channels), without the class token and other prefix tokens.
+        Feature maps, (B, height, width, channels), without prefix tokens.
 
     Raises:
         InputError: for models without attention modules.

@@ -1,9 +1,9 @@
-"""Direct paths: what the attention of a block moves from a patch into the tokens that the embedding reads.
+"""Direct paths: what the attention of a block adds from a patch to the tokens that the embedding reads.
 
-A transformer adds the outputs of its attention and MLPs to its tokens, so the embedding is a sum over blocks, and the
-part of attention is a sum over the tokens that are attended to (Elhage et al., 2021, call it the direct path). With the
-scale of the final normalisation taken as a constant, the part of patch z in block l is a vector r_zl, and v · r_zl is
-its share of any linear functional v of the embedding. Nothing is trained, and no backward pass is needed.
+A transformer adds the outputs of its attention and MLPs to its tokens. So the embedding is a sum over blocks, and each
+block's attention contributes a sum over the tokens it attends to: their direct paths (Elhage et al., 2021). If the
+scale of the final normalisation is a constant, patch z contributes a vector r_zl through block l, and v · r_zl to any
+linear functional v of the embedding. Direct paths need neither training nor a backward pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,16 +21,16 @@ from explainers.transformer.rules import Rules
 
 @contextmanager
 def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record]:
-    """Record what `direct_paths` reads, in a forward pass that runs inside this context.
+    """Record the attention that `direct_paths` needs, during the forward pass that runs inside this context.
 
-    That is the attention of the tokens that the embedding reads, in some blocks. There are no gradients.
+    The record holds attention rows of the tokens that the embedding reads, and values, without gradients.
 
     Args:
         target: a timm transformer with a class token or average pooling.
         blocks: indices of the blocks, in ascending order.
 
     Raises:
-        InputError: for models without such blocks, or with another readout; unless exactly one forward pass ran inside.
+        InputError: if the model has no such blocks or another readout, or unless exactly one forward pass ran inside.
     """
     check_direct(target, blocks)
     record = Record(blocks, Rules(), attention=True, rows=lambda num_tokens: readout(target, num_tokens) > 0)
@@ -39,11 +39,11 @@ def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record
 
 
 def direct_paths(target: TargetModel, record: Record) -> Tensor:
-    """Compute r_zl of all patches z and recorded blocks l: (B, L, N, D).
+    """Compute r_zl of all patches z and the L recorded blocks l: (B, L, N, D).
 
     Args:
-        target: the model that was recorded.
-        record: made by `record_direct`.
+        target: the recorded model.
+        record: the record that `record_direct` made.
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -54,7 +54,7 @@ def direct_paths(target: TargetModel, record: Record) -> Tensor:
     """
     backbone, prefix = target.backbone, num_prefix_tokens(target)
     weights = readout(target, record.final.shape[1])
-    tokens, weights = record.final[:, weights > 0].float(), weights[weights > 0]  # the R tokens that are read
+    tokens, weights = record.final[:, weights > 0].float(), weights[weights > 0]  # the R tokens read
     rows = weights * inverse_scale(backbone.norm, tokens)  # (B, R)
     pooled_norm = getattr(backbone, "fc_norm", nn.Identity())
     if isinstance(pooled_norm, nn.LayerNorm):
@@ -71,7 +71,7 @@ def direct_paths(target: TargetModel, record: Record) -> Tensor:
 
 
 def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
-    """Raise an InputError for a target whose direct paths are not known, or blocks that it does not have."""
+    """Raise an InputError if the target has no direct paths, or lacks one of the blocks."""
     layers = blocks_of(target)
     if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(layers) for block in blocks):
         raise InputError(
@@ -90,14 +90,14 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
 
 
 def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:
-    """Return what a normalisation multiplies tokens (..., D) by, after it has taken their mean away: (...)."""
+    """Return the factor by which a normalisation multiplies the centred tokens (..., D), before its weight: (...)."""
     if not isinstance(norm, nn.LayerNorm):
         return torch.ones_like(tokens[..., 0])
     return (tokens.var(-1, correction=0) + norm.eps).rsqrt()
 
 
 def through(norm: nn.Module, parts: Tensor) -> Tensor:
-    """Apply the linear rest of a normalisation, without scale and bias, to parts (..., D) of tokens."""
+    """Apply the linear part of a normalisation, centring and weight, to parts (..., D) of tokens."""
     if not isinstance(norm, nn.LayerNorm):
         return parts
     return (parts - parts.mean(-1, keepdim=True)) * norm.weight.detach().to(parts.dtype)

@@ -1,4 +1,4 @@
-"""What happens inside a transformer: one forward pass is recorded, one backward pass gives all gradients."""
+"""Records the forward pass of a transformer; one backward pass then gives all gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,29 +15,29 @@ from explainers.transformer.blocks import blocks_of
 from explainers.transformer.rules import RULED, Rules, attention_factors, residual
 
 BIASED = {F.linear: 2, F.layer_norm: 3}
-"""Operation with a bias → the position of the bias among its arguments."""
+"""Operation with a bias → index of the bias among its arguments."""
 
 
 class Record(TorchFunctionMode):
-    """Records one forward pass of a transformer; made by `record_pass`, or by `record_direct` for direct paths alone.
+    """The record of one forward pass of a transformer. `record_pass` makes it, and `record_direct` for direct paths.
 
     Args:
         blocks: indices of the blocks whose attention is recorded.
         rules: rules of the backward pass.
-        attention: record attention weights and value vectors.
-        biases: record the biases and the outputs of their layers.
+        attention: if True, record attention weights and value vectors.
+        biases: if True, record the biases and the outputs of their layers.
         start: index of the first block whose gradients are wanted.
-        rows: number of tokens T → mask (T,) of the rows of attention to record, without a gradient. Tokens are then not
-            recorded, except `final`. None records all rows, tokens and their graph.
+        rows: function from the number of tokens T to a mask (T,) of the rows of attention to record, without gradients;
+            of the tokens, only `final` is then recorded. `None` records all rows and tokens, with their graph.
 
     Attributes:
-        inputs: the input x_l of each block, (B, T, D); of Swin (B, h, w, D).
+        inputs: the input x_l of each block, (B, T, D); for Swin (B, height, width, D).
         outputs: the output of each block.
-        middles: the tokens between attention and MLP, with the skip connection. Recorded with the attention.
+        middles: the tokens between attention and MLP, after the skip connection. Recorded with the attention.
         attention: attention weights of each of `blocks`, (B, A, T, T); rows attend to columns.
         values: value vectors of each of `blocks`, (B, A, T, d). Recorded with the attention.
         biases: for each block, pairs of the output of a linear or normalisation layer and its bias. Layers after a
-            block, such as the final normalisation, count as a part of it.
+            block, such as the final normalisation, are listed with that block.
         final: the output of the last block, without a gradient.
     """
 
@@ -67,7 +67,7 @@ class Record(TorchFunctionMode):
         self.final = torch.empty(0)
 
     def gradients(self, embeddings: Tensor, functionals: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Compute the gradients of V linear functionals of the embedding, in one backward pass that all V share.
+        """Compute the gradients of V linear functionals of the embedding in one backward pass.
 
         Args:
             embeddings: the embeddings of the recorded forward pass, (B, D).
@@ -78,7 +78,7 @@ class Record(TorchFunctionMode):
             For each tensor its gradients, (B, V, ...).
         """
         seeds = functionals.to(embeddings.dtype).movedim(1, 0)  # (V, B, D)
-        batched = len(seeds) > 1  # batching has a cost of its own
+        batched = len(seeds) > 1  # a batch of one would cost more than a plain pass
         with torch.inference_mode(False):
             gradients = torch.autograd.grad(
                 embeddings,
@@ -86,7 +86,7 @@ class Record(TorchFunctionMode):
                 seeds if batched else seeds[0],
                 is_grads_batched=batched,
                 retain_graph=True,
-                allow_unused=True,  # such as queries, when attention is frozen
+                allow_unused=True,  # for example queries, if attention is frozen
             )
         return [
             torch.zeros_like(tensor)[:, None].expand(-1, len(seeds), *[-1] * (tensor.dim() - 1))
@@ -147,7 +147,7 @@ class Record(TorchFunctionMode):
         if self.records_attention and self.rows is None:
             weights = attention_scores(q, k, attn_mask, scale).softmax(-1).to(v.dtype)
             if self.rules.attention == "frozen":
-                weights.requires_grad_()  # so that its own gradient can still be asked for
+                weights.requires_grad_()  # keep the gradient of the weights available
             self.attention.append(weights)
             self.values.append(v)
             return weights @ v
@@ -161,7 +161,7 @@ class Record(TorchFunctionMode):
     def _add(self, x: Tensor, other: Any, **options: Any) -> Tensor:
         if self.rules.residual == "sum":
             return torch.add(x, other, **options)
-        stream = self.inputs[-1]  # only sums of its size are skip connections; rotary embeddings add parts of heads
+        stream = self.inputs[-1]  # skip connections add tensors of this size; rotary embeddings add parts of heads
         is_residual = isinstance(other, Tensor) and other.shape == x.shape
         if not is_residual or x.dim() < 2 or (x.numel(), x.shape[-1]) != (stream.numel(), stream.shape[-1]):
             return torch.add(x, other, **options)
@@ -180,17 +180,17 @@ def record_pass(
 ) -> Iterator[Record]:
     """Record the forward pass of a transformer that runs inside this context, with its graph.
 
-    Gradients are enabled inside, also under `torch.no_grad`. Afterwards, hooks and flags of the model are as before.
+    The context enables gradients, even under `torch.no_grad`, and on exit restores hooks and flags of the model.
 
     Args:
         target: the model to record; a timm transformer.
-        rules: rules of the backward pass; by default it computes gradients.
-        attention: record attention weights and value vectors, which the fused attention does not compute.
-        biases: record the biases and the outputs of their layers.
+        rules: rules of the backward pass; `None` computes plain gradients.
+        attention: if True, record attention weights and value vectors. Attention is then not fused, hence slower.
+        biases: if True, record the biases and the outputs of their layers.
         start: index of the first block whose gradients are wanted.
 
     Raises:
-        InputError: for models without transformer blocks, and unless exactly one forward pass ran inside.
+        InputError: if the model has no transformer blocks, or unless exactly one forward pass ran inside.
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -206,7 +206,7 @@ def record_pass(
         stack.enter_context(torch.enable_grad())
         for weight in [weight for weight in target.parameters() if weight.requires_grad]:
             stack.callback(weight.requires_grad_)
-            weight.requires_grad_(False)  # or autograd would keep the input of every layer for the weight's gradient
+            weight.requires_grad_(False)  # otherwise autograd keeps the input of every layer
         if getattr(target.backbone, "grad_checkpointing", False):
             stack.callback(setattr, target.backbone, "grad_checkpointing", True)
             target.backbone.grad_checkpointing = False  # it would run the blocks twice
@@ -216,7 +216,7 @@ def record_pass(
 
 @contextmanager
 def attached(record: Record, target: TargetModel) -> Iterator[None]:
-    """Let a record see the blocks of a target while one forward pass runs; hooks and flags are afterwards as before.
+    """Attach a record to the blocks of a target for one forward pass; on exit, restore hooks and flags.
 
     Raises:
         InputError: unless exactly one forward pass ran inside.
@@ -229,7 +229,7 @@ def attached(record: Record, target: TargetModel) -> Iterator[None]:
             stack.callback(block.register_forward_hook(record.leave_block).remove)
             if number in record.blocks:
                 stack.callback(setattr, block.attn, "fused_attn", block.attn.fused_attn)
-                block.attn.fused_attn = True  # the one call that `_attend` replaces
+                block.attn.fused_attn = True  # `_attend` replaces the fused call
         stack.enter_context(record)
         yield
     wanted = len(record.blocks) if record.records_attention else 0

@@ -1,8 +1,8 @@
-"""Operations of a transformer with the value that they always have, and another gradient.
+"""Operations of a transformer that keep their value and get another gradient.
 
-Rules of attribution, such as DecompX or layer-wise relevance propagation, are written here as changed gradients: the
-relevance of a tensor x is x times its changed gradient. So one ordinary backward pass propagates relevance, with V
-seeds at once, and no operation divides by its own input.
+This file writes rules of attribution, such as DecompX or layer-wise relevance propagation, as changed gradients: the
+relevance of a tensor x is x times its changed gradient. So one ordinary backward pass propagates the relevance for V
+functionals at once.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from explainers.errors import check_choices, check_range
 
 @dataclass(frozen=True)
 class Rules:
-    """How the backward pass treats the operations that are not linear; by default it computes the gradient.
+    """How the backward pass treats nonlinear and shared operations; the default rules compute plain gradients.
 
     Args:
-        attention: `frozen` treats the attention weights as constants. `halved` gives each of two factors half of the
-            gradient of their product, so that queries and keys get a quarter each (AttnLRP).
-        norm: `frozen` treats the scale of LayerNorm and RMSNorm as a constant, not the mean.
-        activation: `ratio` replaces f(x) by x · c with the constant c = f(x) / x; products of two branches (SwiGLU) are
-            halved, and sigmoid gates are constants.
-        linear: `positive` is the α = 1 rule of LRP: each output is shared among its positive summands alone.
-        residual: how a skip connection y = x + f(x) shares the relevance of y. `sum`: by the values, which is the
-            gradient. `signed`: summands of the sign of y count (1 + γ)-fold (ResLRP). `conserved`: the sum over all
-            tokens stays the same (Transformer Attribution, Equations 9 and 10).
+        attention: `frozen` treats the attention weights as constants. `halved` halves the gradients of both factors of
+            a product, so that values get half of the gradient, and queries and keys a quarter each (AttnLRP).
+        norm: `frozen` treats the scale of LayerNorm and RMSNorm as a constant, but not the mean of LayerNorm.
+        activation: `ratio` replaces f(x) by x · c with the constant c = f(x) / x, halves the gradients of products of
+            two branches (SwiGLU), and treats sigmoid gates as constants.
+        linear: `positive` is the α = 1 rule of LRP, which shares the relevance of outputs among positive summands.
+        residual: how a skip connection y = x + f(x) shares the relevance of y. `sum` shares it by the values, as the
+            gradient does. `signed` weights summands that have the sign of y by 1 + γ (ResLRP). `conserved` keeps the
+            sum over all tokens (Transformer Attribution, Equations 9 and 10).
         gamma: γ of `signed`, at least 0.
     """
 
@@ -46,7 +46,7 @@ class Rules:
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
-    """Return x with `factor` times its gradient.
+    """Return x; its gradient is multiplied by `factor`.
 
     >>> x = torch.tensor(3.0, requires_grad=True)
     >>> y = scale_gradient(x, 0.5)
@@ -57,7 +57,7 @@ def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
 
 
 def layer_norm(x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    """Compute LayerNorm with a constant standard deviation; the mean keeps its gradient. Arguments as F.layer_norm."""
+    """Compute LayerNorm with a constant standard deviation; the mean keeps its gradient. Arguments of F.layer_norm."""
     centred = x - x.mean(-1, keepdim=True)
     y = centred * (centred.detach().square().mean(-1, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
@@ -65,7 +65,7 @@ def layer_norm(x: Tensor, shape: list[int], weight: Any = None, bias: Any = None
 
 
 def rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> Tensor:
-    """Compute RMSNorm with a constant scale. Arguments as F.rms_norm."""
+    """Compute RMSNorm with a constant scale. Arguments of F.rms_norm."""
     mean_square = x.detach().square().mean(-1, keepdim=True)
     y = x * (mean_square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
     return y if weight is None else y * weight
@@ -89,21 +89,21 @@ def linear(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
     """Return y = x Wᵀ + b with the gradient of the α = 1 rule: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i.
 
     Args:
-        x: (..., C).
+        x: input of the layer, (..., C).
         weight: W, (C', C).
-        y: (..., C').
+        y: output of the layer, (..., C').
     """
     positive = F.linear(x.clamp(min=0), weight.clamp(min=0)) + F.linear(x.clamp(max=0), weight.clamp(max=0))
-    empty = positive.detach() < 1e-9  # without a positive summand, the relevance is lost
+    empty = positive.detach() < 1e-9  # an output without positive summands passes no relevance on
     share = (y / positive.masked_fill(empty, 1)).masked_fill(empty, 0).detach()
     return y.detach() + share * (positive - positive.detach())
 
 
 def signed_residual(x: Tensor, update: Tensor, gamma: float) -> Tensor:
-    """Return y = x + update; summands that have the sign of y get (1 + γ) times the weight (ResLRP).
+    """Return y = x + u for the update u; a summand that has the sign of y gets 1 + γ times the weight (ResLRP).
 
-    R_x = w_x x / (w_x x + w_u u) · R_y, with w_z = 1 + γ [z y > 0]. Both summands are new nodes of the graph, so that
-    the gradient of x by way of `update` is not scaled.
+    R_x = w_x x / (w_x x + w_u u) · R_y, with w_z = 1 + γ [z y > 0]. Both summands are new nodes of the graph, so the
+    gradient that x gets through u is not scaled by w_x.
     """
     y = (x + update).detach()
     weights = [1 + gamma * (summand.detach() * y > 0) for summand in (x, update)]
@@ -113,7 +113,7 @@ def signed_residual(x: Tensor, update: Tensor, gamma: float) -> Tensor:
 
 
 class _ConservedResidual(torch.autograd.Function):
-    """x + update, with gradients whose relevance has the sum that the relevance of the result has, in every image."""
+    """x + update, with gradients that preserve the sum of the relevance over each image."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor) -> Tensor:
@@ -132,9 +132,10 @@ class _ConservedResidual(torch.autograd.Function):
 
 
 def conserved_residual(x: Tensor, update: Tensor) -> Tensor:
-    """Return x + update; each summand's relevance is scaled as a whole (Transformer Attribution, Equations 9 and 10).
+    """Return x + update; one factor per image scales the relevance of a summand (Transformer Attribution, Eqs. 9, 10).
 
-    With a and b, the sums of the relevance of both summands over an image, the first gets |a| / (|a| + |b|) of a + b.
+    Let a and b be the relevance of x and of `update`, summed over an image. After scaling, x has |a| / (|a| + |b|) of
+    a + b, and `update` has the rest.
     """
     return _ConservedResidual.apply(x, update)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -201,4 +202,4 @@ RULED: dict[Any, Callable[..., Tensor]] = {
     torch.Tensor.sigmoid: _sigmoid,
     torch.Tensor.mul: _multiply,
 }
-"""Operation → the same with the gradient that rules give it; its first argument are the rules."""
+"""Operation → function of the rules and its arguments, which computes it with the gradient that the rules give it."""

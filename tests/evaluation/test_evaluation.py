@@ -157,7 +157,7 @@ def test_removed_tokens_are_those_of_the_most_important_patches(target, grid, di
 
 def test_a_target_that_cannot_drop_tokens_is_refused_before_anything_is_measured(make_target, grid):
     target = make_target("test_resnet")
-    with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or black"):
+    with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or removal=black"):
         Evaluation(grid, removals=["drop"])(target, {})
 
 

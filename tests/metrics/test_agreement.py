@@ -88,7 +88,7 @@ def test_of_equal_scores_the_earlier_patch_is_in_the_top():
 
 @pytest.mark.parametrize("k", [0, -1, 17])
 def test_a_top_of_none_or_of_more_than_there_are_is_refused(k):
-    with pytest.raises(ValueError, match=f"expected k to be one of 1 to 16, the number of patches, got {k}"):
+    with pytest.raises(ValueError, match=f"expected k from 1 to 16, the number of patches, got {k}"):
         iou_at_k(torch.randn(2, 16), torch.randn(2, 16), k)
 
 

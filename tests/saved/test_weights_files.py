@@ -48,7 +48,7 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path):
     [
         ({}, None),
         ({"further": 1}, None),
-        ({"hops": [2]}, r"hops: \[2\] → \[1, 2\]: give both the same"),
+        ({"hops": [2]}, r"hops: \[2\] → \[1, 2\]: use the model and settings of the file"),
         ({"target": {"backbone": "swin", "normalisation": {"mean": [0.5]}}}, "target.backbone: swin → vit"),
         ({"target": {"backbone": "vit", "normalisation": {"mean": [0.4]}}}, r"target.normalisation.mean: \[0.4\]"),
     ],

@@ -94,7 +94,7 @@ def test_the_feature_map_of_a_stage_is_numbered_row_by_row_too(make_target, imag
 
 
 def test_a_block_that_is_not_there_is_named(target):
-    with pytest.raises(ValueError, match=re.escape("has 2 blocks; blocks [0, 2] were asked for")):
+    with pytest.raises(ValueError, match=re.escape("from 0 to 1, each once and in ascending order, got [0, 2]")):
         target.map_channels([0, 2])
 
 
@@ -120,9 +120,9 @@ def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images
 
 
 def test_a_head_of_another_width_is_refused_with_both_widths(make_model):
-    with pytest.raises(ValueError, match="width 24, .* reads width 25"):
+    with pytest.raises(ValueError, match="width 24, .* takes width 25"):
         TargetModel(make_model(), head=nn.Linear(25, 3))
-    with pytest.raises(ValueError, match="width 48, .* reads width 24"):
+    with pytest.raises(ValueError, match="width 48, .* takes width 24"):
         TargetModel(make_model("deit_tiny_distilled_patch16_224"), head=nn.Linear(24, 3))
 
 
@@ -215,7 +215,7 @@ def test_a_target_without_a_head_of_its_own_takes_one_from_outside(images):
 
 def test_a_head_file_of_another_width_is_refused(make_model, tmp_path):
     save_file({"weight": torch.zeros(3, 7), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
-    with pytest.raises(ValueError, match=r"width 24, .*head\.safetensors reads width 7: fit one for this backbone"):
+    with pytest.raises(ValueError, match=r"width 24, .*head\.safetensors takes width 7: fit one for this backbone"):
         TargetModel(make_model(), head=str(tmp_path / "head.safetensors"))
 
 

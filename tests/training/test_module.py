@@ -99,7 +99,7 @@ def test_a_checkpoint_holds_the_identity_of_the_frozen_part_in_its_place(build, 
     [
         (
             {"seed": 1},
-            r"expected in the checkpoint what was trained for .*, got a difference in teacher_sha256: \w{12} →",
+            r"expected the checkpoint to be trained for .*, got a difference in teacher_sha256: \w{12} →",
         ),
         ({"width": 6}, r"the checkpoint: expected weights of one architecture, got \[6, 3072\] and \[5, 3072\] for"),
     ],

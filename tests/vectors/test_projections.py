@@ -163,7 +163,7 @@ def test_a_target_takes_a_fixed_head_of_its_width_only(make_model, images):
     expected = 4 * F.normalize(target.embed(target.normalise(images)), dim=-1) @ weight.mT
     torch.testing.assert_close(target(images), expected)
     with pytest.raises(
-        ValueError, match="embeddings of width 24, as vit_tiny_patch16_224 gives; the head reads width 9"
+        ValueError, match="embeddings of width 24, as vit_tiny_patch16_224 gives, but the head takes width 9"
     ):
         TargetModel(make_model(), head=FixedHead(simplex(3, 9)))
 
