@@ -133,8 +133,8 @@ def _relevance(attention: list[Tensor], gradients: Gradients) -> list[Tensor]:
 class TransformerAttribution(WhiteBox):
     """Transformer Attribution: Π_l (I + E_h[(∂y/∂A ⊙ R_A)⁺]) (Chefer et al., CVPR 2021, Equation 13); CGW1 in ViT-CX.
 
-    R_A is the relevance of the attention weights A. A forward and backward pass of its own computes it, with the rules
-    of `LRP`.
+    R_A is the relevance of the attention weights A. A separate forward and backward pass with the rules of `LRP`
+    computes it.
 
     Args:
         target: the model to explain, a timm transformer with global attention.
@@ -169,7 +169,7 @@ class TAM(WhiteBox):
 
     The first state is the class token's attention in the last layer. Each earlier layer l maps the state to
     state · (I + Ā_l), where Ā_l is its mean attention over heads. The heatmap is the final state times the integrated
-    gradient of the last layer's attention: its mean over images between the mean colour and the image.
+    gradient of the last layer's attention, the mean over images between the mean colour and the image.
 
     Args:
         target: the model to explain, a timm transformer with global attention.

@@ -88,7 +88,7 @@ class ResLRP(InputXGradient):
 
 
 def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
-    """Give a method of plain gradients the rules of LibraGrad, which are those of DecompX (Mehri et al., CVPR 2025).
+    """Give a method of plain gradients the rules `FROZEN` of LibraGrad and DecompX (Mehri et al., CVPR 2025).
 
     Args:
         of: function of `target` and `grid` that returns the method.

@@ -42,9 +42,9 @@ class TokenTM(WhiteBox):
     I + E_h[(∂y/∂A ⊙ A)⁺] diag(W), and U_MLP = I + diag(W), each with its own transformation weights W. The heatmap is
     the class token's row of R after the last layer.
 
-    The method follows the abstract and the supplement of the paper; what they leave open is an option. According to the
-    abstract, it aggregates attention weights and tokens "before and after" each transformation. By default the W of
-    attention therefore compares the tokens with their value vectors.
+    The implementation follows the abstract and the supplement of the paper, without its main text; what they leave open
+    is an option. According to the abstract, the method aggregates attention weights and tokens "before and after" each
+    transformation, so by default the W of attention compares the tokens with their value vectors.
 
     Args:
         target: the model to explain, a timm transformer with global attention.

@@ -58,7 +58,7 @@ def sum_on_grid(scores: Tensor, side: int) -> Tensor:
 
 
 def _shares(size: int, side: int) -> Tensor:
-    """Cut a line into `size` and into `side` parts: the fraction of each former in each latter, (side, size)."""
+    """Compute which fraction of old cell j lies in new cell i, for `size` old and `side` new cells: (side, size)."""
     old, new = torch.arange(size) * side, torch.arange(side)[:, None] * size
     return (torch.minimum(old + side, new + size) - torch.maximum(old, new)).clamp(min=0) / side
 
@@ -67,8 +67,8 @@ class WhiteBox(nn.Module):
     """Base class of methods that record one forward pass and take gradients of it.
 
     Subclasses compute heatmaps in `heatmaps`. Attributes configure the passes: `rules` change the backward pass,
-    `attention` and `biases` are recorded if True, and `start` is the first layer to record. A method is `linear` if the
-    heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn such a method.
+    `attention` and `biases` say whether each is recorded, and `start` is the first layer to record. A method is
+    `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it.
 
     Args:
         target: the model to explain, a timm transformer.
@@ -144,5 +144,5 @@ class WhiteBox(nn.Module):
         return sum_on_grid(scores, self.grid.side)
 
     def readout(self, num_tokens: int) -> Tensor:
-        """The weight of each output token in the embedding, (T,); see `blocks.readout`."""
+        """Return the weight of each output token in the embedding, (T,); see `blocks.readout`."""
         return readout(self.target, num_tokens)

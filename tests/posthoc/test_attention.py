@@ -1,4 +1,4 @@
-"""Methods that read attention, against one-image versions with all matrices written out."""
+"""Methods that read attention, against versions for one image that compute all matrices in full."""
 
 import pytest
 import references_attention as slow
@@ -30,7 +30,7 @@ def model(request, make_target):
 
 
 def wanted_maps(target, image, label):
-    """Every method's heatmap, the slow way; relevance only where each linear layer stands alone (not SwiGLU)."""
+    """Compute every method's heatmap with full matrices; relevance only for models without SwiGLU."""
     seen = slow.walk(target, target.double().normalise(image[None])[0])
     maps = {
         "RawAttention": slow.raw_attention(seen),

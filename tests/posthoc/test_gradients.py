@@ -1,4 +1,4 @@
-"""Input × Gradient, class activation maps and FullGrad, against networks that are walked by hand."""
+"""Input × Gradient, class activation maps and FullGrad, against forward passes written out layer by layer."""
 
 import pytest
 import references_propagation as references
@@ -95,7 +95,7 @@ def test_a_network_without_biases_has_the_fullgrad_of_its_input(make_target, gri
 
 
 def test_biases_of_relative_positions_belong_to_no_token(make_target, grid, images):
-    """They decide where tokens look, which is a constant under frozen rules, as it is without them."""
+    """They change attention weights only, which are constants under the rules `FROZEN`."""
     target = make_target("vit_relpos_small_patch16_224")
     heatmaps = PLUS(target, grid, frozen_full_grad)(images, LABELS)
     assert heatmaps.shape == (3, 4, 4) and heatmaps.isfinite().all() and heatmaps.abs().max() > 0
@@ -116,7 +116,7 @@ def test_cam_of_a_map_of_features():
 
 @pytest.mark.parametrize("method", [InputXGradient, GradCAM, XGradCAM, AttIxG, FullGrad])
 def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, method):
-    """Not so for a method that ignores what it explains (Adebayo et al., 2018)."""
+    """A method that ignores classes or weights fails this test (Adebayo et al., 2018)."""
     heatmaps = method(make_target(depth=3), grid, layer=1)(images, LABELS)
     for other in (
         method(make_target(depth=3), grid, layer=1)(images, (LABELS + 1) % 5),

@@ -1,4 +1,4 @@
-"""White-box methods say of themselves whether they are linear in the functional; all of the room are found here."""
+"""The attribute `linear` of every white-box method is True exactly if the method is linear in the functional."""
 
 from functools import partial
 
@@ -33,12 +33,12 @@ def variants(name, target, grid):
 
 @pytest.fixture
 def target(make_target):
-    """The last layer's Input × Gradient is 0 where the scale of LayerNorm is no constant: two layers have to count."""
+    """Four layers, so that SkipPLUS includes two: without frozen LayerNorm the last layer's Input × Gradient is 0."""
     return make_target(depth=4)
 
 
 def departure(method, images):
-    """How far a(v + 2 w) is from a(v) + 2 a(w), relative to its largest value."""
+    """Compute the maximum of |a(v + 2 w) − a(v) − 2 a(w)|, relative to the maximum of |a(v + 2 w)|."""
     v, w = torch.randn(2, len(images), 24, generator=torch.Generator().manual_seed(3))
     of_v, of_w, of_sum = method.explain(images, torch.stack([v, w, v + 2 * w], 1)).unbind(1)
     return ((of_sum - of_v - 2 * of_w).abs().max() / of_sum.abs().max()).item()

@@ -183,9 +183,9 @@ def test_a_grey_image_has_a_finite_map(make_target, grid, method):
 
 @torch.no_grad()
 def helped_class(target, images):
-    """The class of which the whole image raises the probability most, and by how much.
+    """Return the class whose probability the image raises most above a blank image, and this increase.
 
-    The weights of the head are increased, so that this is much.
+    The weights of the head are multiplied to make the increase large.
     """
     target.head.weight.mul_(4)
     blank = target.probabilities(torch.zeros(1, 3, 32, 32))

@@ -27,12 +27,12 @@ BUDGETS = {
 }
 AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"]
 METHODS = [*method_names(), *AGGREGATED]
-READ_TRANSFORMERS = WhiteBox, posthoc.DirectPaths, posthoc.ViTCX
+READ_A_TRANSFORMER = WhiteBox, posthoc.DirectPaths, posthoc.ViTCX
 
 
 def reason(model, explainer):
-    """What a model lacks for an explainer that was built for a ViT, or None."""
-    if model == "ResNet" and isinstance(explainer, READ_TRANSFORMERS):
+    """What a model lacks for an explainer, which was built for a ViT here; None if nothing."""
+    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER):
         return "expected a transformer"
     if model == "DeiT-Tiny distilled" and isinstance(explainer, posthoc.DirectPaths):
         return "expected one class token or average pooling"

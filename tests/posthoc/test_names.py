@@ -61,6 +61,7 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
         ("TransformerAttribution", {"start": 9}, "expected a layer from -2 to 1 of vit_tiny_patch16_224, got 9"),
         ("RISE-PLUS", {}, "PLUS needs a method that gives a map for each layer, such as DecompX; RISE does not"),
         ("DecompX-Rollout", {}, "Rollout needs a method that gives a matrix .* such as GenAtt; DecompX does not"),
+        ("AttIxG", {"layer": -1, "next_input": True}, "before the last one of .* got layer=-1: take a lower layer"),
         ("GAE", {"gamma": 1}, "GAE has no option gamma; it has output"),
         ("RISE", {"mask": 1}, "RISE has no option mask; it has masks, cells"),
     ],

@@ -52,7 +52,7 @@ def logit(target, label):
 
 
 def close(found, expected, relative=1e-5):
-    """To a part of the largest value."""
+    """Compare with a tolerance relative to the largest value."""
     torch.testing.assert_close(found, expected, rtol=0, atol=relative * expected.abs().max().item())
 
 
@@ -167,7 +167,7 @@ def test_gradient_shap_is_captums_on_the_numbers_that_captum_draws(target, grid,
 
 
 def test_deep_lift_is_the_gradient_on_a_transformer_and_adds_up_on_a_relu_network(make_target, grid, images):
-    """Without max-pooling, of which captum's rule is not exact."""
+    """Max-pooling is replaced, because captum's rule for it is not exact."""
     vit, resnet = make_target(), make_target("test_resnet")
     resnet.backbone.maxpool = nn.AvgPool2d(3, 2, 1)
     gradients = mean_gradients(
@@ -199,7 +199,7 @@ def test_noise_is_standard_normal_and_independent(target):
 
 
 def only_one_patch(target, patch):
-    """The target, blind for all other patches, and for where there is none."""
+    """A copy of the target that sees one patch alone; the other pixels are 0."""
     blind = copy.deepcopy(target)
 
     class OnePatch(VisionTransformer):

@@ -110,7 +110,7 @@ def test_relevance_of_attention_is_its_half_of_the_product(double, grid, images)
 
 @pytest.mark.parametrize("of", [DecompX, ConservativeLRP, AttnLRP, ResLRP, FullGrad, frozen_full_grad])
 def test_explanations_are_linear_in_the_functional(target, grid, images, of):
-    """Rules depend on the forward pass alone; but the α = 1 rule, and what is not negative, do not superpose."""
+    """The rules of these methods depend on the forward pass alone."""
     method = SkipPLUS(target, grid, of)
     v, w = torch.randn(2, 24), torch.randn(2, 24)
     mixed = method.explain(images, 2 * v - 0.5 * w)
@@ -142,7 +142,7 @@ def test_rules_conserve_relevance():
     parts = relevance_of(rules.conserved_residual(x, update), of_y, x, update)
     torch.testing.assert_close(sum(part.sum((1, 2)) for part in parts), of_y.sum((1, 2)))
     sums = torch.stack([part.sum((1, 2)) for part in parts])
-    assert (sums * of_y.sum((1, 2)) >= 0).all()  # none has more than there is
+    assert (sums * of_y.sum((1, 2)) >= 0).all()  # all have the sign of the whole
     weight = torch.randn(5, 6, dtype=torch.double)
     y = x.detach() @ weight.T
     (of_x,) = relevance_of(rules.linear(x, weight, y), torch.ones_like(y), x)

@@ -1,4 +1,4 @@
-"""TokenTM, against a version with the matrices U and C written out."""
+"""TokenTM, against a version that computes all matrices in full."""
 
 import itertools
 
@@ -70,7 +70,7 @@ def test_weights_of_tokens_that_stay_are_equal_and_of_tokens_that_turn_are_less(
 
 @pytest.mark.parametrize("mlp", [True, False])
 def test_without_transformations_it_is_gae_times_the_lengths_of_the_tokens(make_target, grid, images, mlp, monkeypatch):
-    """W = 1: U_attention = I + T and U_MLP = 2 I, so C_L = 2^L Π (I + T_l) diag(‖E_i‖); 2^L only with the MLP."""
+    """W = 1: U_attention = I + T and U_MLP = 2 I, so R = 2^L Π (I + T_l) diag(‖E_i‖), without 2^L if mlp=False."""
     target = make_target(depth=3)
     monkeypatch.setattr(token_tm, "transformation_weights", lambda before, after, scale: torch.ones(before.shape[:2]))
     found = TokenTM(target, grid, mlp=mlp)(images, CLASSES)

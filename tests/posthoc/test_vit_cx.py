@@ -51,7 +51,7 @@ def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(transfor
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["attention", "norm"])
 def test_features_of_a_vit_are_those_of_its_attention_module_computed_by_hand(make_target, images, kind):
-    """With four prefix tokens and the class token, which are left out."""
+    """The model has four register tokens and a class token, which belong to no patch."""
     target = make_target("vit_small_patch14_reg4_dinov2")
     model, normalised = target.backbone, target.normalise(images)
     tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(normalised))))
@@ -97,7 +97,7 @@ def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
     for i, j in itertools.product(range(6), range(6)):
         assert abs(found[i, j].item() - slow.distance(large[i], large[j])) < 1e-12 + (i == j) * 1e-6
     coarse = torch.tensor([[slow.distance(mask, other) for other in masks] for mask in masks])
-    assert (found - coarse).abs().max() > 0.01  # those of the tokens are others
+    assert (found - coarse).abs().max() > 0.01  # cosines before up-sampling differ
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.05, 0.15, 0.3, 2.0])
@@ -132,7 +132,7 @@ def test_what_no_mask_covers_is_zero():
 
 @torch.no_grad()
 def masks_by_hand(target, image, kind):
-    """Channels (h, w) of the features of one normalised image, up-sampled and from 0 to 1."""
+    """Compute masks of one normalised image: each channel up-sampled and scaled to [0, 1]."""
     features = attention_features(target, image[None], -1, kind)[0].permute(2, 0, 1)
     return [slow.unit(slow.bilinear(feature, image.shape[-1])) for feature in features]
 
