@@ -174,7 +174,7 @@ def in_chunks(
 
     Args:
         function: function of images (b, C, H, W) and their masks (b, N) → (b, ...).
-        images: images, (B, C, H, W).
+        images: the images, (B, C, H, W), on any scale.
         keep: visible patches, boolean (B, M, N).
         chunk_size: maximum number b of pairs in one call.
         by_size: if True, all masks of one call have the same number of visible patches.
