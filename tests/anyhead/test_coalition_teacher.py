@@ -284,5 +284,5 @@ def test_no_pair_no_removal_a_removal_without_a_pair_and_an_unknown_fit_are_refu
 
 
 def test_a_model_whose_tokens_cannot_leave_is_refused_before_the_first_image(make_target):
-    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got test_resnet: "):
+    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got test_resnet, which cannot drop"):
         CoalitionTeacher(make_target("test_resnet"), GRID, removals=["zero", "drop"])

@@ -214,7 +214,7 @@ def of_other_weights(weights, metadata):
 
 
 HOSTILE |= {
-    "weights of another shape": (of_other_weights({"x": torch.zeros(3)}, None), "expected in "),
+    "weights of another shape": (of_other_weights({"x": torch.zeros(3)}, None), "to be trained for the model"),
     "an identity that is no JSON": (of_other_weights({}, {"identity": "{"}), "got a damaged file"),
     "an identity of a list": (of_other_weights({}, {"identity": "[1]"}), "got a damaged file"),
     "an identity of lists": (
