@@ -168,6 +168,7 @@ def test_many_tasks_take_one_pass_of_the_network_and_one_of_the_target(target, g
     assert sorted(passes) == ["network", "target"]
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, grid, images, teacher):
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
     before = state(target)

@@ -119,6 +119,7 @@ def test_two_processes_with_images_of_their_own_both_say_so(tmp_path):
         assert result["error"].startswith("expected the same val images in all processes, got different ones")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "not cached"])
 def test_corrupt_images_in_the_share_of_one_process_do_not_stop_the_other(tmp_path, cached):
     """Of the validation images, process 0 can read 2 of 5, in 2 of 3 batches, and process 1 all 4."""

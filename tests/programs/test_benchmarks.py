@@ -191,6 +191,7 @@ def test_memory_is_counted_by_hand():
     assert 8000 <= memory < 8100
 
 
+@pytest.mark.slow
 def test_curves_are_measured_beside_quantus_and_beside_one_alone(tmp_path, capsys):
     path = tmp_path / "metrics.json"
     small = ["--target-size", "tiny", "--images", "2", "--patches-per-side", "3", "--threads", "1", "--device", "cpu"]

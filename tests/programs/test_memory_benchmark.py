@@ -41,6 +41,7 @@ def test_rows_say_what_fits(capsys):
     assert cells(vector)[-1] == "trains nothing (fit=false)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tve, light network", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_the_computed_memory_of_a_step_is_the_measured_one(name):
     computed, measured = memory.compared(memory.CHECKS[name].split(), "cpu")

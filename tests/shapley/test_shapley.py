@@ -112,6 +112,7 @@ def test_the_objective_over_all_coalitions_has_its_minimum_at_the_exact_shapley_
     torch.testing.assert_close(minimise(*rows_of(values, coalitions)), exact.double(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_objective_over_sampled_coalitions_has_its_minimum_near_the_exact_shapley_values(target, images, paired):
     values, exact = game(target, images[0])
