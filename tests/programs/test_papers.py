@@ -1,4 +1,4 @@
-"""docs/papers.md has a row for each table and figure of the papers, with a command, and its commands compose (test_readme.py)."""
+"""docs/papers.md has a row for each table and figure of the papers, with a command that composes (test_readme.py)."""
 
 import re
 
