@@ -3,16 +3,13 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from explainers.errors import InputError
-from explainers.metrics.curves import CURVES
 from explainers.report.labels import title_of
+from explainers.report.reference import Reference
 from explainers.results.reading import Results
 
-FIDELITIES = ("fidelity_plus", "fidelity_minus")
 LATEX = str.maketrans(
     {name: f"\\{name}" for name in "_%&#${}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -20,56 +17,8 @@ LATEX = str.maketrans(
 )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Published fidelities for one target model.
-
-    >>> paper = Reference("paper", "ViT-B", {"ViT-B": {"pets": {"TVE": [0.5, 0.1]}}})
-    >>> paper.value("pets", "TVE", "fidelity_minus"), paper.value("pets", "random", "fidelity_minus")
-    (0.1, None)
-
-    Args:
-        source: the publication.
-        target: the target model, one of the keys of `values`.
-        values: target → task → explainer → [Fidelity⁺, Fidelity⁻].
-    """
-
-    source: str
-    target: str
-    values: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
-
-    def __post_init__(self) -> None:
-        if self.target not in self.values:
-            raise InputError(
-                f"expected a target that the {self.source} has values of, got {self.target}: "
-                f"set reference.target to one of {', '.join(self.values)}"
-            )
-
-    def title(self, column: str) -> str:
-        """The title of the column of published values next to `column`."""
-        return f"{CURVES[column].title} {self.source}, {self.target}"
-
-    def value(self, task: str, explainer: str, column: str) -> float | None:
-        """The published value, or `None` if there is none; a method's row may have options: `RISE(masks=50)`."""
-        of_task = self.values[self.target].get(task, {})
-        printed = of_task.get(explainer, of_task.get(explainer.partition("(")[0]))
-        return printed[FIDELITIES.index(column)] if printed else None
-
-    def missing(self, results: Results) -> str | None:
-        """One line that lists the published values if none of the results has one; otherwise `None`."""
-        flat = [(task, name, key) for task, measured in results.items() for name in measured for key in measured[name]]
-        if any(self.value(task, name, key) is not None for task, name, key in flat if key in FIDELITIES):
-            return None
-        known = {task: ", ".join(explainers) for task, explainers in self.values[self.target].items()}
-        return (
-            f"reference: the {self.source} has {' and '.join(FIDELITIES)} of {self.target} of"
-            f" {'; '.join(f'{names} on {task}' for task, names in known.items()) or 'nothing'}, and of no row of these"
-            " results (reference.target=... names another model)"
-        )
-
-
 def rows(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> list[dict[str, str]]:
-    """Format one row for each task and explainer; fidelities include their standard errors where they are known.
+    """Format one row for each task and explainer; means over images include their standard errors where they are known.
 
     >>> results = {"pets": {"TVE": {"fidelity_plus": 0.5, "fidelity_plus_error": 0.01}}}
     >>> rows(results, {"fidelity_plus": "Fidelity⁺ ↑", "accuracy": "Accuracy ↑"})
@@ -78,17 +27,18 @@ def rows(results: Results, titles: Mapping[str, str], reference: Reference | Non
     Args:
         results: task → explainer → numbers.
         titles: number → column title, in the order of the columns; other numbers are left out.
-        reference: published values to show next to the results.
+        reference: published values; a number that has one in any row gets a second column.
     """
     flat = [(task, name, numbers) for task, explainers in results.items() for name, numbers in explainers.items()]
     columns = [column for column in titles if any(column in numbers for _, _, numbers in flat)]
+    published = reference.published(results) if reference else set()
     table = []
     for task, name, numbers in flat:
         row = {"Task": task, "Explainer": title_of(name)}
         for column in columns:
             row[titles[column]] = _cell(numbers, column)
-            if reference and column in FIDELITIES:
-                row[reference.title(column)] = _printed(reference.value(task, name, column))
+            if reference and column in published:
+                row[reference.title(titles[column])] = _printed(reference.value(task, name, column))
         table.append(row)
     return table
 
@@ -170,12 +120,13 @@ def comma_separated(results: Results, reference: Reference | None = None) -> str
     ['task,explainer,fidelity_plus', 'pets,TVE,0.25']
     """
     flat = []
+    published = reference.published(results) if reference else set()
     for task, explainers in results.items():
         for name, numbers in explainers.items():
             row: dict[str, Any] = {"task": task, "explainer": name}
             row |= {key: value for key, value in numbers.items() if not isinstance(value, list)}
             if reference:
-                printed = {key: reference.value(task, name, key) for key in FIDELITIES}
+                printed = {key: reference.value(task, name, key) for key in numbers if key in published}
                 row |= {f"{key} ({reference.source}, {reference.target})": value for key, value in printed.items()}
             flat.append(row)
     text = io.StringIO()

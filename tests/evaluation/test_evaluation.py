@@ -322,11 +322,12 @@ def test_an_evaluation_goes_on_where_it_stopped(evaluated, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tables_and_figures_are_drawn_again_without_a_model(evaluated, no_model, tmp_path):
+def test_tables_and_figures_are_drawn_again_without_a_model(evaluated, no_model, tmp_path, capsys):
     files = f"results.files=[{evaluated / 'results.json'}]"
     evaluate_command("experiment=eval_replot", files, "reference=paper", "figures=[bars,ablation]", folder=tmp_path)
     assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("bars", "ablation"))
-    assert "ViT-Base" in (tmp_path / "table.md").read_text() and "tabular" in (tmp_path / "table.tex").read_text()
+    assert "reference: the paper has values of ViT-Base for " in capsys.readouterr().out
+    assert "Fidelity" in (tmp_path / "table.md").read_text() and "tabular" in (tmp_path / "table.tex").read_text()
     assert not (tmp_path / "results.json").exists()
 
 

@@ -75,7 +75,7 @@ RUNS = {
     ("eval", "methods=GradCAM"): "expected methods as a list of names, such as methods=[GAE], or ",
     ("eval", "methods=[{GAE:{},RISE:{}}]"): "expected methods as a list of names",
     ("eval", "pictures=null overlays=true"): "expected pictures, which overlays=true draws",
-    ("eval", "reference=paper reference.target=ViT-Huge"): "expected a target that the TVE paper has values of",
+    ("eval", "reference=paper reference.target=ViT-Huge"): "expected a target that the paper has values of",
     ("eval", "trainer.devices=201"): "expected one test image or more for each of 201 processes, got 200",
 }
 

@@ -8,7 +8,7 @@ from explainers.report.figures import fidelity_bars, fidelity_curves
 from explainers.report.overlays import overlay
 from explainers.report.pictures import write_pictures
 from explainers.report.publish import publish
-from explainers.report.tables import Reference
+from explainers.report.reference import Reference
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp
 def test_a_reference_is_a_column_or_a_line(run, capsys):
     folder, _ = run
     for name, told in (("tve", False), ("TVE", True)):
-        reference = Reference("paper", "ViT", {"ViT": {"odd": {name: [0.25, 0.5]}}})
+        reference = Reference("paper", "ViT", {"ViT": {"odd": {name: {"fidelity_plus": 0.25}}}})
         table = publish(folder, [folder / "results.json"], reference)
         assert ("0.25" in table) != told == capsys.readouterr().out.startswith("reference: the paper has ")
 

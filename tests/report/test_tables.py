@@ -7,8 +7,15 @@ from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from explainers.errors import InputError
+from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.probes import PROBES
+from explainers.metrics.agreement import AGREEMENTS
+from explainers.metrics.curves import CURVES
+from explainers.metrics.localization import LOCALIZATIONS
 from explainers.posthoc.names import method_names
-from explainers.report.tables import FIDELITIES, Reference, comma_separated, in_all_formats, latex, markdown, rows
+from explainers.report.reference import Reference
+from explainers.report.tables import comma_separated, in_all_formats, latex, markdown, rows
 
 GROUPS = ("tasks", "explainers")
 
@@ -31,7 +38,15 @@ TITLES = {
     "rank_correlation": "ρ with the reference ↑",
     "images_per_second": "Images/s ↑",
 }
-PRINTED = {"ViT-Base": {"odd_one": {"light": [0.4, 0.355], "lime": [1.0, 1.0]}}, "Swin-Base": {}}
+PRINTED = {
+    "ViT-Base": {
+        "odd_one": {
+            "light": {"fidelity_plus": 0.4, "fidelity_minus": 0.355, "pointing_game": 0.9},
+            "lime": {"rank_correlation": 1.0},
+        }
+    },
+    "Swin-Base": {},
+}
 REFERENCE = Reference("paper", "ViT-Base", PRINTED)
 
 
@@ -88,36 +103,51 @@ def test_a_reference_to_another_target_is_refused_with_those_that_there_are():
         Reference("paper", "ViT-Tiny", PRINTED)
 
 
-def test_the_papers_values_are_pairs_of_fidelities_of_explainers_and_tasks(tmp_path):
+def test_any_number_may_have_a_published_value():
+    values = {"ViT": {"loop": {"light": {"images_per_second": 7, "fidelity_plus_drop": 0.125}}}}
+    results = {"loop": {"light(masks=3)": FOUND | {"fidelity_plus_drop": 0.5}, "oracle": FOUND}}
+    titles = {"images_per_second": "Images/s ↑", "fidelity_plus_drop": "Fidelity⁺ ↑ (drop)"}
+    one, other = rows(results, titles, Reference("paper", "ViT", values))
+    assert one["Images/s ↑ paper, ViT"] == "7.00" and one["Fidelity⁺ ↑ (drop) paper, ViT"] == "0.125"
+    assert other["Images/s ↑ paper, ViT"] == "–" and list(one)[2:4] == ["Images/s ↑", "Images/s ↑ paper, ViT"]
+
+
+def test_values_without_the_names_of_their_numbers_are_refused():
+    with pytest.raises(InputError, match=r"by their names for light on odd .* got \[0.4, 0.3\]: write {fidelity_plus:"):
+        Reference("paper", "ViT", {"ViT": {"odd": {"light": [0.4, 0.3]}}})
+
+
+def test_the_papers_values_are_found(tmp_path):
     cfg = composed("experiment=quickstart_eval", "reference=paper", folder=tmp_path, config="eval")
     reference = instantiate(cfg.reference)
     assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_plus") == 0.16
     assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_minus") == 0.09
     assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
     assert reference.value("odd", "tve_paper", "fidelity_minus") is None
-    values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
-    pairs = [pair for tasks in values.values() for explainers in tasks.values() for pair in explainers.values()]
-    assert len(pairs) == 27 + 2 + 3 + 5 + 6 and all(len(pair) == 2 and 0 < min(pair) < 0.5 for pair in pairs)
 
 
-def test_every_name_of_the_papers_values_is_that_of_a_row(tmp_path):
-    """What `tasks=[...]`, `explainers=[...]` and `methods=[...]` take, and the columns are measured by default."""
+def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path):
+    """What `tasks=[...]`, `explainers=[...]`, `methods=[...]` and the settings of an evaluation take."""
     tasks, explainers = ({path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS)
     values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
+    settings = {"curves": list(CURVES), "probes": list(PROBES), "localization": list(LOCALIZATIONS)}
+    numbers = Evaluation(agreement=list(AGREEMENTS), removals=["zero", "black", "drop"], **settings).columns
     for of_target in values.values():
         assert of_target.keys() <= tasks
-        for names in of_target.values():
-            assert names.keys() <= explainers | set(method_names())
-    measured = composed("metrics=tve", folder=tmp_path, config="eval").evaluation.curves
-    assert list(measured) == list(FIDELITIES)
+        for rows_of_task in of_target.values():
+            assert rows_of_task.keys() <= explainers | set(method_names())
+            for printed in rows_of_task.values():
+                assert printed.keys() <= numbers.keys()
 
 
 def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has():
     assert REFERENCE.missing(RESULTS) is None
     line = REFERENCE.missing({"odd_one": {"gae": FOUND}, "other": {"light": FOUND}})
-    assert "light, lime on odd_one, and of no row of these results" in line and "reference.target" in line
+    assert "light, lime on odd_one, and of no number of these results" in line and "reference.target" in line
     assert "\n" not in line
-    assert REFERENCE.missing({"odd_one": {"light": {"aopc": 0.5}}})  # the row is there, its number is not
+    other = {"odd_one": {"light": {"aopc": 0.5}}}
+    assert REFERENCE.missing(other)  # the row is there, its number is not
+    assert rows(other, {"aopc": "AOPC ↑"}, REFERENCE) == rows(other, {"aopc": "AOPC ↑"})
 
 
 def test_of_nothing_there_are_no_tables():
