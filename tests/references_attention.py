@@ -251,28 +251,42 @@ def alti(seen, layer, total):
     return result / result.sum(1, keepdim=True)
 
 
-def token_weights(before, after, scale):
-    """L(Ẽ_i) / L(E_i) · NECC_i of each token."""
+def token_weights(before, after, scale, measured="both"):
+    """L(Ẽ_i) / L(E_i) · NECC_i of each token, or one of the two factors."""
     lengths, angles = [], []
     for e, changed in zip(before.detach(), after.detach(), strict=True):
         norms = (e**2).sum().sqrt(), (changed**2).sum().sqrt()
         lengths.append(norms[1] / norms[0])
         angles.append(((e * changed).sum() / (norms[0] * norms[1])).exp())
     divisor = sum(angles) if scale == "softmax" else sum(angles) / len(angles)
+    if measured == "length":
+        return torch.stack(lengths)
+    if measured == "direction":
+        return torch.stack([angle / divisor for angle in angles])
     return torch.stack([length * angle / divisor for length, angle in zip(lengths, angles, strict=True)])
 
 
-def token_tm(seen, label, transformed="values", scale="mean", heads="together", mlp=True, weights_of=token_weights):
+def token_tm(
+    seen,
+    label,
+    transformed="values",
+    scale="mean",
+    heads="together",
+    mlp=True,
+    measured="both",
+    weights_of=token_weights,
+):
     """C_0 = diag(L(E)), then C ← U_MLP U_attention C in each layer, all matrices written out."""
     contribution = torch.diag((seen.inputs[0] ** 2).sum(-1).sqrt())
     identity = torch.eye(len(contribution))
     for layer, gradient in enumerate(gradients(seen, label)):
         before, middle, output = seen.inputs[layer], seen.middles[layer], seen.outputs[layer]
         if transformed == "values":
-            w_attention = weights_of(before, sum(seen.paths[layer]), scale)
-            w_mlp = weights_of(middle, output - middle, scale)
+            w_attention = weights_of(before, sum(seen.paths[layer]), scale, measured)
+            w_mlp = weights_of(middle, output - middle, scale, measured)
         else:
-            w_attention, w_mlp = weights_of(before, middle, scale), weights_of(middle, output, scale)
+            w_attention = weights_of(before, middle, scale, measured)
+            w_mlp = weights_of(middle, output, scale, measured)
         weights = seen.attention[layer]
         if heads == "together":
             mixed = (weights * gradient).clamp(min=0).mean(0) @ torch.diag(w_attention)

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import checks_choices
+from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
@@ -13,14 +13,20 @@ from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import Record
 
+Measured = Literal["both", "length", "direction"]
+"""What transformation weights measure of each token."""
 
-def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean") -> Tensor:
+
+def transformation_weights(
+    before: Tensor, after: Tensor, scale: Literal["softmax", "mean"] = "mean", measured: Measured = "both"
+) -> Tensor:
     """Compute W_i = ‖Ẽ_i‖ / ‖E_i‖ · NECC_i: how a transformation changes the length and the direction of each token.
 
     Args:
         before: tokens E before the transformation, (B, T, D).
         after: tokens Ẽ after the transformation, (B, T, D).
         scale: NECC_i is exp(cos(E_i, Ẽ_i)), divided by its sum over tokens (`softmax`) or its mean (`mean`).
+        measured: `length` leaves out NECC_i, `direction` leaves out ‖Ẽ_i‖ / ‖E_i‖.
 
     Returns:
         (B, T).
@@ -29,10 +35,13 @@ def transformation_weights(before: Tensor, after: Tensor, scale: Literal["softma
     >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     >>> transformation_weights(tokens, 3 * tokens).tolist()
     [[3.0, 3.0]]
+    >>> transformation_weights(tokens, 3 * tokens, measured="direction").tolist()
+    [[1.0, 1.0]]
     """
     length = after.norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-8)
     correlation = F.cosine_similarity(before, after, dim=-1).softmax(-1)
-    return length * correlation * (before.shape[1] if scale == "mean" else 1)
+    direction = correlation * (before.shape[1] if scale == "mean" else 1)
+    return {"both": length * direction, "length": length, "direction": direction}[measured]
 
 
 class TokenTM(WhiteBox):
@@ -56,6 +65,10 @@ class TokenTM(WhiteBox):
         heads: `together` averages (∂y/∂A ⊙ A)⁺ over heads, as GAE does. `apart` averages A and (∂y/∂A)⁺ over heads and
             multiplies the means, as LibraGrad's code does.
         mlp: include U_MLP.
+        measured: what W contains: `both`, or as an ablation the `length` or the `direction` alone; R_0 stays.
+
+    Raises:
+        InputError: if a scale of correlations is given to weights without them.
     """
 
     attention = True
@@ -70,12 +83,16 @@ class TokenTM(WhiteBox):
         scale: Literal["softmax", "mean"] = "mean",
         heads: Literal["together", "apart"] = "together",
         mlp: bool = True,
+        measured: Measured = "both",
     ) -> None:
         super().__init__(target, grid, output)
+        if measured == "length" and scale != "mean":
+            raise InputError(f"expected no scale of correlations with measured=length, got scale={scale}: leave it out")
         self.transformed = transformed
         self.scale = scale
         self.heads = heads
         self.mlp = mlp
+        self.measured = measured
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         row = self.readout(record.inputs[0].shape[1]).expand(1, 1, -1)
@@ -100,5 +117,5 @@ class TokenTM(WhiteBox):
             pairs = (tokens, middle), (middle, output)
         else:
             pairs = (tokens, value_paths(self.target, record.values[layer], layer).sum(1)), (middle, output - middle)
-        of_attention, of_mlp = (transformation_weights(*pair, self.scale).detach() for pair in pairs)
+        of_attention, of_mlp = (transformation_weights(*pair, self.scale, self.measured).detach() for pair in pairs)
         return of_attention, of_mlp

@@ -17,6 +17,7 @@ OPTIONS = [
     dict(zip(("transformed", "scale", "heads", "mlp"), values, strict=True))
     for values in itertools.product(("values", "stream"), ("softmax", "mean"), ("together", "apart"), (True, False))
 ]
+OPTIONS += [{"measured": "length"}, {"measured": "direction"}, {"measured": "direction", "scale": "softmax"}]
 LIBRAGRAD = {"transformed": "stream", "scale": "softmax", "heads": "apart"}
 
 
@@ -50,12 +51,18 @@ def test_options_change_the_heatmap(target, grid, images):
         assert (one / one.max() - other / other.max()).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("measured", ["both", "length", "direction"])
 @pytest.mark.parametrize("scale", ["softmax", "mean"])
-def test_weights_of_random_tokens(scale):
+def test_weights_of_random_tokens(scale, measured):
     before, after = torch.randn(2, 3, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-    found = transformation_weights(before, after, scale)
+    found = transformation_weights(before, after, scale, measured)
     for i in range(3):
-        agree(found[i], slow.token_weights(before[i], after[i], scale), 1e-8)
+        agree(found[i], slow.token_weights(before[i], after[i], scale, measured), 1e-8)
+
+
+def test_a_scale_of_correlations_that_are_left_out_is_refused(target, grid):
+    with pytest.raises(InputError, match="no scale of correlations with measured=length, got scale=softmax"):
+        TokenTM(target, grid, scale="softmax", measured="length")
 
 
 def test_weights_of_tokens_that_stay_are_equal_and_of_tokens_that_turn_are_less():
@@ -72,7 +79,7 @@ def test_weights_of_tokens_that_stay_are_equal_and_of_tokens_that_turn_are_less(
 def test_without_transformations_it_is_gae_times_the_lengths_of_the_tokens(make_target, grid, images, mlp, monkeypatch):
     """W = 1: U_attention = I + T and U_MLP = 2 I, so R = 2^L Π (I + T_l) diag(‖E_i‖), without 2^L if mlp=False."""
     target = make_target(depth=3)
-    monkeypatch.setattr(token_tm, "transformation_weights", lambda before, after, scale: torch.ones(before.shape[:2]))
+    monkeypatch.setattr(token_tm, "transformation_weights", lambda before, *_: torch.ones(before.shape[:2]))
     found = TokenTM(target, grid, mlp=mlp)(images, CLASSES)
     backbone = target.backbone
     tokens = backbone.norm_pre(backbone._pos_embed(backbone.patch_embed(target.normalise(images))))
@@ -80,7 +87,7 @@ def test_without_transformations_it_is_gae_times_the_lengths_of_the_tokens(make_
     torch.testing.assert_close(found, (8 if mlp else 1) * GAE(target, grid)(images, CLASSES) * lengths)
     with slow.in_double():
         seen = slow.walk(target, target.double().normalise(images[:1])[0])
-        ones = slow.token_tm(seen, 0, mlp=mlp, weights_of=lambda before, after, scale: torch.ones(len(before)))
+        ones = slow.token_tm(seen, 0, mlp=mlp, weights_of=lambda before, *_: torch.ones(len(before)))
     agree(found[0], ones, 1e-4)
 
 
