@@ -16,46 +16,61 @@ from explainers.saved.weights import save_weights
 from explainers.share import Loadable
 from explainers.target import TargetModel
 from explainers.training.sources import Pixels, complete
+from explainers.training.state_dicts import State
 from explainers.vectors.lambda_sweep import (
-    UNCHANGED,
     Point,
     PointMetrics,
     best_point,
+    checked_ratios,
+    named,
+    point_of,
     report,
     sweep_points,
     table,
     warn_if_hurtful,
 )
-from explainers.vectors.model_files import TRANSFERRED, exported_target, read_parents
+from explainers.vectors.model_files import (
+    TRANSFERRED,
+    Parent,
+    Sources,
+    exported_target,
+    listed,
+    read_parents,
+    read_reading,
+)
 from explainers.vectors.patches import explained
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
-from explainers.vectors.task_arithmetic import cosine, transfer, vector
+from explainers.vectors.task_arithmetic import combine, cosine, transfer, vector
 
 
 class ExplainabilityVector(LightningModule, Loadable):
-    """Adds the explainability vector τ of a source task to a model of a target task.
+    """Adds the explainability vectors of one or several source tasks to a model of a target task.
 
-    The transferred model has the weights θ_base + λ₁ (θ_onto − θ_base) + λ₂ τ. Validation measures every pair of λ₁ and
-    λ₂ in one pass over the images; `best_point` selects one of them, and `export` writes its model. Testing measures
-    this model and the unchanged one, λ₁ = 1 and λ₂ = 0, on images that the selection has not used.
+    The transferred model has the weights θ_base + λ₁ (θ_onto − θ_base) + λ₂ Σ_m r_m τ_m; with one source, λ₂ τ.
+    Validation measures every point, a combination of λ₁, λ₂ and ratios r_m, in one pass over the images; `best_point`
+    selects one of them, and `export` writes its model. Testing measures this model and the unchanged one, λ₁ = 1 and
+    λ₂ = 0, on images that the selection has not used.
 
     Args:
         target: the base model θ_base, from which all others were fine-tuned.
         grid: the patches that are explained.
         predicting: file (see `SelfExplaining.export`) of the source task's model θ_ft, trained without attributions;
-            `None` if this is the base model itself, with its own head.
+            `None` if this is the base model itself, with its own head. Of several sources: a list.
         explaining: file of the source task's model θ_ft*, trained with attributions; the vector is τ = θ_ft* − θ_ft.
-            The transferred model reads its patches as this model does.
+            The transferred model reads its patches as this model does. Of several sources: a list, whose models read
+            patches alike; the mean of their factors of attributions is used.
         onto: file of the target task's prediction-only model, θ_onto.
         lambda_1: values of λ₁ to try.
         lambda_2: values of λ₂ to try.
+        ratios: ratios of the vectors to try, each a list of M numbers, such as [[1, 1], [1, 0.5]]; with λ₂ = 1, they
+            are the λ₂ of each source. `None`: all ratios are 1. Expects several sources.
         labels: builds the source of the reference attributions from the model of `onto` and the grid.
         tolerance: maximum accuracy drop, as a fraction.
-        select: metric that selects λ₁ and λ₂.
+        select: metric that selects the point.
         k: K of IoU@K.
         calibrate: multiply the selected model's attributions by the factor that fits the labels of the validation
             images best, for a source whose teacher computes attributions in other units than `labels`.
-        hurtful_cosine: warn if the cosine of the source's and the target's task vectors is below this value. Without
+        hurtful_cosine: warn if the cosine of a source's and the target's task vectors is below this value. Without
             `predicting`, the source has no task vector, and there is no cosine.
     """
 
@@ -66,12 +81,13 @@ class ExplainabilityVector(LightningModule, Loadable):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        predicting: str | None,
-        explaining: str,
+        predicting: str | Sequence[str | None] | None,
+        explaining: str | Sequence[str],
         onto: str,
         lambda_1: Sequence[float],
         lambda_2: Sequence[float],
         labels: LabelBuilder,
+        ratios: Sequence[Sequence[float]] | None = None,
         tolerance: float = 0.02,
         select: Agreement = "e_rmse",
         k: int = 10,
@@ -79,7 +95,8 @@ class ExplainabilityVector(LightningModule, Loadable):
         hurtful_cosine: float = 0.0,
     ) -> None:
         super().__init__()
-        self.points = sweep_points(lambda_1, lambda_2)
+        sources = listed(predicting, explaining)
+        self.points = sweep_points(lambda_1, lambda_2, checked_ratios(ratios, len(sources)))
         check_range(0, tolerance=tolerance)
         check_range(-1, 1, hurtful_cosine=hurtful_cosine)
         check_range(1, grid.num_patches, k=k)
@@ -93,20 +110,14 @@ class ExplainabilityVector(LightningModule, Loadable):
         self.calibrate = calibrate
         self.hurtful_cosine = hurtful_cosine
 
-        parents = read_parents(target, predicting, explaining, onto)
-        source = parents.get("predicting", parents["base"]).weights
+        parents = read_parents(target, sources, onto)
         self.parent_hashes = {role: parent.sha256 for role, parent in parents.items()}
         self.theta_base = parents["base"].weights
         self.theta_onto = parents["onto"].weights
-        self.tau = vector(parents["explaining"].weights, source)
-        self.cosine = None
-        if predicting is not None:
-            self.cosine = cosine(vector(source, self.theta_base), vector(self.theta_onto, self.theta_base))
+        self.taus, self.cosines = vectors_of(parents, sources)
 
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
-        explaining_head = exported_target(target, explaining).head
-        self.model.target.head.reading = explaining_head.reading
-        self.patch_scale = explaining_head.patch_scale.item()
+        self.model.target.head.reading, self.patch_scale = read_reading([file for _, file in sources.values()])
         self.teacher = exported_target(target, onto).requires_grad_(False)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
@@ -116,7 +127,8 @@ class ExplainabilityVector(LightningModule, Loadable):
         self.metrics = nn.ModuleList(PointMetrics(k) for _ in self.points)
         self.factors = dict.fromkeys(self.points, 1.0)
         self.sweep: list[dict[str, float]] = []
-        self.best = UNCHANGED
+        self.unchanged = self.points[0]
+        self.best = self.unchanged
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain with the model of the selected point, see `SelfExplaining.forward`."""
@@ -125,16 +137,22 @@ class ExplainabilityVector(LightningModule, Loadable):
 
     def _load(self, point: Point, calibrate: bool = False) -> None:
         """Load the weights of a point into the model, and the scale of its attributions."""
-        for name in ("theta_base", "theta_onto", "tau"):  # moved to the device in the first call
-            setattr(self, name, {key: value.to(self.device) for key, value in getattr(self, name).items()})
-        self.model.target.backbone.load_state_dict(transfer(self.theta_base, self.theta_onto, self.tau, *point))
+        states = (self.theta_base, self.theta_onto, *self.taus)  # moved to the device in the first call
+        states = tuple({name: value.to(self.device) for name, value in state.items()} for state in states)
+        self.theta_base, self.theta_onto, *self.taus = states
+        weights = transfer(self.theta_base, self.theta_onto, self.tau(point), *point[:2])
+        self.model.target.backbone.load_state_dict(weights)
         self.model.target.head.patch_scale.fill_(self.patch_scale * (self.factors[point] if calibrate else 1))
+
+    def tau(self, point: Point) -> State:
+        """The weighted sum of the vectors at a point, without its λ₂."""
+        return combine(self.taus, point[2:] or [1.0])
 
     def _measure(self, batch: dict[str, Tensor], points: Iterable[Point], calibrate: bool = False) -> None:
         """Update the metrics of some points; the unchanged model is never calibrated."""
         rows = complete(batch, self.sources)
         for point in points:
-            self._load(point, calibrate and point != UNCHANGED)
+            self._load(point, calibrate and point != self.unchanged)
             logits, attributions = self.model.predict_and_explain(rows["image"])
             self._metrics(point).update(logits, explained(attributions, rows), rows)
 
@@ -149,42 +167,65 @@ class ExplainabilityVector(LightningModule, Loadable):
         self.sweep = []
         for point in self.points:
             values, self.factors[point] = self._metrics(point).result()
-            self.sweep.append({"lambda_1": point[0], "lambda_2": point[1]} | values)
+            self.sweep.append(named(point) | values)
         best = best_point(self.sweep, self.tolerance, self.select)
-        self.best = (best["lambda_1"], best["lambda_2"])
+        self.best = point_of(best)
         self.log_dict({f"val/{name}": value for name, value in best.items()})
-        if self.cosine is not None:
-            self.log("val/cosine", self.cosine)
-            warn_if_hurtful(self.cosine, self.hurtful_cosine)
+        for name, value in self.cosines.items():
+            self.log(f"val/{name}", value)
+            warn_if_hurtful(name, value, self.hurtful_cosine)
         report(self.trainer, self.sweep, best, self.select)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self._measure(batch, dict.fromkeys([UNCHANGED, self.best]), self.calibrate)
+        self._measure(batch, dict.fromkeys([self.unchanged, self.best]), self.calibrate)
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the unchanged and of the selected model, which may be the same."""
-        results = {point: self._metrics(point).result()[0] for point in dict.fromkeys([UNCHANGED, self.best])}
-        for model, point in (("untouched", UNCHANGED), ("transferred", self.best)):
+        results = {point: self._metrics(point).result()[0] for point in dict.fromkeys([self.unchanged, self.best])}
+        for model, point in (("untouched", self.unchanged), ("transferred", self.best)):
             self.log_dict({f"test/{model}/{name}": value for name, value in results[point].items()})
 
     def provenance(self) -> Identity:
-        """Describe the transferred model, with the hashes of the models that it was computed from, λ₁ and λ₂."""
+        """Describe the transferred model, with the hashes of the models that it was computed from, and its point."""
         self._load(self.best, self.calibrate)
         hashes = {f"{role}_sha256": value for role, value in self.parent_hashes.items()}
-        point = {"lambda_1": self.best[0], "lambda_2": self.best[1]}
-        return self.model.provenance() | {"alpha": TRANSFERRED} | hashes | point
+        return self.model.provenance() | {"alpha": TRANSFERRED} | hashes | named(self.best)
 
     def export(self, folder: Path) -> Path:
         """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it.
 
+        `vector.safetensors` is τ; of several sources, the sum Σ_m r_m τ_m of the selected ratios, without λ₂.
         `scaled.safetensors` is the unchanged model, whose attributions are multiplied by their best factor on the
         validation images: the baseline of a transfer.
         """
         if self.sweep:
-            self._load(UNCHANGED, calibrate=True)
+            self._load(self.unchanged, calibrate=True)
             save_weights(self.model.target.state_dict(), folder / "scaled.safetensors", self.model.provenance())
         write_atomically(folder / "sweep.md", f"{table(self.sweep, self.best)}\n" if self.sweep else "")
-        backbone = {"backbone": self.model.target.name}
-        save_weights(self.tau, folder / "vector.safetensors", backbone | self.parent_hashes)
+        ratios = {name: value for name, value in named(self.best).items() if name.startswith("ratio_")}
+        about = {"backbone": self.model.target.name} | self.parent_hashes | ratios
+        save_weights(self.tau(self.best), folder / "vector.safetensors", about)
         identity = self.provenance()
         return save_weights(self.model.target.state_dict(), folder / "model.safetensors", identity)
+
+
+def vectors_of(parents: dict[str, Parent], sources: Sources) -> tuple[list[State], dict[str, float]]:
+    """Compute the vector of each source, and the cosines of the sources' task vectors with the target's.
+
+    Args:
+        parents: the models of the transfer, see `read_parents`.
+        sources: the sources, see `listed`.
+
+    Returns:
+        The vectors τ_m, and name → cosine: `cosine`, or of several sources `cosine_1` and so on; sources without a
+        predicting model are missing.
+    """
+    base = parents["base"].weights
+    vectors: list[State] = []
+    cosines = {}
+    for name, (predicting, _) in sources.items():
+        source = base if predicting is None else parents[f"predicting{name}"].weights
+        vectors.append(vector(parents[f"explaining{name}"].weights, source))
+        if predicting is not None:
+            cosines[f"cosine{name}"] = cosine(vector(source, base), vector(parents["onto"].weights, base))
+    return vectors, cosines

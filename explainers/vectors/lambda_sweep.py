@@ -1,4 +1,4 @@
-"""The sweep of λ₁ and λ₂: measures every point, selects the best one, and reports all of them."""
+"""The sweep of λ₁, λ₂ and ratios: measures every point, selects the best one, and reports all of them."""
 
 import logging
 import math
@@ -16,26 +16,65 @@ from explainers.metrics.agreement import Agreement, BestFactor, agreement_metric
 
 log = logging.getLogger(__name__)
 
-Point = tuple[float, float]
-"""(λ₁, λ₂)."""
-
-UNCHANGED: Point = (1.0, 0.0)
-"""The point of the target task's model itself."""
+Point = tuple[float, ...]
+"""(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
 
 
-def sweep_points(lambda_1: Sequence[float], lambda_2: Sequence[float]) -> list[Point]:
-    """All pairs of λ₁ and λ₂, after the unchanged model.
+def sweep_points(
+    lambda_1: Sequence[float], lambda_2: Sequence[float], ratios: Sequence[Sequence[float]] = ((),)
+) -> list[Point]:
+    """All combinations of λ₁, λ₂ and ratios, after the unchanged model, λ₁ = 1 and λ₂ = 0.
+
+    Without a vector, λ₂ = 0, ratios have no effect, and only the first ones are listed.
 
     Raises:
         InputError: if there is no value of λ₁ or λ₂, or a value is given twice.
 
     >>> sweep_points([1.0], [0.0, 0.5])
     [(1.0, 0.0), (1.0, 0.5)]
+    >>> sweep_points([1.0], [0.5], ratios=[[1.0, 1.0], [1.0, 0.2]])
+    [(1.0, 0.0, 1.0, 1.0), (1.0, 0.5, 1.0, 1.0), (1.0, 0.5, 1.0, 0.2)]
     """
     if not lambda_1 or not lambda_2:
         raise InputError(f"expected values of explainer.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
-    check_distinct(lambda_1=lambda_1, lambda_2=lambda_2)
-    return [UNCHANGED, *(point for point in product(lambda_1, lambda_2) if point != UNCHANGED)]
+    each = [tuple(ratio) for ratio in ratios]
+    check_distinct(lambda_1=lambda_1, lambda_2=lambda_2, ratios=each)
+    unchanged = (1.0, 0.0, *each[0])
+    points = [(one, two, *ratio) for one, two, ratio in product(lambda_1, lambda_2, each) if two or ratio == each[0]]
+    return [unchanged, *(point for point in points if point != unchanged)]
+
+
+def checked_ratios(ratios: Sequence[Sequence[float]] | None, sources: int) -> Sequence[Sequence[float]]:
+    """The ratios of each point of a sum of several vectors; an empty one for a single vector, which has no ratio.
+
+    >>> checked_ratios(None, sources=1), checked_ratios(None, sources=2)
+    ([[]], [[1.0, 1.0]])
+
+    Raises:
+        InputError: if there are ratios for one vector, or not one for each of several.
+    """
+    if sources == 1 and ratios is not None:
+        raise InputError(f"expected explainer.ratios=null with one source, whose weight is lambda_2, got {ratios}")
+    if ratios is None:
+        return [[1.0] * sources if sources > 1 else []]
+    if not ratios or any(len(ratio) != sources for ratio in ratios):
+        raise InputError(f"expected lists of {sources} numbers in explainer.ratios, one for each source, got {ratios}")
+    return ratios
+
+
+def named(point: Point) -> dict[str, float]:
+    """Name of each number of a point → number.
+
+    >>> named((1.0, 0.5, 1.0, 0.2))
+    {'lambda_1': 1.0, 'lambda_2': 0.5, 'ratio_1': 1.0, 'ratio_2': 0.2}
+    """
+    names = ["lambda_1", "lambda_2", *(f"ratio_{number + 1}" for number in range(len(point) - 2))]
+    return dict(zip(names, point, strict=True))
+
+
+def point_of(row: dict[str, float]) -> Point:
+    """The point of a row of a sweep, see `named`."""
+    return tuple(value for name, value in row.items() if name.startswith(("lambda_", "ratio_")))
 
 
 class PointMetrics(nn.Module):
@@ -108,7 +147,7 @@ def table(sweep: Sequence[dict[str, float]], best: Point) -> str:
     names = list(sweep[0])
     lines = [f"| {' | '.join(names)} | |", "| --- " * (len(names) + 1) + "|"]
     for row in _ordered(sweep):
-        mark = "best" if (row["lambda_1"], row["lambda_2"]) == best else ""
+        mark = "best" if point_of(row) == best else ""
         lines.append(f"| {' | '.join(f'{row[name]:.3f}' for name in names)} | {mark} |")
     return "\n".join(lines)
 
@@ -121,7 +160,10 @@ def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: s
     'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
     """
     changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in ("accuracy", select))
-    point = f"λ₁ = {best['lambda_1']:g}, λ₂ = {best['lambda_2']:g}"
+    one, two, *ratios = point_of(best)
+    point = f"λ₁ = {one:g}, λ₂ = {two:g}"
+    if ratios:
+        point += f", ratios {' : '.join(f'{ratio:g}' for ratio in ratios)}"
     return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"
 
 
@@ -136,14 +178,21 @@ def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, 
         print(summary(sweep, best, select))
 
 
-def warn_if_hurtful(cosine: float, limit: float) -> None:
-    """Warn if the cosine of the source's and the target's task vectors is below a limit."""
+def warn_if_hurtful(name: str, cosine: float, limit: float) -> None:
+    """Warn if the cosine of a source's and the target's task vectors is below a limit.
+
+    Args:
+        name: name of the cosine: `cosine_2` is that of the second source.
+        cosine: the cosine.
+        limit: the limit.
+    """
     if cosine < limit:
         log.warning(
-            f"the transfer may hurt: the cosine of the source's and the target's task vectors is {cosine:.2f}, below"
+            f"the transfer may hurt: the {name} of the source's and the target's task vectors is {cosine:.2f}, below"
             f" {limit:g}; take a source that is more like the target"
         )
 
 
 def _ordered(sweep: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    return sorted(sweep, key=lambda row: (row["lambda_1"], row["lambda_2"]))
+    """Order a sweep by λ₁, then by ratios, then by λ₂."""
+    return sorted(sweep, key=lambda row: (row["lambda_1"], *point_of(row)[2:], row["lambda_2"]))

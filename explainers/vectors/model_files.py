@@ -1,20 +1,21 @@
 """What the file of a self-explaining model holds, how it is read, and the checks before a transfer."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_distinct
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_identity, read_weights
 from explainers.target import TargetModel
 from explainers.training.state_dicts import State, check_alike, part
-from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.fixed_head import FixedHead, Reading
 
 TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
@@ -87,34 +88,84 @@ class Parent:
     head: Identity
 
 
-def read_parents(target: TargetModel, predicting: str | None, explaining: str, onto: str) -> dict[str, Parent]:
+Sources = dict[str, tuple[str | None, str]]
+"""What follows the roles of a source in names, nothing or `_1`, `_2`, ... → its predicting and its explaining file."""
+
+
+def listed(predicting: str | Sequence[str | None] | None, explaining: str | Sequence[str]) -> Sources:
+    """List the sources of a transfer, of which there may be one or several.
+
+    >>> listed(None, "a.safetensors")
+    {'': (None, 'a.safetensors')}
+    >>> listed([None, "b"], ["a*", "b*"])
+    {'_1': (None, 'a*'), '_2': ('b', 'b*')}
+
+    Raises:
+        InputError: if there are not as many predicting as explaining models, or a model is given twice.
+    """
+    if isinstance(explaining, str) and (predicting is None or isinstance(predicting, str)):
+        return {"": (predicting, explaining)}
+    with_attributions = [explaining] if isinstance(explaining, str) else list(explaining)
+    without = [predicting] if predicting is None or isinstance(predicting, str) else list(predicting)
+    if len(without) != len(with_attributions) or not without:
+        raise InputError(
+            "expected as many models in explainer.predicting as in explainer.explaining (null: the base model), got"
+            f" {len(without)} and {len(with_attributions)}"
+        )
+    check_distinct(**{"explainer.explaining": with_attributions})
+    return {f"_{i}": pair for i, pair in enumerate(zip(without, with_attributions, strict=True), 1)}
+
+
+def read_parents(target: TargetModel, sources: Sources, onto: str) -> dict[str, Parent]:
     """Read the models of a transfer, and check that arithmetic on their weights has a meaning.
 
     Args:
         target: the base model.
-        predicting: file of the source task's model that was trained without attributions; `None` for the base model.
-        explaining: file of the source task's model that was trained with attributions.
+        sources: for each source, the file of the model that was trained without attributions, `None` for the base
+            model, and the file of the one that was trained with attributions.
         onto: file of the target task's model that was trained without attributions.
 
     Returns:
-        The models by role, after the base model, `base`. `predicting` is missing if it is `None`.
+        The models by role, after the base model, `base`: `predicting`, `explaining` and `onto`; of several sources
+        `predicting_1` and so on. `predicting` is missing if it is `None`.
 
     Raises:
-        InputError: if a file does not fit its role or the base model, or the source task's models have two heads.
+        InputError: if a file does not fit its role or the base model, or the models of a source have two heads.
     """
     parents = {"base": Parent(target.backbone.state_dict(), weights_hash(target.backbone), {})}
-    if predicting is not None:
-        parents["predicting"] = _read_parent("predicting", predicting, target)
-    parents["explaining"] = _read_parent("explaining", explaining, target)
-    parents["onto"] = _read_parent("onto", onto, target)
-    if predicting is not None:
-        difference = first_difference(parents["predicting"].head, parents["explaining"].head)
-        if difference is not None:
+    for name, (predicting, explaining) in sources.items():
+        if predicting is not None:
+            parents[f"predicting{name}"] = _read_parent("predicting", predicting, target)
+        parents[f"explaining{name}"] = _read_parent("explaining", explaining, target)
+        if predicting is not None:
+            _check_heads(parents[f"predicting{name}"], parents[f"explaining{name}"], predicting, explaining)
+    return parents | {"onto": _read_parent("onto", onto, target)}
+
+
+def _check_heads(predicting: Parent, explaining: Parent, *files: str) -> None:
+    """Raise an InputError if the models of a source, read from two files, have different heads."""
+    difference = first_difference(predicting.head, explaining.head)
+    if difference is not None:
+        raise InputError(
+            f"expected predicting and explaining models of one task with one head, got a difference in {difference}"
+            f" between {' and '.join(files)}: train the explaining one from the predicting one's head"
+        )
+
+
+def read_reading(paths: Sequence[str]) -> tuple[Reading, float]:
+    """How several self-explaining models read patches, and the mean of their factors of attributions.
+
+    Raises:
+        InputError: if they read patches differently.
+    """
+    heads = [_fixed_head(*read_weights(path), path) for path in paths]
+    for head, path in zip(heads, paths, strict=True):
+        if head.reading != heads[0].reading:
             raise InputError(
-                f"expected predicting and explaining models of one task with one head, got a difference in {difference}"
-                f" between {predicting} and {explaining}: train the explaining one from the predicting one's head"
+                f"expected models that read patches alike in explainer.explaining, got {heads[0].reading} in {paths[0]}"
+                f" and {head.reading} in {path}: train them with one explainer.reading"
             )
-    return parents
+    return heads[0].reading, sum(head.patch_scale.item() for head in heads) / len(heads)
 
 
 def _read_parent(role: str, path: str, target: TargetModel) -> Parent:

@@ -6,6 +6,7 @@ because a head is fixed and belongs to its task.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -71,6 +72,29 @@ def transfer(
         if lambda_2 != 0:
             transferred[name] = transferred[name] + lambda_2 * difference
     return transferred
+
+
+def combine(vectors: Sequence[State], ratios: Sequence[float]) -> State:
+    """Σ_m r_m τ_m, a weighted sum of explainability vectors (Equation 1); one vector of ratio 1 is returned as it is.
+
+    >>> first, second = {"weight": torch.tensor(2.0)}, {"weight": torch.tensor(10.0)}
+    >>> combine([first, second], [1.0, 0.5])
+    {'weight': tensor(7.)}
+
+    Args:
+        vectors: τ_m, the vectors of the source tasks.
+        ratios: r_m, the ratio of each vector.
+
+    Raises:
+        InputError: if the state dicts are of different architectures; it names the first key that differs.
+    """
+    first, *others = vectors
+    for other in others:
+        check_alike(first, other)
+    if not others and ratios[0] == 1:
+        return first
+    pairs = list(zip(vectors, ratios, strict=True))
+    return {name: torch.stack([ratio * vector[name] for vector, ratio in pairs]).sum(0) for name in first}
 
 
 def cosine(first: State, second: State) -> float:

@@ -128,7 +128,7 @@ def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, f
     expected = cosine(vector(backbones["predicting"], base), vector(backbones["onto"], base))
     for limit, warned in ((expected + 0.01, True), (expected - 0.01, False)):
         module = build(hurtful_cosine=limit)
-        assert module.cosine == pytest.approx(expected)
+        assert module.cosines == pytest.approx({"cosine": expected})
         caplog.clear()
         validate(module, limit_val_batches=1)
         told = [record for record in caplog.records if "the transfer may hurt" in record.message]
@@ -140,7 +140,7 @@ def test_without_a_task_vector_of_the_source_there_is_no_cosine_and_no_nan(build
     module = build(predicting=None, hurtful_cosine=1.0)
     validate(module, limit_val_batches=1)
     logged = module.trainer.callback_metrics
-    assert module.cosine is None and "val/cosine" not in logged and "val/e_rmse" in logged
+    assert module.cosines == {} and "val/cosine" not in logged and "val/e_rmse" in logged
     assert not [record for record in caplog.records if "the transfer may hurt" in record.message]
 
 
