@@ -15,6 +15,8 @@ visible patches. Patches are numbered row by row. A letter for a shape means the
 `S` is a set of patches (a coalition), and `t` a temperature.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -75,4 +77,29 @@ class FunctionalExplainer(Protocol):
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Heatmaps, and what some methods compute besides.
+
+    Args:
+        heatmaps: (B, P, P); higher is more important.
+        pixels: the method's saliency maps, (B, H, W), whose means or sums over patches are the heatmaps; `None` if the
+            method scores patches only.
+        numbers: name → one number for each image, (B,), see `metrics.numbers`.
+    """
+
+    heatmaps: Tensor
+    pixels: Tensor | None = None
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@runtime_checkable
+class DetailedExplainer(Protocol):
+    """An explainer that scores single pixels, or measures something of every image while it explains it."""
+
+    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+        """Explain one class of each image, with the arguments of `Explainer.__call__`."""
         ...

@@ -125,10 +125,13 @@ def clusters(masks, delta):
     return sorted(sorted(group) for group in groups)
 
 
-def vit_cx(predict, image, label, masks, delta, noises, side, rescale=False):
-    """S^c of masks (H, W) (ViT-CX, Equations 2 and 5), averaged over patches; `noises` of a mask's first member."""
+def vit_cx(predict, image, label, masks, delta, noises, side, rescale=False, combine="corrected"):
+    """S^c of masks (H, W) (ViT-CX, Equations 2 and 5), averaged over patches; `noises` of a mask's first member.
+
+    S without correction (Equation 1) for `combine="sum"`; without clusters for δ = 0.
+    """
     merged, scores = [], []
-    for group in clusters(masks, delta):
+    for group in clusters(masks, delta) if delta else [[i] for i in range(len(masks))]:
         mask = sum(masks[i] for i in group) / len(group)
         mask = unit(mask) if rescale else mask
         noise = (1 - mask.float()) * noises[group[0]]
@@ -136,7 +139,8 @@ def vit_cx(predict, image, label, masks, delta, noises, side, rescale=False):
         f = [predict(each[None])[0, label].item() for each in (seen, clean, noisy)]
         merged.append(mask)
         scores.append(f[0] + f[1] - f[2])
-    return patch_means(corrected(merged, scores), side)
+    plain = sum(score * mask for score, mask in zip(scores, merged, strict=True))
+    return patch_means(plain if combine == "sum" else corrected(merged, scores), side)
 
 
 def corrected(masks, scores):

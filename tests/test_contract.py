@@ -17,6 +17,9 @@ from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.masking import PatchGrid
+from explainers.metrics.numbers import NUMBERS
+from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.posthoc.soft_masks import patch_means
 from explainers.shapley import (
     FastSHAPNetwork,
     KernelSHAP,
@@ -86,6 +89,7 @@ BUILDERS = {
     posthoc.LIME: {"": partial(posthoc.LIME, samples=60)},
     posthoc.GreedyOrder: {"": partial(posthoc.GreedyOrder, candidates=4, step=4)},
     posthoc.TAM: {"": partial(posthoc.TAM, steps=4)},
+    posthoc.ViTCX: {"": posthoc.ViTCX, "of random masks": partial(posthoc.ViTCX, random=40)},
     posthoc.TokenTM: {
         "": posthoc.TokenTM,
         "as in LibraGrad": partial(posthoc.TokenTM, transformed="stream", scale="softmax", heads="apart"),
@@ -114,6 +118,7 @@ BUILDERS = {
 }
 CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.get(found, {"": found})]
 POSTHOC_CASES = [case for case in CASES if "posthoc" in case[0].__module__ and case[0] is not posthoc.Chance]
+DETAILED_CASES = [case for case in CASES if hasattr(case[0], "details")]
 FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] is not posthoc.LibraGrad]
 UNREAD_CASES = [(posthoc.Chance, ""), (General, "")]
 """What they explain is no class that they are given: of chance none, of a general classifier what it predicts."""
@@ -260,6 +265,18 @@ def test_classes_may_be_of_any_type_of_integers(explainer, images):
     expected = explainer(images, CLASSES)
     for dtype in (torch.int32, torch.uint8):
         assert torch.equal(explainer(images, CLASSES.to(dtype)), expected)
+
+
+@pytest.mark.parametrize("explainer", DETAILED_CASES, indirect=True, ids=name_of)
+def test_heatmaps_are_means_or_sums_of_the_saliency_map_over_patches(explainer, grid, images):
+    explanation = explainer.details(images, CLASSES)
+    assert torch.equal(explanation.heatmaps, explainer(images, CLASSES))
+    means = patch_means(explanation.pixels, grid)
+    sums = isinstance(explainer, PixelExplainer) and not isinstance(explainer, posthoc.SmoothGrad)
+    torch.testing.assert_close(explanation.heatmaps, means * 64 if sums else means)
+    assert explanation.pixels.shape == images[:, 0].shape and explanation.pixels.isfinite().all()
+    assert explanation.numbers.keys() <= NUMBERS.keys()
+    assert all(values.shape == (5,) for values in explanation.numbers.values())
 
 
 @pytest.mark.parametrize("explainer", READING_CASES, indirect=True, ids=name_of)

@@ -10,9 +10,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from explainers import Explanation
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal, neighbourhoods
-from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, unit_range, upsample, upsampling_matrix
+from explainers.posthoc.soft_masks import (
+    cosine_distances,
+    mean_similarity,
+    patch_means,
+    soft_masked_scores,
+    unit_range,
+    upsample,
+    upsampled_masks,
+    upsampling_matrix,
+    weighted_sums,
+)
 from explainers.sampling import uniform
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
@@ -81,7 +92,9 @@ class RandomMasks:
         device: where the masks are computed.
     """
 
-    def __init__(self, count: int, cells: int, probability: float, size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, count: int, cells: int = 7, probability: float = 0.5, *, size: int, seed: int, device: torch.device
+    ) -> None:
         pixels = -(-size // cells)
         self.size = size
         numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
@@ -137,24 +150,28 @@ class RISE(nn.Module):
         self.seed = seed
 
     @torch.no_grad()
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+        """Explain images, with saliency maps of pixels."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
-        count, device = self.masks, images.device
-        masks = RandomMasks(count, self.cells, self.probability, images.shape[-1], self.seed, device)
-        chunks = torch.arange(count, device=device).split(self.chunk_size)
-        visible = torch.cat([patch_means(masks(numbers)[:, 0], self.grid) for numbers in chunks])  # (M, P, P)
-        image = torch.arange(len(images), device=device).repeat_interleave(count)
+        count = self.masks
+        masks = RandomMasks(
+            count, self.cells, self.probability, size=images.shape[-1], seed=self.seed, device=images.device
+        )
         scores = soft_masked_scores(
             self.target,
             self.target.normalise(images),
             classes,
-            image,
+            torch.arange(len(images), device=images.device).repeat_interleave(count),
             lambda pairs: masks(pairs % count),
             chunk_size=self.chunk_size,
         )
-        weighted = torch.einsum("bm,mij->bij", scores.view(-1, count).double(), visible.double())
-        return (weighted / (self.probability * count)).float()
+        sums = weighted_sums(masks, scores.view(-1, count), self.chunk_size)
+        pixels = (sums / (self.probability * count)).float()
+        return Explanation(patch_means(pixels, self.grid), pixels)
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        return self.details(images, classes).heatmaps
 
 
 class ScoreCAM(nn.Module):
@@ -195,24 +212,31 @@ class ScoreCAM(nn.Module):
         self.forward_passes = target.map_channels([self.block])[0] + 1
 
     @torch.no_grad()
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+        """Explain images, with saliency maps of pixels; `mask_similarity` is that of their feature maps."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
         normalised, size = self.target.normalise(images), images.shape[-1]
         chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
         features = torch.cat(chunks).mT.float()  # (B, channels, h · w)
         features = features.unflatten(-1, (isqrt(features.shape[-1]), -1))
-        masks, _ = unit_range(features.flatten(0, 1), size)
+        masks, varies = unit_range(features.flatten(0, 1), size)
+        of_images = zip(masks.view_as(features), varies.view(len(images), -1), strict=True)
+        similarity = torch.stack([mean_similarity(cosine_distances(own[which], size)) for own, which in of_images])
         image = torch.arange(len(images), device=images.device).repeat_interleave(features.shape[1])
         scores = soft_masked_scores(
             self.target,
             normalised,
             classes,
             image,
-            lambda pairs: upsample(masks[pairs], size)[:, None].clamp(0, 1),
+            upsampled_masks(masks, size),
             chunk_size=self.chunk_size,
         ).view(len(images), -1)
         softmax = self.combine == "softmax"
         weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))
         weighted = upsample(torch.einsum("bc,bcij->bij", weights.double(), maps.double()).float(), size)
-        return patch_means(weighted.relu() if softmax else weighted, self.grid)
+        pixels = weighted.relu() if softmax else weighted
+        return Explanation(patch_means(pixels, self.grid), pixels, {"mask_similarity": similarity})
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        return self.details(images, classes).heatmaps

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from explainers import Explanation
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
@@ -82,27 +83,32 @@ class PixelExplainer(nn.Module):
         self.grid = grid
         self.chunk_size = chunk_size
 
+    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+        """Explain the logits of classes (B,) of uint8 images (B, C, H, W), with saliency maps of pixels."""
+        self.grid.check(images)
+        return self._explanation(images, checked_classes(classes, images, self.target.num_classes))
+
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""
-        self.grid.check(images)
-        return self._heatmaps(images, checked_classes(classes, images, self.target.num_classes))
+        return self.details(images, classes).heatmaps
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x) of uint8 images (B, C, H, W) for functionals v (B, D) → (B, P, P)."""
         self.grid.check(images)
         check_functionals(functionals, images, self.target.embed_dim)
-        return self._heatmaps(images, functionals)
+        return self._explanation(images, functionals).heatmaps
 
-    def _heatmaps(self, images: Tensor, wanted: Tensor) -> Tensor:
+    def _explanation(self, images: Tensor, wanted: Tensor) -> Explanation:
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd refuses tensors that were made in inference mode; their copies are ordinary
             normalised, wanted = self.target.normalise(images.clone()), wanted.clone()
-            return self.heatmaps(normalised, wanted).detach()
+            pixels = self.pixels(normalised, wanted).detach()
+        return Explanation(self.over_patches(pixels), pixels)
 
-    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        """Explain classes (B,) or functionals (B, D) of normalised images (B, C, H, W) → (B, P, P)."""
+    def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        """Explain classes (B,) or functionals (B, D) of normalised images (B, C, H, W) → (B, H, W)."""
         raise NotImplementedError
 
-    def patch_sums(self, pixels: Tensor) -> Tensor:
-        """Sum attributions (B, C, H, W) over the channels and pixels of each patch → (B, P, P)."""
-        return patch_means(pixels.sum(1), self.grid) * self.grid.patch_size**2
+    def over_patches(self, pixels: Tensor) -> Tensor:
+        """Sum scores of pixels (B, H, W) over each patch → (B, P, P)."""
+        return patch_means(pixels, self.grid) * self.grid.patch_size**2

@@ -59,10 +59,13 @@ class SmoothGrad(PixelExplainer):
         deviation = self.noise * (flat.amax(1) - flat.amin(1))[:, None, None, None, None]
         return part[:, None] + deviation * gaussian_noise(numbers, part.shape[1:], self.seed), 1.0
 
-    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+    def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
         gradients = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
-        return patch_means(gradients.abs().amax(1), self.grid)
+        return gradients.abs().amax(1)
+
+    def over_patches(self, pixels: Tensor) -> Tensor:
+        return patch_means(pixels, self.grid)
 
 
 class Saliency(SmoothGrad):
@@ -105,14 +108,14 @@ class IntegratedGradients(PixelExplainer):
         self.multiply_by_inputs = multiply_by_inputs
         self.forward_passes = steps
 
-    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+    def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         nodes, halves = (torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.steps))
 
         def points(part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
             at = (1 + nodes[numbers, None, None, None]) / 2
             return at * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
 
-        return self.patch_sums(mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size))
+        return mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size).sum(1)
 
 
 class GradientSHAP(PixelExplainer):
@@ -158,9 +161,9 @@ class GradientSHAP(PixelExplainer):
         coefficients = uniform(numbers, self.seed).to(part)[:, None, None, None]
         return coefficients * noisy, noisy if self.multiply_by_inputs else 1.0
 
-    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+    def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
-        return self.patch_sums(mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size))
+        return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size).sum(1)
 
 
 class RescaleRule(captum.attr.DeepLift):
@@ -192,7 +195,7 @@ class DeepLift(PixelExplainer):
         super().__init__(target, grid, chunk_size)
         self.multiply_by_inputs = multiply_by_inputs
 
-    def heatmaps(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+    def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         method = RescaleRule(Explained(self.target), self.multiply_by_inputs)
         half = max(1, self.chunk_size // 2)
         with warnings.catch_warnings():
@@ -201,4 +204,4 @@ class DeepLift(PixelExplainer):
                 method.attribute(images, additional_forward_args=(functionals,))
                 for images, functionals in zip(normalised.split(half), wanted.split(half), strict=True)
             ]
-        return self.patch_sums(torch.cat(parts))
+        return torch.cat(parts).sum(1)

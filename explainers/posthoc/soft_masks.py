@@ -1,4 +1,4 @@
-"""Soft masks: scores of masked images, masks from feature maps, noise for hidden pixels, and means over patches."""
+"""Soft masks from feature maps: scores of masked images, similarity and sums of masks, noise, means over patches."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,13 +9,16 @@ from torch.nn import functional as F
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 
+Masks = Callable[[Tensor], Tensor]
+"""Function from numbers of masks (n,) to the masks, (n, 1, H, W) in [0, 1]."""
+
 
 def soft_masked_scores(
     target: TargetModel,
     normalised: Tensor,
     classes: Tensor,
     image: Tensor,
-    masks: Callable[[Tensor], Tensor],
+    masks: Masks,
     background: Callable[[Tensor], Tensor] | None = None,
     chunk_size: int = 256,
 ) -> Tensor:
@@ -26,7 +29,7 @@ def soft_masked_scores(
         normalised: images, (B, C, H, W).
         classes: the class y of each image, (B,).
         image: index of the image of each pair, (pairs,).
-        masks: function from indices of pairs (n,) to their masks (n, 1, H, W) in [0, 1]; called for each chunk.
+        masks: function from indices of pairs (n,) to their masks; called for each chunk.
         background: function from indices of pairs (n,) to values of hidden pixels (n, C, H, W); `None` for 0.
         chunk_size: maximum number of masked images in memory.
 
@@ -58,6 +61,54 @@ def patch_means(pixels: Tensor, grid: PatchGrid) -> Tensor:
 def upsample(maps: Tensor, size: int) -> Tensor:
     """Up-sample maps (n, h, w) to (n, size, size) by bilinear interpolation."""
     return F.interpolate(maps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
+
+
+def upsampled_masks(maps: Tensor, size: int) -> Masks:
+    """Return the masks that are up-samplings of maps (M, h, w) to `size`."""
+    return lambda numbers: upsample(maps[numbers], size)[:, None].clamp(0, 1)
+
+
+def weighted_sums(masks: Masks, weights: Tensor, chunk_size: int = 256) -> Tensor:
+    """Compute Σ_i w_i m_i for several weightings of the same masks, with `chunk_size` masks in memory.
+
+    Args:
+        masks: m, see `Masks`.
+        weights: w, a row for each sum, (n, M); M is 1 or more.
+        chunk_size: maximum number of masks in memory.
+
+    Returns:
+        float64, (n, H, W).
+
+    >>> weighted_sums(lambda numbers: numbers.view(-1, 1, 1, 1).float(), torch.tensor([[1, 0, 2], [0, 3, 0]])).tolist()
+    [[[4.0]], [[3.0]]]
+    """
+    chunks = torch.arange(weights.shape[1], device=weights.device).split(chunk_size)
+    sums = [torch.einsum("nm,mij->nij", weights[:, part].double(), masks(part)[:, 0].double()) for part in chunks]
+    return torch.stack(sums).sum(0)
+
+
+def cosine_distances(maps: Tensor, size: int) -> Tensor:
+    """Compute 1 − cos between the bilinear up-samplings of maps (n, h, w) to `size` → (n, n), float64.
+
+    The up-sampling of a map m is U m Uᵀ, and the inner product of two is Σ m ⊙ (G m' G), where G = Uᵀ U. So no tensor
+    of the size of the image is computed.
+    """
+    matrix = upsampling_matrix(maps.shape[-1], size, maps.device)
+    gram, maps = matrix.mT @ matrix, maps.double()
+    products = maps.flatten(1) @ (gram @ maps @ gram).flatten(1).mT
+    length = products.diagonal().clamp(min=1e-300).sqrt()
+    distances = 1 - products / (length[:, None] * length)
+    return ((distances + distances.mT) / 2).clamp(min=0).fill_diagonal_(0)
+
+
+def mean_similarity(distances: Tensor) -> Tensor:
+    """Compute mSim, the mean cosine of all pairs (ViT-CX, Section 3.2), from `cosine_distances`; NaN without a pair.
+
+    >>> mean_similarity(torch.tensor([[0.0, 0.25], [0.25, 0.0]])).item()
+    0.75
+    """
+    count = len(distances)
+    return 1 - distances.sum() / (count * (count - 1))
 
 
 def upsampling_matrix(tokens: int, size: int, device: torch.device) -> Tensor:

@@ -1,46 +1,40 @@
 """ViT-CX (Xie et al., IJCAI 2023): masks from clustered feature maps, and their causal impact."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
+from explainers import Explanation
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid
+from explainers.metrics.numbers import overdetermination
+from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import (
+    Masks,
+    cosine_distances,
     gaussian_noise,
+    mean_similarity,
     patch_means,
     soft_masked_scores,
     unit_range,
-    upsample,
-    upsampling_matrix,
+    upsampled_masks,
+    weighted_sums,
 )
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
 from explainers.transformer.blocks import Features, attention_channels, attention_features, attention_module
 
 
-def cosine_distances(masks: Tensor, size: int) -> Tensor:
-    """Compute 1 − cos between the bilinear up-samplings of masks (n, h, w) to `size` → (n, n), float64.
-
-    The up-sampling of a mask m is U m Uᵀ, and the inner product of two is Σ m ⊙ (G m' G), where G = Uᵀ U. So no tensor
-    of the size of the image is computed.
-    """
-    matrix = upsampling_matrix(masks.shape[-1], size, masks.device)
-    gram, masks = matrix.mT @ matrix, masks.double()
-    products = masks.flatten(1) @ (gram @ masks @ gram).flatten(1).mT
-    length = products.diagonal().clamp(min=1e-300).sqrt()
-    distances = 1 - products / (length[:, None] * length)
-    return ((distances + distances.mT) / 2).clamp(min=0).fill_diagonal_(0)
-
-
-def cluster_masks(masks: Tensor, size: int, delta: float) -> tuple[Tensor, Tensor]:
-    """Merge similar masks: agglomerative clustering with complete linkage on cosine distances (Section 3.2).
+def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """Merge similar masks: agglomerative clustering with complete linkage (Section 3.2).
 
     Args:
-        masks: one for each channel, (channels, h, w); they are compared after up-sampling to `size`.
-        size: H = W of the image.
+        masks: one for each channel, (channels, h, w).
+        distances: their cosine distances, (channels, channels), see `cosine_distances`.
         delta: δ, cosine distance at and above which clusters are not merged; 0 merges nothing.
 
     Returns:
@@ -49,7 +43,7 @@ def cluster_masks(masks: Tensor, size: int, delta: float) -> tuple[Tensor, Tenso
     if len(masks) < 2:
         return masks, torch.arange(len(masks), device=masks.device)
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
-    labels = torch.as_tensor(clustering.fit_predict(cosine_distances(masks, size).cpu().numpy()), device=masks.device)
+    labels = torch.as_tensor(clustering.fit_predict(distances.cpu().numpy()), device=masks.device)
     members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (M, channels)
     # Sort clusters by their first masks, because their labels depend on the order of merging
     first, order = members.argmax(1).sort()
@@ -57,28 +51,44 @@ def cluster_masks(masks: Tensor, size: int, delta: float) -> tuple[Tensor, Tenso
     return means[order].to(masks.dtype), first
 
 
-def coverage_corrected_sum(masks: Tensor, scores: Tensor, size: int) -> Tensor:
+def coverage_corrected_sum(masks: Masks, scores: Tensor, chunk_size: int = 256) -> Tensor:
     """Compute Σ_i s_i m_i / ρ with the coverage ρ = Σ_i m_i / M, and 0 where ρ = 0 (Equation 5).
 
     Args:
-        masks: m, (M, h, w); their sums are up-sampled to `size`.
+        masks: m, see `Masks`.
         scores: s, (M,).
-        size: H = W of the image.
+        chunk_size: maximum number of masks in memory.
 
     Returns:
-        (H, W).
+        float64, (H, W).
 
     Both masks cover the left pixel; neither covers the right:
 
-    >>> masks = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.0], [0.5, 0.0]]])
-    >>> coverage_corrected_sum(masks, torch.tensor([3.0, 6.0]), size=2)[0].tolist()
-    [8.0, 0.0]
+    >>> masks = torch.tensor([[[[1.0, 0.0]]], [[[0.5, 0.0]]]])
+    >>> coverage_corrected_sum(lambda numbers: masks[numbers], torch.tensor([3.0, 6.0])).tolist()
+    [[8.0, 0.0]]
     """
-    weighted = torch.einsum("m,mij->ij", scores.double(), masks.double())
-    total, covered = upsample(torch.stack([weighted, masks.double().sum(0)]), size)
+    total, covered = weighted_sums(masks, torch.stack([scores, torch.ones_like(scores)]), chunk_size)
     # Rounding errors of the up-sampling must not count as coverage
-    corrected = torch.where(covered > 1e-5, total / covered.clamp(min=1e-5), 0)
-    return (len(masks) * corrected).to(scores.dtype)
+    return len(scores) * torch.where(covered > 1e-5, total / covered.clamp(min=1e-5), 0)
+
+
+@dataclass(frozen=True)
+class ImageMasks:
+    """The masks of one image.
+
+    Args:
+        masks: m, see `Masks`.
+        noise: number of the noise of each mask, (M,).
+        similarity: mean cosine of the feature maps before they are merged, a scalar; NaN for random masks.
+    """
+
+    masks: Masks
+    noise: Tensor
+    similarity: Tensor
+
+    def __len__(self) -> int:
+        return len(self.noise)
 
 
 class ViTCX(nn.Module):
@@ -88,19 +98,23 @@ class ViTCX(nn.Module):
     times 1 − m (Equation 2). Every mask has its own noise, which is the same for all images. Constant channels give no
     mask, and the heatmap of an image without masks is 0. Heatmaps have the scale of Equation 5: M times a score.
 
+    The variants of the paper's Table 2 are `delta=0` (feature maps without clusters), `random=5000`, `sigma=0` (the
+    impact is f(y | X ⊙ m)) and `combine=sum`.
+
     Args:
         target: the model to explain, see `attention_features`.
-        grid: the patches over which the heatmap is averaged.
+        grid: the patches over which the saliency map is averaged.
         features: the feature maps that give the masks, see `attention_features`.
         block: index of the transformer block, for Swin in the second-to-last stage; negative from the last.
         delta: δ, cosine distance at and above which masks are not merged; the paper has 0.05 for Swin.
         sigma: σ, standard deviation of the noise, in units of normalised pixels.
+        combine: `corrected` is S^c (Equation 5); `sum` is S, without correction for coverage (Equation 1); `coverage`
+            is the coverage ρ itself (Figure 6), which depends on no class.
+        random: number of random masks as in RISE, which replace those of feature maps; `None` for none.
         released: scale the mean mask of each cluster to [0, 1] again, as the authors' code does and the paper does not.
         chunk_size: maximum number of masked images in memory.
-        seed: seed of the noise.
+        seed: seed of the noise and of the random masks.
     """
-
-    passes_vary = True
 
     @checks_choices
     def __init__(
@@ -111,12 +125,14 @@ class ViTCX(nn.Module):
         block: int = -1,
         delta: float = 0.1,
         sigma: float = 0.1,
+        combine: Literal["corrected", "sum", "coverage"] = "corrected",
+        random: int | None = None,
         released: bool = False,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_positive(chunk_size=chunk_size)
+        check_positive(chunk_size=chunk_size, **({} if random is None else {"random": random}))
         check_range(0, delta=delta, sigma=sigma)
         target.check_grid(grid)
         self.target = target.eval()
@@ -125,49 +141,58 @@ class ViTCX(nn.Module):
         self.block = block
         self.delta = delta
         self.sigma = sigma
+        self.combine = combine
+        self.random = random
         self.released = released
         self.chunk_size = chunk_size
         self.seed = seed
+        self.passes_vary = random is None and combine != "coverage"
+        self.ignores_classes = combine == "coverage"
         attention_module(target, block, features)  # raises an InputError now rather than in the first batch
 
     @property
     def forward_passes(self) -> int:
         """Upper bound: two for each channel. Clustering merges 768 channels to about 63 masks (Section 3.2)."""
-        return (2 if self.sigma else 1) * (attention_channels(self.target) + 1)
+        masks = self.random or attention_channels(self.target)
+        of_masks = 0 if self.combine == "coverage" else masks * (2 if self.sigma else 1) + bool(self.sigma)
+        return of_masks + (self.random is None)
 
     @torch.no_grad()
-    def masks(self, normalised: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Compute the masks (M, h, w) of each image (B, C, H, W), and the first channel of each mask (M,)."""
-        size = normalised.shape[-1]
-        masks_and_channels = []
+    def masks(self, normalised: Tensor) -> list[ImageMasks]:
+        """Compute the masks of each image, (B, C, H, W)."""
+        size, device = normalised.shape[-1], normalised.device
+        if self.random is not None:
+            masks = RandomMasks(self.random, size=size, seed=self.seed, device=device)
+            numbers, unknown = torch.arange(self.random, device=device), torch.tensor(torch.nan, device=device)
+            return [ImageMasks(masks, numbers, unknown)] * len(normalised)
+        images = []
         for part in normalised.split(self.chunk_size):
             features = attention_features(self.target, part, self.block, self.features).float()
             for channels in features.permute(0, 3, 1, 2):
                 scaled, varies = unit_range(channels, size)
-                masks, first = cluster_masks(scaled[varies], size, self.delta)
-                masks_and_channels.append((unit_range(masks, size)[0] if self.released else masks, first))
-        return masks_and_channels
+                distances = cosine_distances(scaled[varies], size)
+                maps, first = cluster_masks(scaled[varies], distances, self.delta)
+                maps = unit_range(maps, size)[0] if self.released else maps
+                images.append(ImageMasks(upsampled_masks(maps, size), first, mean_similarity(distances)))
+        return images
 
     @torch.no_grad()
-    def scores(self, normalised: Tensor, classes: Tensor, masks: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def scores(self, normalised: Tensor, classes: Tensor, images: Sequence[ImageMasks]) -> list[Tensor]:
         """Compute the causal impact of each image's masks → (M,) each (Equation 2). A chunk can span several images."""
-        counts, size = [len(first) for _, first in masks], normalised.shape[-1]
-        image = torch.arange(len(masks)).repeat_interleave(torch.tensor(counts)).to(normalised.device)
-        maps, first = (torch.cat(parts) for parts in zip(*masks, strict=True))
+        counts = [len(own) for own in images]
+        numbers = torch.cat([torch.arange(count) for count in counts]).to(normalised.device)
+        image = torch.arange(len(images)).repeat_interleave(torch.tensor(counts)).to(normalised.device)
+        of_noise = torch.cat([own.noise for own in images])
+
+        def pixels(pairs: Tensor) -> Tensor:
+            of_images = [(images[i], numbers[pairs[image[pairs] == i]]) for i in image[pairs].unique().tolist()]
+            return torch.cat([own.masks(chosen) for own, chosen in of_images])
 
         def noise(pairs: Tensor) -> Tensor:
-            return self.sigma * gaussian_noise(first[pairs], normalised.shape[1:], self.seed)
+            return self.sigma * gaussian_noise(of_noise[pairs], normalised.shape[1:], self.seed)
 
         def probabilities(background: Callable[[Tensor], Tensor] | None) -> Tensor:
-            return soft_masked_scores(
-                self.target,
-                normalised,
-                classes,
-                image,
-                lambda pairs: upsample(maps[pairs], size)[:, None].clamp(0, 1),
-                background,
-                self.chunk_size,
-            )
+            return soft_masked_scores(self.target, normalised, classes, image, pixels, background, self.chunk_size)
 
         if not self.sigma:
             return list(probabilities(None).split(counts))
@@ -177,11 +202,26 @@ class ViTCX(nn.Module):
         return list((probabilities(noise) + (clean[image] - noisy)).split(counts))
 
     @torch.no_grad()
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+        """Explain images, and count their masks; see `metrics.numbers` for the names of the numbers."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
-        normalised, size = self.target.normalise(images), images.shape[-1]
+        normalised = self.target.normalise(images)
         masks = self.masks(normalised)
-        pairs = zip(masks, self.scores(normalised, classes, masks), strict=True)
-        saliency = [coverage_corrected_sum(own, scores, size) for (own, _), scores in pairs]
-        return patch_means(torch.stack(saliency), self.grid)
+        counts = torch.tensor([len(own) for own in masks], device=images.device)
+        numbers = {"masks": counts, "mask_similarity": torch.stack([own.similarity for own in masks])}
+        if self.combine == "coverage":
+            scores = [normalised.new_full((len(own),), 1 / max(1, len(own))) for own in masks]
+        else:
+            scores = self.scores(normalised, classes, masks)
+            numbers |= overdetermination(scores)
+        pixels = torch.stack([self._combined(own.masks, each) for own, each in zip(masks, scores, strict=True)])
+        return Explanation(patch_means(pixels, self.grid), pixels, numbers)
+
+    def _combined(self, masks: Masks, scores: Tensor) -> Tensor:
+        if self.combine == "corrected":
+            return coverage_corrected_sum(masks, scores, self.chunk_size).float()
+        return weighted_sums(masks, scores[None], self.chunk_size)[0].float()
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        return self.details(images, classes).heatmaps

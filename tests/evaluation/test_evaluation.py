@@ -255,7 +255,7 @@ def test_passes_in_results_are_those_that_were_made(target, grid, digits):
     trainer = Trainer(accelerator="cpu", inference_mode=False, **SILENT)
     trainer.test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
     images = torch.stack([sample["image"] for sample in digits])
-    masks = sum(len(first) for _, first in explainers["cx"].masks(target.normalise(images)))
+    masks = sum(len(own) for own in explainers["cx"].masks(target.normalise(images)))
     passes = {name: row["forward_passes"] for name, row in evaluation.results.items()}
     assert passes == {"cx": round(2 + 2 * masks / 7), "rise": 9, "chance": 0}
     assert passes["cx"] < explainers["cx"].forward_passes == 2 * 24 + 2

@@ -77,7 +77,7 @@ def test_a_window_without_a_middle_is_refused(target, grid, window):
 
 @pytest.mark.parametrize("size, cells", [(32, 3), (32, 4), (24, 7)])
 def test_random_masks_are_the_reference(size, cells):
-    masks = RandomMasks(5, cells, 0.5, size, seed=3, device=torch.device("cpu"))
+    masks = RandomMasks(5, cells, 0.5, size=size, seed=3, device=torch.device("cpu"))
     found = masks(torch.arange(5))
     assert found.shape == (5, 1, size, size) and found.min() >= 0 and found.max() <= 1
     for i in range(5):
@@ -88,26 +88,26 @@ def test_random_masks_are_the_reference(size, cells):
 
 def test_autocast_leaves_the_masks_as_they_are():
     numbers = torch.arange(5)
-    masks = RandomMasks(5, 7, 0.5, 32, seed=0, device=numbers.device)
+    masks = RandomMasks(5, 7, 0.5, size=32, seed=0, device=numbers.device)
     with torch.autocast("cpu", torch.bfloat16):
         inside = masks(numbers)
     assert torch.equal(inside, masks(numbers))
 
 
 def test_random_masks_cover_each_pixel_and_are_shifted_in_both_directions():
-    masks = RandomMasks(4000, 7, 0.3, 32, seed=0, device=torch.device("cpu"))
+    masks = RandomMasks(4000, 7, 0.3, size=32, seed=0, device=torch.device("cpu"))
     assert set(masks.cells.unique().tolist()) == {0, 1}
     assert (masks.cells.mean(0) - 0.3).abs().max() < 0.04  # five standard deviations
     pairs = masks.shifts[:, 0] * 5 + masks.shifts[:, 1]
     assert (pairs.bincount(minlength=25) / 4000 - 1 / 25).abs().max() < 0.016
-    other = RandomMasks(4000, 7, 0.3, 32, seed=1, device=torch.device("cpu"))
+    other = RandomMasks(4000, 7, 0.3, size=32, seed=1, device=torch.device("cpu"))
     assert not torch.equal(other.cells, masks.cells) and not torch.equal(other.shifts, masks.shifts)
 
 
 @torch.no_grad()
 def test_rise_is_the_reference(target, grid, images):
     heatmaps = RISE(target, grid, masks=12, cells=3, probability=0.4, seed=2)(images, CLASSES)
-    drawn = RandomMasks(12, 3, 0.4, 32, 2, images.device)
+    drawn = RandomMasks(12, 3, 0.4, size=32, seed=2, device=images.device)
     masks = [slow.rise_mask(drawn.cells[i], *drawn.shifts[i].tolist(), 32) for i in range(12)]
     for i, image in enumerate(target.normalise(images)):
         close(heatmaps[i], slow.rise(target.probabilities, image, CLASSES[i], masks, 0.4, 4))

@@ -142,13 +142,13 @@ def test_captum_computes_the_same(make_target, grid, images, multiply, name):
     target = make_target(MODELS[name][0])
     model, normalised = Explained(target), target.normalise(images)
     given = {"additional_forward_args": (CLASSES,)}
-    sums = IntegratedGradients(target, grid).patch_sums
+    sums = IntegratedGradients(target, grid).over_patches
     theirs = captum.attr.Saliency(model).attribute(normalised.clone(), **given)
     close(Saliency(target, grid)(images, CLASSES), patch_means(theirs.amax(1), grid))
     theirs = captum.attr.IntegratedGradients(model, multiply).attribute(normalised, n_steps=50, **given)
-    close(IntegratedGradients(target, grid, 50, multiply)(images, CLASSES), sums(theirs.float()), 1e-4)
+    close(IntegratedGradients(target, grid, 50, multiply)(images, CLASSES), sums(theirs.float().sum(1)), 1e-4)
     theirs = captum.attr.DeepLift(model, multiply).attribute(normalised, **given)
-    close(DeepLift(target, grid, multiply)(images, CLASSES), sums(theirs))
+    close(DeepLift(target, grid, multiply)(images, CLASSES), sums(theirs.sum(1)))
 
 
 @pytest.mark.parametrize("multiply", [True, False])
@@ -163,7 +163,7 @@ def test_gradient_shap_is_captums_on_the_numbers_that_captum_draws(target, grid,
     )
     monkeypatch.undo()
     ours = GradientSHAP(target, grid, 6, 0.2, multiply, seed=3)
-    close(ours(images[:1], CLASSES[:1]), ours.patch_sums(theirs))
+    close(ours(images[:1], CLASSES[:1]), ours.over_patches(theirs.sum(1)))
 
 
 def test_deep_lift_is_the_gradient_on_a_transformer_and_adds_up_on_a_relu_network(make_target, grid, images):
@@ -174,7 +174,7 @@ def test_deep_lift_is_the_gradient_on_a_transformer_and_adds_up_on_a_relu_networ
         vit, vit.normalise(images), CLASSES, lambda x, s: (x[:, None], x[:, None]), torch.ones(1), 64
     )
     lift = DeepLift(vit, grid)
-    close(lift(images, CLASSES), lift.patch_sums(gradients))
+    close(lift(images, CLASSES), lift.over_patches(gradients.sum(1)))
     with torch.no_grad():
         blank = resnet.classify(resnet.embed(torch.zeros(1, 3, 32, 32)))[0, CLASSES]
         difference = resnet(images).take_along_dim(CLASSES[:, None], 1)[:, 0] - blank

@@ -11,14 +11,9 @@ from toys import state
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.posthoc.soft_masks import gaussian_noise, upsample
-from explainers.posthoc.vit_cx import (
-    ViTCX,
-    attention_features,
-    cluster_masks,
-    cosine_distances,
-    coverage_corrected_sum,
-)
+from explainers.posthoc.masks import RISE, RandomMasks
+from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsampled_masks
+from explainers.posthoc.vit_cx import ViTCX, attention_features, cluster_masks, coverage_corrected_sum
 
 TRANSFORMERS = {name: MODELS[name] for name in ("vit", "distilled", "swin")} | {
     "registers": ("vit_small_patch14_reg4_dinov2", {}),
@@ -104,7 +99,7 @@ def test_cosines_are_those_of_the_up_sampled_masks(tokens, size):
 def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_masks(delta):
     masks = torch.rand(12, 4, 4)
     masks[5], masks[9] = masks[2] + 0.01 * masks[5], masks[2] + 0.02 * masks[9]
-    found, first = cluster_masks(masks, 16, delta)
+    found, first = cluster_masks(masks, cosine_distances(masks, 16), delta)
     groups = slow.clusters([slow.bilinear(mask, 16) for mask in masks], delta)
     assert first.tolist() == [group[0] for group in groups]
     assert len(groups) == {0.0: 12, 2.0: 1}.get(delta, len(groups))
@@ -115,7 +110,7 @@ def test_clusters_are_those_of_complete_linkage_in_the_order_of_their_first_mask
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_masks_are_their_own_clusters(count):
     masks = torch.rand(count, 4, 4)
-    found, first = cluster_masks(masks, 16, 0.1)
+    found, first = cluster_masks(masks, cosine_distances(masks, 16), 0.1)
     assert torch.equal(found, masks) and first.tolist() == list(range(count))
 
 
@@ -123,11 +118,11 @@ def test_what_no_mask_covers_is_zero():
     masks = torch.rand(3, 4, 4)
     masks[:, :2, :2] = 0
     scores = torch.tensor([0.2, 1.0, -0.4])
-    found = coverage_corrected_sum(masks, scores, 32)
+    found = coverage_corrected_sum(upsampled_masks(masks, 32), scores, chunk_size=2)
     expected = slow.corrected([slow.bilinear(mask, 32) for mask in masks], scores.tolist())
-    close(found, expected.float())
+    close(found.float(), expected.float())
     assert not found[:12, :12].any() and found[:12, 13:].all()
-    assert not coverage_corrected_sum(masks[:0], scores[:0], 32).any()
+    assert not coverage_corrected_sum(upsampled_masks(masks[:0], 32), scores[:0]).any()
 
 
 @torch.no_grad()
@@ -143,6 +138,7 @@ def masks_by_hand(target, image, kind):
     [
         ("vit", {}),
         ("vit", {"delta": 0.2, "sigma": 0.5, "seed": 3}),
+        ("vit", {"combine": "sum", "delta": 0.2}),
         ("distilled", {"features": "norm", "released": True}),
         ("swin", {"delta": 0.05}),
     ],
@@ -150,14 +146,55 @@ def masks_by_hand(target, image, kind):
 def test_vit_cx_is_the_reference(make_target, grid, images, name, settings):
     target = make_target(TRANSFORMERS[name][0], **TRANSFORMERS[name][1])
     explainer = ViTCX(target, grid, **settings)
-    found = explainer(images[:2], CLASSES[:2])
+    found = explainer.details(images[:2], CLASSES[:2])
     for i, image in enumerate(target.normalise(images[:2])):
         masks = masks_by_hand(target, image, settings.get("features", "attention"))
         groups = slow.clusters(masks, explainer.delta)
         assert 1 < len(groups) < len(masks)
         noises = explainer.sigma * gaussian_noise(torch.arange(len(masks)), image.shape, explainer.seed)
-        arguments = masks, explainer.delta, noises, 4, explainer.released
-        close(found[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+        arguments = masks, explainer.delta, noises, 4, explainer.released, explainer.combine
+        close(found.heatmaps[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+        cosines = [1 - slow.distance(*pair) for pair in itertools.combinations(masks, 2)]
+        assert found.numbers["mask_similarity"][i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+        assert found.numbers["masks"][i] == len(groups)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{}, {"sigma": 0.0, "combine": "sum"}])
+def test_random_masks_are_those_of_rise_with_debiased_impacts_and_coverage_corrected(target, grid, images, settings):
+    found = ViTCX(target, grid, random=9, seed=2, chunk_size=4, **settings).details(images[:2], CLASSES[:2])
+    drawn = RandomMasks(9, size=32, seed=2, device=images.device)
+    masks = [slow.rise_mask(drawn.cells[i], *drawn.shifts[i].tolist(), 32) for i in range(9)]
+    noises = settings.get("sigma", 0.1) * gaussian_noise(torch.arange(9), (3, 32, 32), 2)
+    for i, image in enumerate(target.normalise(images[:2])):
+        arguments = masks, 0, noises, 4, False, settings.get("combine", "corrected")
+        close(found.heatmaps[i], slow.vit_cx(target.probabilities, image, CLASSES[i], *arguments).float(), 1e-4)
+    assert found.numbers["masks"].tolist() == [9, 9] and found.numbers["mask_similarity"].isnan().all()
+
+
+def test_random_masks_without_noise_and_correction_are_rise(target, grid, images):
+    found = ViTCX(target, grid, random=30, sigma=0.0, combine="sum")(images, CLASSES)
+    close(found, RISE(target, grid, masks=30)(images, CLASSES) * 0.5 * 30, 1e-4)
+
+
+@torch.no_grad()
+def test_the_coverage_is_the_mean_of_the_masks_for_every_class(target, grid, images):
+    explainer = ViTCX(target, grid, combine="coverage")
+    found, normalised = explainer.details(images, CLASSES), target.normalise(images)
+    for i, own in enumerate(explainer.masks(normalised)):
+        close(found.pixels[i], own.masks(torch.arange(len(own)))[:, 0].mean(0))
+    assert explainer.ignores_classes and explainer.forward_passes == 1
+    assert torch.equal(explainer(images, (CLASSES + 1) % 5), found.heatmaps)
+    assert found.numbers.keys() == {"masks", "mask_similarity"}
+
+
+@torch.no_grad()
+def test_images_whose_masks_hardly_lower_the_probability_are_overdetermined(target, grid, images):
+    target.head.weight.zero_()
+    target.head.bias.copy_(torch.tensor([5.0, 0, 0, 0, 0]))  # class 0 has .97 under every mask
+    numbers = ViTCX(target, grid).details(images[:2], torch.tensor([0, 1])).numbers
+    assert numbers["overdetermined"].tolist() == [1, 0]
+    assert numbers["impact_variance"][0].item() == pytest.approx(0, abs=1e-6) and numbers["impact_variance"][1].isnan()
 
 
 @torch.no_grad()
@@ -174,7 +211,7 @@ def test_the_released_code_scales_the_masks_of_clusters_again(target, grid, imag
     for released in (False, True):
         with torch.no_grad():
             found = ViTCX(target, grid, released=released).masks(normalised)
-        highest = torch.cat([upsample(masks, 32).flatten(1).amax(1) for masks, _ in found])
+        highest = torch.cat([own.masks(torch.arange(len(own))).flatten(1).amax(1) for own in found])
         assert (highest < 1 + 1e-5).all()
         assert (highest > 1 - 1e-5).all() == released
 
@@ -186,7 +223,7 @@ def test_channels_that_are_constant_are_no_masks(make_target, grid, images):
         projection.weight[:20] = 0
         projection.bias[:20] = 0.3
         found = ViTCX(target, grid, delta=0.0).masks(target.normalise(images))
-        assert [first.tolist() for _, first in found] == [list(range(4))] * 5
+        assert [own.noise.tolist() for own in found] == [list(range(4))] * 5
         assert ViTCX(target, grid)(images, CLASSES).isfinite().all()
         projection.weight.zero_()
     assert not ViTCX(target, grid)(images, CLASSES).any()
@@ -197,13 +234,22 @@ def test_channels_that_are_constant_are_no_masks(make_target, grid, images):
 
 def test_noise_follows_the_seed_and_its_strength(target, grid, images):
     first = ViTCX(target, grid)(images, CLASSES)
-    for change in ({"seed": 1}, {"sigma": 0.2}, {"delta": 0.3}, {"features": "norm"}, {"block": 0}, {"released": True}):
+    for change in (
+        {"seed": 1},
+        {"sigma": 0.2},
+        {"delta": 0.3},
+        {"features": "norm"},
+        {"block": 0},
+        {"released": True},
+        {"random": 24},
+    ):
         assert not torch.allclose(ViTCX(target, grid, **change)(images, CLASSES), first, atol=1e-5)
 
 
 def test_forward_passes_are_told_as_a_bound(target, make_target, grid, images):
     assert ViTCX(target, grid).forward_passes == 2 * 24 + 2
     assert ViTCX(target, grid, sigma=0.0).forward_passes == 24 + 1
+    assert ViTCX(target, grid, random=9).forward_passes == 2 * 9 + 1
     swin = make_target(MODELS["swin"][0], **MODELS["swin"][1])
     assert ViTCX(swin, grid).forward_passes == 2 * 12 + 2
 
