@@ -10,12 +10,12 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import SumMetric
 
-from explainers import SelfExplainer
+from explainers import Explanation, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
 from explainers.evaluation.checks import check_heatmaps, check_reference, check_target
 from explainers.evaluation.passes import explain, forward_passes
 from explainers.evaluation.probes import PROBES, ExplainedBatch, Probe, Probes
-from explainers.evaluation.sweep import Order, Sweep
+from explainers.evaluation.sweep import Order, Sweep, ranked
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
@@ -23,6 +23,7 @@ from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
 from explainers.metrics.means import numbers
+from explainers.metrics.numbers import NUMBERS, Numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.target import TargetModel
 from explainers.target.inputs import check_labels
@@ -40,7 +41,7 @@ class Evaluation:
         curves: names of `CURVES`, all computed from one sweep; an empty list leaves the sweep out.
         levels: number of sparsities on the curves, including 0 and 1; at least 2.
         removals: what replaces removed patches, see `Removal`; one sweep for each.
-        order: remove `patches` or `pixels`, see `Sweep`.
+        order: remove `patches`, `pixels`, or pixels in the order of `saliency` maps, see `Order`.
         empty: whether the areas include the level at which nothing is visible, see `PerturbationCurves`.
         probes: checks that need further passes, see `Probes`; they use the first removal, of patches.
         localization: metrics of the objects' locations, see `Localization`; left out where the data set has none.
@@ -88,13 +89,14 @@ class Evaluation:
             titles |= curve_columns(self.curves, removal if position else "")
         titles |= {name: PROBES[name].column for name in self.probes}
         titles |= {key: title for name in self.localization for key, title in LOCALIZATIONS[name].columns.items()}
-        titles["accuracy"] = Accuracy.column
-        titles |= {name: AGREEMENTS[name].column.format(k=self.k) for name in self.agreement}
-        return titles | Cost.columns | {"forward_passes": Passes.column}
+        titles |= {"accuracy": Accuracy.column} | {
+            name: AGREEMENTS[name].column.format(k=self.k) for name in self.agreement
+        }
+        return titles | NUMBERS | Cost.columns | {"forward_passes": Passes.column}
 
     def metrics(self) -> dict[str, Any]:
         """New metrics of one explainer."""
-        patches = PatchGrid(self.grid.image_size, 1) if self.order == "pixels" else self.grid
+        patches = self.grid if self.order == "patches" else PatchGrid(self.grid.image_size, 1)
         curves = {
             f"curves_{removal}": PerturbationCurves(
                 patches.num_patches, self.curves, self.levels, self.empty, removal if position else ""
@@ -102,7 +104,7 @@ class Evaluation:
             for position, removal in enumerate(self.removals if self.curves else ())
         }
         probes: dict[str, Any] = {name: PROBES[name]() for name in self.probes}
-        others = {"localization": Localization(self.localization), "accuracy": Accuracy()}
+        others = {"localization": Localization(self.localization), "accuracy": Accuracy(), "numbers": Numbers()}
         agreement: dict[str, Any] = {name: agreement_metrics(self.k)[name] for name in self.agreement}
         return {**curves, **probes, **others, **agreement, "cost": Cost(), "forward_passes": Passes()}
 
@@ -192,47 +194,49 @@ class EvaluationModule(LightningModule):
         if self.settings.classes == "label":
             check_labels(batch["label"], self.target.num_classes, "evaluation.classes=predicted")
         classes = predicted if self.settings.classes == "predicted" else batch["label"]
-        heatmaps = {name: self._explain(name, batch["image"], classes, batch_idx > 0) for name in self.explainers}
+        explained = {name: self._explain(name, batch["image"], classes, batch_idx > 0) for name in self.explainers}
         for sweep in self.sweeps:
             ends = torch.stack([logits, sweep.empty(normalised).expand_as(logits)], 1)
             for name, metrics in self._metrics():
-                outputs = sweep(normalised, heatmaps[name], batch["index"], classes, batch["label"], ends)
+                scores = ranked(explained[name], sweep.order)
+                outputs = sweep(normalised, scores, batch["index"], classes, batch["label"], ends)
                 metrics[f"curves_{sweep.removal}"].update(outputs)
         probabilities = logits.softmax(-1).gather(-1, classes[:, None])[:, 0]
-        explained = ExplainedBatch(batch["image"], normalised, batch["index"], classes, probabilities)
-        subsets = self.probes.subsets(explained)
+        given = ExplainedBatch(batch["image"], normalised, batch["index"], classes, probabilities)
+        subsets = self.probes.subsets(given)
         for name, metrics in self._metrics():
-            self.probes.update(metrics, self.explainers[name], heatmaps[name], explained, subsets)
-            self._update(name, metrics, batch, heatmaps)
+            self.probes.update(metrics, self.explainers[name], explained[name].heatmaps, given, subsets)
+            self._update(name, metrics, batch, explained)
         self.batches = batch_idx + 1
-        return {"heatmaps": heatmaps, "classes": classes, "logits": logits}
+        return {"heatmaps": {name: of.heatmaps for name, of in explained.items()}, "classes": classes, "logits": logits}
 
     def _metrics(self) -> list[tuple[str, Any]]:
         """The name and the metrics of every measured explainer."""
         return list(zip(self.names, self.metrics, strict=True))
 
-    def _explain(self, name: str, images: Tensor, classes: Tensor, timed: bool) -> Tensor:
-        """The heatmaps of one explainer; if it is measured, the metrics of their cost are updated."""
+    def _explain(self, name: str, images: Tensor, classes: Tensor, timed: bool) -> Explanation:
+        """The explanation of one explainer; if it is measured, the metrics of its cost and numbers are updated."""
         explainer = self.explainers[name]
-        heatmaps, passes, seconds, memory = explain(explainer, self.target, images, classes)
-        check_heatmaps(name, heatmaps, images, self.settings.grid)
+        explanation, passes, seconds, memory = explain(explainer, self.target, images, classes)
+        check_heatmaps(name, explanation.heatmaps, images, self.settings.grid)
         if name in self.names:
             metrics = dict(self._metrics())[name]
+            metrics["numbers"].add(explanation.numbers)
             metrics["forward_passes"].update(len(images), passes)
             if timed and getattr(explainer, "timed", True):
                 metrics["cost"].update(len(images), seconds, memory)
-        return heatmaps
+        return explanation
 
-    def _update(self, name: str, metrics: Any, batch: dict[str, Tensor], heatmaps: Mapping[str, Tensor]) -> None:
+    def _update(self, name: str, metrics: Any, batch: dict[str, Tensor], explained: Mapping[str, Explanation]) -> None:
         """Update the metrics of one explainer that need no masked images."""
         if isinstance(explainer := self.explainers[name], SelfExplainer):
             metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])
         if "truth" in batch:
-            metrics["localization"].update(heatmaps[name], batch["truth"])
+            metrics["localization"].update(ranked(explained[name], self.settings.order), batch["truth"])
         reference = self.settings.reference
         if reference is not None and reference != name:
             for metric in self.settings.agreement:
-                metrics[metric].update(heatmaps[name], heatmaps[reference])
+                metrics[metric].update(explained[name].heatmaps, explained[reference].heatmaps)
 
     def on_test_epoch_end(self) -> None:
         with warnings.catch_warnings():

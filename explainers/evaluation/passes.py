@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from explainers import DetailedExplainer, Explanation
 from explainers.target import TargetModel
 
 ENTRANCES = "forward_features", "forward_intermediates"
@@ -26,7 +27,7 @@ def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
 
 def explain(
     explainer: nn.Module, target: TargetModel, images: Tensor, classes: Tensor
-) -> tuple[Tensor, int, float, float]:
+) -> tuple[Explanation, int, float, float]:
     """Call an explainer, and measure what the call costs.
 
     Args:
@@ -36,18 +37,21 @@ def explain(
         classes: the class to explain in each image, (B,).
 
     Returns:
-        The heatmaps, (B, P, P), the number of images that went through the target, the seconds, and the peak memory
-        in GB, 0 without a GPU.
+        The explanation, the number of images that went through the target, the seconds, and the peak memory in GB, 0
+        without a GPU.
     """
     on_gpu = images.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(images.device)
     start = now(images.device)
     with counted_passes(target, explainer) as count:
-        heatmaps = explainer(images, classes)
+        if isinstance(explainer, DetailedExplainer):
+            explanation = explainer.details(images, classes)
+        else:
+            explanation = Explanation(explainer(images, classes))
     seconds = now(images.device) - start
     memory = torch.cuda.max_memory_allocated(images.device) / 1e9 if on_gpu else 0.0
-    return heatmaps, passes_taken(explainer, count, len(images)), seconds, memory
+    return explanation, passes_taken(explainer, count, len(images)), seconds, memory
 
 
 def now(device: torch.device) -> float:

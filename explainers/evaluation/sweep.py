@@ -5,14 +5,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from explainers import Explanation
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
 from explainers.target import TargetModel
 from explainers.target.removal import check_removal, masked_outputs
 
-Order = Literal["patches", "pixels"]
-"""What is removed in the order of a heatmap; for `pixels`, it is scaled up to the image by bilinear interpolation."""
+Order = Literal["patches", "pixels", "saliency"]
+"""What is removed in the order of a heatmap. For `pixels`, it is scaled up to the image by bilinear interpolation;
+`saliency` is the order of a method's own saliency map of pixels, or that of `pixels` for a method without one."""
+
+
+@checks_choices
+def ranked(explanation: Explanation, order: Order) -> Tensor:
+    """The map that is ranked, and compared with objects: (B, H, W) for `saliency` if there is one, or (B, P, P)."""
+    return explanation.heatmaps if order != "saliency" or explanation.pixels is None else explanation.pixels
 
 
 def bilinear(heatmaps: Tensor, size: int) -> Tensor:
@@ -42,7 +50,7 @@ class Sweep:
         grid: the patches that heatmaps are of.
         removal: what replaces removed patches, see `Removal`.
         levels: number of sparsities, including 0 and 1; at least 2.
-        order: remove patches, or pixels.
+        order: remove patches, or pixels, see `Order`.
         chunk_size: maximum number of masked images in memory.
         sides: whether to compute the removed and the preserved side, see `needed_sides`.
 
@@ -64,8 +72,8 @@ class Sweep:
         check_removal(target, removal)
         check_range(2, levels=levels)
         check_positive(chunk_size=chunk_size)
-        if removal == "drop" and order == "pixels":
-            raise InputError("expected order=patches with removal drop, got pixels: a dropped token is a whole patch")
+        if removal == "drop" and order != "patches":
+            raise InputError(f"expected order=patches with removal drop, got {order}: a dropped token is a whole patch")
         self.target = target
         self.removal = removal
         self.levels = levels
@@ -97,14 +105,14 @@ class Sweep:
 
         Args:
             normalised: images, (B, C, H, W).
-            heatmaps: (B, P, P), higher is more important; of equal scores, see `importance_order`.
+            heatmaps: what is `ranked`; higher is more important; of equal scores, see `importance_order`.
             index: index of each image in the data set, (B,).
             classes: the explained class of each image, (B,).
             labels: the label of each image, (B,), −1 if it is unknown.
             whole: logits of the images and of an empty one, (B, 2, K).
         """
         scores = heatmaps.float()
-        if self.order == "pixels":
+        if self.order != "patches" and scores.shape[-1] != self.grid.image_size:
             scores = bilinear(scores, self.grid.image_size)
         order = importance_order(scores.flatten(1), index)
         return perturbation_sweep(

@@ -10,10 +10,12 @@ from commands import QUIET
 from commands import evaluate as evaluate_command
 from lightning import Trainer
 from scipy.stats import spearmanr
+from torch import nn
 from torch.utils.data import DataLoader
 from toys import SILENT
 
 from datamodules.digits import Digits
+from explainers import Explanation
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.passes import counted_passes
@@ -259,6 +261,41 @@ def test_passes_in_results_are_those_that_were_made(target, grid, digits):
     passes = {name: row["forward_passes"] for name, row in evaluation.results.items()}
     assert passes == {"cx": round(2 + 2 * masks / 7), "rise": 9, "chance": 0}
     assert passes["cx"] < explainers["cx"].forward_passes == 2 * 24 + 2
+
+
+class OneRow(nn.Module):
+    """Its heatmaps have one top patch, its saliency maps one top row of another patch; its images have masks."""
+
+    def forward(self, images, classes):
+        return self.details(images, classes).heatmaps
+
+    def details(self, images, classes):
+        heatmaps, pixels = torch.zeros(len(images), 4, 4), torch.zeros(len(images), 32, 32)
+        heatmaps[:, 3, 0] = 1.0
+        pixels[:, 13] = 1.0 + torch.arange(32) / 32
+        return Explanation(heatmaps, pixels, {"masks": torch.arange(len(images)) + 60})
+
+
+@torch.no_grad()
+def test_saliency_maps_are_removed_and_located_pixel_by_pixel_where_a_method_has_them(target, grid, digits):
+    explainers = {"row": OneRow(), "chance": Chance(None, grid)}
+    found = {}
+    for order in ("pixels", "saliency"):
+        evaluation = Evaluation(grid, curves=["deletion"], levels=33, order=order)(target, explainers)
+        Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=7), verbose=False)
+        found[order] = evaluation.results
+    row, images = found["saliency"]["row"], torch.stack([sample["image"] for sample in digits])
+    normalised, classes = target.normalise(images), target(images).argmax(1)
+    normalised[..., 13, :] = 0  # the first level removes 32 pixels: this row
+    expected = target.probabilities(normalised).take_along_dim(classes[:, None], 1).mean().item()
+    assert row["deletion_curve"][1] == pytest.approx(expected, abs=1e-5)
+    for order, (x, y) in {"saliency": (13, 31), "pixels": (28, 4)}.items():
+        hit_rate = sum(sample["truth"][x, y].item() for sample in digits) / 7
+        assert found[order]["row"]["pointing_game"] == pytest.approx(hit_rate)
+    chances = [{key: row["chance"][key] for key in ("deletion", "pointing_game")} for row in found.values()]
+    assert chances[0] == chances[1]
+    assert row["masks"] == 63 and "masks" not in found["saliency"]["chance"]
+    assert evaluation.columns["masks"] == "Masks" and evaluation.settings.identity()["order"] == "saliency"
 
 
 def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, digits):
