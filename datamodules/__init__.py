@@ -3,7 +3,7 @@
     image   uint8    (B, 3, H, W)   RGB, contiguous, H = W, not normalised: each model normalises on its own device
     label   int64    (B,)           class index; class folders are numbered in sorted order; -1 if unknown
     index   int64    (B,)           position of the sample in the whole data set, the same in every process
-    truth   boolean  (B, H, W)      True inside the boxes around the object; only if the data set has boxes
+    truth   boolean  (B, H, W)      True in the boxes around the object, or on its mask; only if the data set has them
 
 The torch loader and the FFCV loader yield the same samples in the same order.
 

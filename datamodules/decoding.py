@@ -48,6 +48,24 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return white.convert("RGB")
 
 
+def decode(path: Path) -> Image.Image:
+    """Decode an image file in its own mode, with its stored rows and columns.
+
+    Raises:
+        CorruptImage: if the bytes cannot be decoded.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except DECODING_ERRORS as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk, the permissions or the open files says nothing about the image
+        raise CorruptImage(
+            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error})"
+        ) from error
+    return image
+
+
 def read_image(path: Path, upright: bool = True) -> Image.Image:
     """Decode a file to RGB at its stored size, see `as_rgb`.
 
@@ -59,15 +77,7 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
     Raises:
         CorruptImage: if the bytes cannot be decoded, or the brightest possible value is unknown.
     """
-    try:
-        with Image.open(path) as image:
-            image.load()
-    except DECODING_ERRORS as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the disk, the permissions or the open files says nothing about the image
-        raise CorruptImage(
-            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error})"
-        ) from error
+    image = decode(path)
     if upright:
         turn_upright(image)
     try:

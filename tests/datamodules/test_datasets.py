@@ -7,16 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
+from datamodules.boxes import annotated_images
 from datamodules.cifar import cifar
-from datamodules.datasets import (
-    ImageFiles,
-    annotated_images,
-    box_mask,
-    spread,
-    unlabelled_images,
-)
+from datamodules.datasets import ImageFiles, spread, unlabelled_images
 from datamodules.folders import ImageFolders, image_folder
 from datamodules.mura import mura
+from datamodules.truth import box_mask
 from explainers.errors import InputError
 
 

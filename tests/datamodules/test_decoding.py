@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from datamodules.datasets import ImageFiles, annotated_images
+from datamodules.boxes import annotated_images
+from datamodules.datasets import ImageFiles
 from datamodules.decoding import CorruptImage, as_rgb, read_image, resize_short_side
 from datamodules.folders import image_folder
 

@@ -11,12 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
+from datamodules.boxes import annotated_images
 from datamodules.cached import Cached
 from datamodules.cifar import Upsampled
-from datamodules.datasets import ImageFiles, annotated_images, unlabelled_images
+from datamodules.datasets import ImageFiles, unlabelled_images
 from datamodules.digits import DOMAINS, TASKS, DigitImages, Digits
 from datamodules.folders import ImageFolders, image_folder
 from datamodules.images import Images
+from datamodules.truth import Boxes
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def paths(tmp_path):
 
 
 def image_files(files, **settings):
-    return ImageFiles(**{"paths": files, "labels": [0, 1, 1, 0], "image_size": 8, "boxes": BOXES} | settings)
+    return ImageFiles(**{"paths": files, "labels": [0, 1, 1, 0], "image_size": 8, "truth": Boxes(BOXES)} | settings)
 
 
 def upsampled(files=None, **settings):
@@ -64,7 +66,7 @@ CHANGES = {
         "paths": (lambda paths: [paths[0], paths[2], paths[1], paths[3]], {"image", "truth"}),
         "labels": (lambda _: [0, 1, 0, 1], {"label"}),
         "image_size": (lambda _: 16, {"image", "truth"}),
-        "boxes": (lambda _: BOXES[::-1], {"truth"}),
+        "truth": (lambda _: Boxes(BOXES[::-1]), {"truth"}),
         "crop_fraction": (lambda _: 0.5, {"image", "truth"}),
         "limit": (lambda _: 2, {"image", "label", "truth"}),
     },
@@ -145,19 +147,19 @@ def test_a_fingerprint_has_the_entries_of_a_sample_and_is_repeatable(paths, buil
 
 
 def test_images_without_boxes_have_no_truth(paths):
-    dataset = image_files(paths, boxes=None)
+    dataset = image_files(paths, truth=None)
     assert dataset.fingerprint().keys() == dataset[0].keys() - {"index"} == {"image", "label"}
 
 
 def test_one_edited_pixel_changes_the_image_though_size_and_time_are_what_they_were(paths):
-    before, status = image_files(paths, boxes=None).fingerprint(), paths[1].stat()
+    before, status = image_files(paths, truth=None).fingerprint(), paths[1].stat()
     time.sleep(0.05)  # the clock of a file system ticks every few milliseconds
     content = bytearray(paths[1].read_bytes())
     content[-1] ^= 1
     paths[1].write_bytes(content)
     os.utime(paths[1], ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (paths[1].stat().st_size, paths[1].stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert changed(before, image_files(paths, boxes=None).fingerprint()) == {"image"}
+    assert changed(before, image_files(paths, truth=None).fingerprint()) == {"image"}
 
 
 def test_two_swapped_files_change_the_image_though_the_names_are_what_they_were(paths):
@@ -179,12 +181,12 @@ def test_names_and_folders_of_files_do_not_count(paths, tmp_path):
 
 
 def test_the_same_images_in_another_order_are_others_wherever_their_labels_are_the_same(paths):
-    before = image_files(paths, boxes=None, labels=[0, 0, 0, 0]).fingerprint()
-    assert changed(before, image_files(paths[::-1], boxes=None, labels=[0, 0, 0, 0]).fingerprint()) == {"image"}
+    before = image_files(paths, truth=None, labels=[0, 0, 0, 0]).fingerprint()
+    assert changed(before, image_files(paths[::-1], truth=None, labels=[0, 0, 0, 0]).fingerprint()) == {"image"}
 
 
 def test_equal_samples_by_other_arguments_have_equal_fingerprints(paths):
-    half = image_files(paths[::2], labels=[0, 1], boxes=BOXES[::2])
+    half = image_files(paths[::2], labels=[0, 1], truth=Boxes(BOXES[::2]))
     assert half.fingerprint() == image_files(paths, limit=2).fingerprint()
     assert image_files(paths, crop_fraction=0.8).fingerprint() == image_files(paths, crop_fraction=0.805).fingerprint()
     assert upsampled(chosen=(0, 1)).fingerprint() != upsampled(chosen=(1, 0)).fingerprint()

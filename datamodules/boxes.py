@@ -1,0 +1,52 @@
+"""Images with boxes around their objects, in a list that names them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from datamodules.datasets import ImageFiles
+from datamodules.listing import existing_folder
+from datamodules.truth import Boxes
+from explainers.errors import InputError
+
+
+def annotated_images(
+    root: str | Path,
+    image_size: int,
+    annotations: str = "annotations.json",
+    classes: str | None = None,
+    crop_fraction: float = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """Images with annotated object boxes: every sample has a `truth` mask. For other arguments see `ImageFiles`.
+
+    Args:
+        root: folder to which all file names are relative.
+        annotations: JSON file with a list of {"file": name, "label": class index, "boxes_xyxy": [[left, top, right,
+            bottom], ...]}; boxes are in pixels of the stored image.
+        classes: JSON file whose "wnids" are the class names; `None` leaves the classes without names.
+    """
+    folder = existing_folder(root, f"with {annotations}")
+    rows = read_json(folder / annotations)
+    try:
+        paths = [folder / row["file"] for row in rows]
+        labels = [int(row["label"]) for row in rows]
+        boxes = [[(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in row["boxes_xyxy"]] for row in rows]
+        if not rows:
+            raise InputError("an empty list")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f'{folder / annotations}: expected a list of {{"file": name, "label": class, "boxes_xyxy": [[left, top,'
+            f" right, bottom], ...]}}, got something else ({error!r}); correct the file"
+        ) from error
+    names = read_json(folder / classes)["wnids"] if classes else ()
+    return ImageFiles(paths, labels, image_size, names, Boxes(boxes), crop_fraction, limit, skip_corrupt)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; raises an InputError that names the file if it cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error

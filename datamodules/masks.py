@@ -1,0 +1,130 @@
+"""Images whose object is a mask: an image file of the same name, white where the object is."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.datasets import ImageFiles
+from datamodules.decoding import decode
+from datamodules.listing import existing_folder, list_images, several
+from datamodules.truth import Crop, check_scale
+from explainers.errors import InputError
+from explainers.saved.files import file_hashes
+
+LAYOUT = "<root>/images/<name>.jpg and <root>/masks/<name>.png"
+
+
+def masked_images(
+    root: str | Path,
+    image_size: int,
+    images: str = "images",
+    masks: str = "masks",
+    crop_fraction: float = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """Images with masks of their objects, without labels: every sample has a `truth` mask, and the label -1.
+
+    Images without a mask, and masks without an image, are left out with a warning.
+
+    Args:
+        root: folder that holds both folders.
+        image_size: see `ImageFiles`.
+        images: folder of the images below `root`.
+        masks: folder of the masks below `root`; the mask of an image has its path without the ending. A mask is black
+            and white (grey from its middle on counts as white), or holds 0 and 1. It has the rows and columns of the
+            stored image, at any scale.
+        crop_fraction: see `ImageFiles`.
+        limit: see `ImageFiles`.
+        skip_corrupt: see `ImageFiles`.
+
+    Raises:
+        InputError: if a folder is missing, or no image has a mask.
+    """
+    pairs = pairs_of_files(Path(root), images, masks)
+    paths, files = zip(*pairs, strict=True)
+    return ImageFiles(paths, [-1] * len(paths), image_size, (), Masks(files), crop_fraction, limit, skip_corrupt)
+
+
+def pairs_of_files(root: Path, images: str, masks: str) -> list[tuple[Path, Path]]:
+    """Each image below a folder with its mask, sorted by name; warn of images and masks that have no other half.
+
+    Args:
+        root: folder that holds both folders.
+        images: folder of the images below `root`.
+        masks: folder of the masks below `root`.
+    """
+    existing_folder(root, f"with {images}/ and {masks}/")
+    folders = [existing_folder(root / name, f"of {kind}") for name, kind in ((images, "images"), (masks, "masks"))]
+    listed = list_images(folders)
+    of_image, of_mask = (
+        {str(path.relative_to(folder).with_suffix("")): path for path in paths}
+        for folder, paths in zip(folders, listed, strict=True)
+    )
+    for folder, paths, named in zip(folders, listed, (of_image, of_mask), strict=True):
+        if len(named) < len(paths):
+            twice = [path for path in paths if path not in named.values()]
+            raise InputError(f"expected one file of each name in {folder}, got two of {several(twice)}; remove one")
+    both = sorted(of_image.keys() & of_mask.keys())
+    if not both:
+        raise InputError(
+            f"expected {LAYOUT}, got no name that is in both {folders[0]} ({len(of_image)} images) and {folders[1]}"
+            f" ({len(of_mask)}): rename the files, or set images and masks to other folders"
+        )
+    for missing, named, other in (("a mask", of_image, of_mask), ("an image", of_mask, of_image)):
+        alone = [named[name] for name in sorted(named.keys() - other.keys())]
+        if alone:
+            warnings.warn(f"left out: {several(alone)} without {missing}", stacklevel=3)
+    return [(of_image[name], of_mask[name]) for name in both]
+
+
+class Masks:
+    """Files of black and white masks, see `Truth`.
+
+    Args:
+        paths: the mask of every image.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def mask(self, position: int, crop: Crop) -> Tensor:
+        """See `Truth`.
+
+        Raises:
+            CorruptImage: if the file cannot be decoded.
+            InputError: if the mask has another aspect ratio than the image, or is not black and white.
+        """
+        mask = read_mask(self.paths[position])
+        check_scale(f"a mask ({self.paths[position].name})", (mask.shape[0], mask.shape[1]), crop.stored)
+        return crop.of_mask(mask)
+
+    def contents(self, positions: Sequence[int]) -> Any:
+        """See `Truth`."""
+        return file_hashes([self.paths[i] for i in positions])
+
+
+def read_mask(path: Path) -> Tensor:
+    """Read a black and white image, or one of 0 and 1, as booleans (rows, columns); grey from its middle on is True.
+
+    Raises:
+        InputError: if its brightest pixel is a dark grey, because these may be class ids.
+    """
+    image = decode(path)
+    deep = image.mode.startswith("I")
+    values = np.asarray(image if deep or image.mode in ("1", "L") else image.convert("L"))
+    middle = 65535 / 2 if deep else 255 / 2
+    brightest = values.max()
+    if brightest <= 1:
+        return torch.from_numpy(values > 0)
+    if brightest < middle:
+        raise InputError(
+            f"{path}: expected a mask of black and white, or of 0 and 1, got values up to {brightest}; if they are ids"
+            " of classes, take data=class_masks"
+        )
+    return torch.from_numpy(values > middle)

@@ -1,0 +1,133 @@
+"""Where the objects of images are, in pixels of a crop: boxes and masks follow their image through resize and crop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from explainers.errors import InputError
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+Size = tuple[int, int]  # height, width, in pixels
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The square in the centre of a resized image, which a sample shows.
+
+    Args:
+        stored: height and width of the stored image.
+        resized: height and width of the resized image.
+        size: H and W, the side of the square, in pixels.
+    """
+
+    stored: Size
+    resized: Size
+    size: int
+
+    @property
+    def offset(self) -> Size:
+        """First row and first column of the square in the resized image, rounded down as in FFCV."""
+        return (self.resized[0] - self.size) // 2, (self.resized[1] - self.size) // 2
+
+    def of_mask(self, mask: Tensor) -> Tensor:
+        """The square of a mask that is resized like the image, by nearest neighbours.
+
+        Args:
+            mask: any type, (rows, columns); it may have another scale than the stored image.
+
+        Returns:
+            The same type, (H, W): of each pixel's centre, the value of `mask` there.
+
+        >>> mask = torch.arange(16).view(4, 4)
+        >>> Crop(stored=(4, 4), resized=(2, 2), size=2).of_mask(mask).tolist()
+        [[5, 7], [13, 15]]
+        """
+        rows, columns = (
+            ((2 * (torch.arange(self.size) + start) + 1) * own).div(2 * side, rounding_mode="floor")
+            for start, own, side in zip(self.offset, mask.shape, self.resized, strict=True)
+        )
+        return mask[rows][:, columns]
+
+
+class Truth(Protocol):
+    """Where the objects are in the images of a data set."""
+
+    def mask(self, position: int, crop: Crop) -> Tensor:
+        """The pixels of the object in the crop of the image at a position: boolean (H, W)."""
+
+    def contents(self, positions: Sequence[int]) -> Any:
+        """What the masks of these images depend on, besides the images: JSON-serialisable."""
+
+
+class Boxes:
+    """Boxes around the objects of images.
+
+    Args:
+        boxes: boxes of every image.
+        sizes: size of every image, in whose pixels its boxes are; the image may be stored at another scale. `None`:
+            boxes are in pixels of the stored images.
+    """
+
+    def __init__(self, boxes: Sequence[Sequence[Box]], sizes: Sequence[Size] | None = None) -> None:
+        self.boxes = boxes
+        self.sizes = sizes
+
+    def mask(self, position: int, crop: Crop) -> Tensor:
+        """See `Truth`.
+
+        Raises:
+            InputError: if the image has another aspect ratio than its boxes were drawn on.
+        """
+        drawn_on = crop.stored if self.sizes is None else self.sizes[position]
+        check_scale("boxes", drawn_on, crop.stored)
+        scale = (crop.resized[0] / drawn_on[0], crop.resized[1] / drawn_on[1])
+        return box_mask(self.boxes[position], crop.size, scale, crop.offset)
+
+    def contents(self, positions: Sequence[int]) -> Any:
+        """See `Truth`."""
+        boxes = [self.boxes[i] for i in positions]
+        return boxes if self.sizes is None else [boxes, [self.sizes[i] for i in positions]]
+
+
+def box_mask(boxes: Sequence[Box], size: int, scale: tuple[float, float], offset: Size) -> Tensor:
+    """Mark the pixels of a resized and cropped image whose centres lie in one of the boxes: boolean (H, W).
+
+    Args:
+        boxes: boxes, in pixels of the image that they were drawn on.
+        size: H and W, the side of the crop, in pixels.
+        scale: size of the resized image divided by that of the image with the boxes, (height, width).
+        offset: first (row, column) of the crop in the resized image.
+
+    >>> box_mask([(2, 0, 6, 2)], size=3, scale=(0.5, 0.5), offset=(0, 0)).int().tolist()  # columns 1 and 2 of row 0
+    [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
+    """
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    row, column = (torch.arange(size) + 0.5 + start for start in offset)
+    for left, top, right, bottom in boxes:
+        inside_rows = (row >= top * scale[0]) & (row < bottom * scale[0])
+        inside_columns = (column >= left * scale[1]) & (column < right * scale[1])
+        mask |= inside_rows[:, None] & inside_columns
+    return mask
+
+
+def check_scale(name: str, drawn_on: Size, stored: Size) -> None:
+    """Raise an InputError unless both sizes are one size at two scales; each side may be rounded to whole pixels.
+
+    Args:
+        name: what was drawn, for the message.
+        drawn_on: height and width of the mask, or of the image with the boxes.
+        stored: height and width of the stored image.
+
+    >>> check_scale("mask", (375, 500), (256, 341))
+    """
+    lowest = max((drawn - 1) / side for drawn, side in zip(drawn_on, stored, strict=True))
+    highest = min((drawn + 1) / side for drawn, side in zip(drawn_on, stored, strict=True))
+    if lowest >= highest:
+        (height, width), (rows, columns) = stored, drawn_on
+        raise InputError(
+            f"expected {name} of the image's size, {width} × {height} pixels, at any scale, got {columns} × {rows}:"
+            f" take the {name} and the image of one original"
+        )

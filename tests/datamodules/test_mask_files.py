@@ -1,0 +1,155 @@
+"""Masks follow their image through resize and crop, and what is missing or does not fit is named."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.decoding import CorruptImage
+from datamodules.masks import masked_images
+from datamodules.truth import Boxes, Crop, check_scale
+from explainers.errors import InputError
+
+
+def write_pair(root, name="a", size=(90, 60), box=(30, 12, 66, 36), scale=1, mode="1", ending="png"):
+    """A white object on black, and its mask in a mode of Pillow, at another scale."""
+    picture = np.zeros((size[1], size[0]), dtype=np.uint8)
+    picture[box[1] : box[3], box[0] : box[2]] = 255
+    for folder in ("images", "masks"):
+        (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).convert("RGB").save(root / "images" / f"{name}.bmp")
+    mask = Image.fromarray(picture).resize((round(size[0] * scale), round(size[1] * scale)), Image.Resampling.NEAREST)
+    {
+        "0 and 1": lambda: Image.fromarray(np.asarray(mask) // 255),
+        "16 bits": lambda: Image.fromarray(np.asarray(mask).astype(np.uint16) * 257),
+    }.get(mode, lambda: mask.convert(mode))().save(root / "masks" / f"{name}.{ending}")
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "0 and 1", "16 bits"])
+def test_the_mask_lies_on_the_object(tmp_path, mode):
+    write_pair(tmp_path, mode=mode)
+    sample = masked_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
+    assert torch.equal(sample["image"][0] > 127, sample["truth"])
+    assert sample["truth"].dtype == torch.bool and (sample["label"], sample["index"]) == (-1, 0)
+
+
+@pytest.mark.parametrize("size", [(40, 30), (30, 47), (64, 64)])
+@pytest.mark.parametrize("scale", [0.5, 1, 3])
+def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
+    width, height = size
+    write_pair(tmp_path, size=size)
+    mask = np.random.default_rng(0).random((round(height * scale), round(width * scale))) < 0.5
+    Image.fromarray(mask).save(tmp_path / "masks" / "a.png")
+    truth = masked_images(tmp_path, image_size=24, crop_fraction=0.8)[0]["truth"]
+    rows, columns = height * 30 // min(size), width * 30 // min(size)
+    for row in range(24):
+        for column in range(24):
+            y = ((rows - 24) // 2 + row + 0.5) / rows * len(mask)
+            x = ((columns - 24) // 2 + column + 0.5) / columns * len(mask[0])
+            assert truth[row, column] == mask[int(y + 1e-9), int(x + 1e-9)]
+
+
+def test_grey_edges_are_cut_in_their_middle(tmp_path):
+    write_pair(tmp_path)
+    Image.fromarray(np.array([[0, 100, 127, 128, 200, 255]] * 4, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
+    truth = masked_images(tmp_path, image_size=60, crop_fraction=1)[0]["truth"]
+    assert truth.any(0).nonzero()[0] == 30 and torch.equal(truth, truth[:1].expand(60, 60))
+
+
+def test_pairs_have_one_name_in_any_folder_and_what_is_alone_is_counted_and_named(tmp_path):
+    for name in ("b", "deep/a", "deep/c"):
+        write_pair(tmp_path, name)
+    (tmp_path / "masks" / "b.png").rename(tmp_path / "masks" / "z.png")
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(.\.\w+\) without (a mask|an image)") as warned:
+        dataset = masked_images(tmp_path, image_size=8)
+    assert sorted(str(each.message) for each in warned) == [
+        "left out: 1 file (b.bmp) without a mask",
+        "left out: 1 file (z.png) without an image",
+    ]
+    assert [dataset.path(i).name for i in range(len(dataset))] == ["a.bmp", "c.bmp"]
+    assert dataset.classes == [] and dataset.labels.tolist() == [-1, -1]
+
+
+def test_a_limit_keeps_images_with_their_masks(tmp_path):
+    for i in range(5):
+        write_pair(tmp_path, str(i), box=(10 * i, 0, 10 * i + 20, 60))
+    dataset = masked_images(tmp_path, image_size=40, crop_fraction=0.8, limit=2)
+    for i in range(2):
+        assert torch.equal(dataset[i]["image"][0] > 127, dataset[i]["truth"])
+    assert not torch.equal(dataset[0]["truth"], dataset[1]["truth"])
+
+
+def test_a_mask_of_another_size_is_named_with_both_sizes(tmp_path):
+    write_pair(tmp_path)
+    Image.new("1", (60, 90)).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(
+        InputError,
+        match=r"a.bmp: expected a mask \(a.png\) of the image's size, 90 × 60 pixels, at any scale, got 60 × 90: take",
+    ):
+        masked_images(tmp_path, image_size=8)[0]
+
+
+@pytest.mark.parametrize(
+    ("drawn_on", "stored", "fits"),
+    [
+        ((375, 500), (256, 341), True),  # both sides rounded down
+        ((375, 500), (188, 250), True),  # rounded up
+        ((375, 500), (256, 256), False),
+        ((375, 500), (500, 375), False),
+        ((14, 14), (224, 224), True),
+        ((224, 224), (240, 224), False),
+    ],
+)
+def test_a_common_scale_may_round_each_side_to_whole_pixels(drawn_on, stored, fits):
+    if fits:
+        check_scale("a mask", drawn_on, stored)
+    else:
+        with pytest.raises(InputError, match="at any scale, got"):
+            check_scale("a mask", drawn_on, stored)
+
+
+def test_boxes_may_be_in_pixels_of_a_larger_image():
+    crop = Crop((30, 40), (30, 40), 30)
+    small, large = Boxes([[(10, 3, 20, 15)]]), Boxes([[(20, 6, 40, 30)]], [(60, 80)])
+    assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
+    with pytest.raises(InputError, match="expected boxes of the image's size, 40 × 30 pixels"):
+        Boxes([[]], [(80, 60)]).mask(0, crop)
+
+
+def test_masks_that_cannot_be_read_are_named(tmp_path):
+    write_pair(tmp_path)
+    Image.fromarray(np.full((60, 90), 20, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(InputError, match="a.png: expected a mask of black and white, .* up to 20; .* data=class_masks"):
+        masked_images(tmp_path, image_size=8)[0]
+    (tmp_path / "masks" / "a.png").write_bytes(b"no image")
+    with pytest.raises(CorruptImage, match="a.png: expected an image, .* skip_corrupt=true"):
+        masked_images(tmp_path, image_size=8)[0]
+    dataset = masked_images(tmp_path, image_size=8, skip_corrupt=True)
+    with pytest.warns(UserWarning, match="left out: .*a.png"):
+        assert dataset[0] is None
+    assert dataset.corrupt.tolist() == [True]
+
+
+def test_wrong_folders_are_named(tmp_path):
+    with pytest.raises(InputError, match="expected a folder with images/ and masks/, got .*/gone"):
+        masked_images(tmp_path / "gone", image_size=8)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(InputError, match="expected a folder of masks, got .*/masks"):
+        masked_images(tmp_path, image_size=8)
+    write_pair(tmp_path)
+    (tmp_path / "masks" / "a.png").rename(tmp_path / "masks" / "a_mask.png")
+    with pytest.raises(InputError, match=r"got no name that is in both .*/images \(1 images\) and .*/masks \(1\)"):
+        masked_images(tmp_path, image_size=8)
+    write_pair(tmp_path), write_pair(tmp_path, ending="gif")
+    with pytest.raises(InputError, match=r"expected one file of each name in .*/masks, got two of 1 file \(a.gif\)"):
+        masked_images(tmp_path, image_size=8)
+
+
+def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):
+    write_pair(tmp_path)
+    before = masked_images(tmp_path, image_size=8).fingerprint()
+    write_pair(tmp_path, ending="tif")
+    (tmp_path / "masks" / "a.png").unlink()
+    other_file = masked_images(tmp_path, image_size=8).fingerprint()
+    assert before.keys() == other_file.keys() == {"image", "label", "truth"}
+    assert {name for name in before if before[name] != other_file[name]} == {"truth"}
