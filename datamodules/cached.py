@@ -54,6 +54,11 @@ class Cached(LightningDataModule):
         return self.images.classes
 
     @property
+    def templates(self) -> list[str]:
+        """See `Images`."""
+        return self.images.templates
+
+    @property
     def num_workers(self) -> int:
         """See `Images`."""
         return self.images.num_workers

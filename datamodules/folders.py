@@ -1,6 +1,6 @@
 """Class folders in the layout of ImageNet: <root>/<split>/<class>/<file>."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class ImageFolders(Images):
         eval_batch_size: see `Images`.
         num_workers: see `Images`.
         seed: see `Images`.
+        templates: see `Images`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ImageFolders(Images):
         eval_batch_size: int | None = None,
         num_workers: int = 4,
         seed: int = 0,
+        templates: Sequence[str] = (),
     ) -> None:
         shared = halve and splits.get("val") == splits.get("test")
 
@@ -91,4 +93,4 @@ class ImageFolders(Images):
             build("val", 0 if shared else None),
             build("test", 1 if shared else None),
         )
-        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed, templates)

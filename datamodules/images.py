@@ -35,6 +35,7 @@ class Images(LightningDataModule):
         eval_batch_size: images per evaluation batch and process; `None` takes `batch_size`.
         num_workers: loader processes, each with one thread; 0 decodes in the main process.
         seed: determines the training order.
+        templates: prompts for text heads, with `{}` where the name of a class belongs; empty for general ones.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Images(LightningDataModule):
         eval_batch_size: int | None = None,
         num_workers: int = 4,
         seed: int = 0,
+        templates: Sequence[str] = (),
     ) -> None:
         super().__init__()
         check_loading(batch_size, eval_batch_size, num_workers)
@@ -55,6 +57,7 @@ class Images(LightningDataModule):
         self.eval_batch_size = eval_batch_size or batch_size
         self.num_workers = num_workers
         self.seed = seed
+        self.templates = list(templates)
 
     def setup(self, stage: str | None = None) -> None:
         """Build the data sets of a stage, so that a wrong path is reported before anything is computed."""

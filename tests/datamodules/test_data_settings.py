@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 
 from datamodules.cached import Cached
-from datamodules.cifar import Upsampled
 from datamodules.datasets import ImageFiles
 from datamodules.digits import DigitImages, Digits
 from datamodules.ffcv import FFCV
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
 from datamodules.mura import mura
+from datamodules.torchvision_sets import ImageArrays
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 
@@ -49,7 +49,7 @@ def test_evaluation_batches_are_those_of_training_unless_told_otherwise(build):
     "build",
     [
         partial(ImageFiles, [], []),
-        partial(Upsampled, None, []),
+        partial(ImageArrays, None, [], [], []),
         partial(Digits, size=1),
         FFCV,
         partial(write_beton, "folder", "a.beton"),

@@ -1,5 +1,4 @@
 import json
-import pickle
 from functools import partial
 
 import numpy as np
@@ -8,7 +7,6 @@ import torch
 from PIL import Image
 
 from datamodules.boxes import annotated_images
-from datamodules.cifar import cifar
 from datamodules.datasets import ImageFiles, spread, unlabelled_images
 from datamodules.folders import ImageFolders, image_folder
 from datamodules.mura import mura
@@ -223,25 +221,6 @@ def test_classes_can_come_from_a_file_beside_the_annotations(tmp_path):
     (tmp_path / "classes.json").write_text('{"wnids": ["n01", "n02"], "names": ["tench", "goldfish"]}')
     assert annotated_images(tmp_path, image_size=8).classes == []
     assert annotated_images(tmp_path, image_size=8, classes="classes.json").classes == ["n01", "n02"]
-
-
-def test_cifar_is_read_as_torchvision_stores_it_and_upsampled(tmp_path, monkeypatch):
-    for name in ("CIFAR10", "CIFAR100"):
-        with pytest.raises(InputError, match=f"got no {name}; download it with torchvision"):
-            cifar(tmp_path, image_size=64, train=True, name=name)
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    pixels = np.random.default_rng(0).integers(0, 256, (10, 3072), dtype=np.uint8)
-    (folder / "test_batch").write_bytes(pickle.dumps({"data": pixels, "labels": list(range(10))}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    dataset = cifar(tmp_path, image_size=64, train=False, limit=5)
-    expected = Image.fromarray(pixels[4].reshape(3, 32, 32).transpose(1, 2, 0)).resize(
-        (64, 64), Image.Resampling.BICUBIC
-    )
-    assert torch.equal(dataset[2]["image"], torch.from_numpy(np.array(expected)).permute(2, 0, 1))
-    assert (dataset[2]["label"], dataset[2]["index"], len(dataset), len(dataset.classes)) == (4, 2, 5, 10)
-    assert [dataset[i]["label"] for i in range(5)] == dataset.labels.tolist()
 
 
 def test_each_real_folder_is_listed_once_however_many_links_lead_to_it(tmp_path):

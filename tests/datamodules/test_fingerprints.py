@@ -13,11 +13,11 @@ from PIL import Image
 
 from datamodules.boxes import annotated_images
 from datamodules.cached import Cached
-from datamodules.cifar import Upsampled
 from datamodules.datasets import ImageFiles, unlabelled_images
 from datamodules.digits import DOMAINS, TASKS, DigitImages, Digits
 from datamodules.folders import ImageFolders, image_folder
 from datamodules.images import Images
+from datamodules.torchvision_sets import ImageArrays
 from datamodules.truth import Boxes
 
 
@@ -45,15 +45,10 @@ def image_files(files, **settings):
     return ImageFiles(**{"paths": files, "labels": [0, 1, 1, 0], "image_size": 8, "truth": Boxes(BOXES)} | settings)
 
 
-def upsampled(files=None, **settings):
-    def stored(seed=0, targets=(0, 1, 0, 1)):
-        pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-        images = [(Image.fromarray(image), label) for image, label in zip(pixels, targets, strict=True)]
-        own = {"data": pixels, "targets": list(targets), "classes": ["a", "b"], "__getitem__": lambda _, i: images[i]}
-        return type("Stored", (), own)()
-
-    arguments = {"stored": {}, "chosen": (0, 1, 2), "image_size": 48} | settings
-    return Upsampled(**arguments | {"stored": stored(**arguments["stored"])})
+def image_arrays(files=None, seed=0, **settings):
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    arguments = {"labels": [0, 1, 0, 1], "classes": ["a", "b"], "chosen": (0, 1, 2), "image_size": 48}
+    return ImageArrays(**{"pixels": pixels} | arguments | settings)
 
 
 def digits(files=None, **settings):
@@ -70,8 +65,9 @@ CHANGES = {
         "crop_fraction": (lambda _: 0.5, {"image", "truth"}),
         "limit": (lambda _: 2, {"image", "label", "truth"}),
     },
-    upsampled: {
-        "stored": (lambda _: {"seed": 1}, {"image"}),
+    image_arrays: {
+        "pixels": (lambda _: image_arrays(seed=1).pixels, {"image"}),
+        "labels": (lambda _: [0, 1, 1, 1], {"label"}),
         "chosen": (lambda _: (0, 3, 2), {"image"}),
         "image_size": (lambda _: 64, {"image"}),
     },
@@ -91,10 +87,10 @@ EXCLUDED = {
         "classes": (["x", "y"], "names of classes are in no sample; class_names has them"),
         "skip_corrupt": (True, "decides whether a corrupt image is an error, and changes no sample"),
     },
-    upsampled: {},
+    image_arrays: {"classes": (["x", "y"], "names of classes are in no sample; class_names has them")},
     digits: {},
 }
-BUILT = {image_files: ImageFiles, upsampled: Upsampled, digits: Digits}
+BUILT = {image_files: ImageFiles, image_arrays: ImageArrays, digits: Digits}
 
 
 def entries(dataset):
@@ -189,7 +185,7 @@ def test_equal_samples_by_other_arguments_have_equal_fingerprints(paths):
     half = image_files(paths[::2], labels=[0, 1], truth=Boxes(BOXES[::2]))
     assert half.fingerprint() == image_files(paths, limit=2).fingerprint()
     assert image_files(paths, crop_fraction=0.8).fingerprint() == image_files(paths, crop_fraction=0.805).fingerprint()
-    assert upsampled(chosen=(0, 1)).fingerprint() != upsampled(chosen=(1, 0)).fingerprint()
+    assert image_arrays(chosen=(0, 1)).fingerprint() != image_arrays(chosen=(1, 0)).fingerprint()
 
 
 def test_an_image_and_its_label_moved_to_another_class_change_both(tmp_path):

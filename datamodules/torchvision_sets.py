@@ -1,0 +1,240 @@
+"""Data sets that torchvision reads, by name: batches with names of classes, and a test split where none is official."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.datasets import CIFAR10, CIFAR100, DTD, GTSRB, MNIST, SUN397, SVHN, EuroSAT, ImageFolder, StanfordCars
+from torchvision.transforms.functional import pil_to_tensor
+
+from datamodules.class_names import DIGIT_NAMES, LAND_USES, TRAFFIC_SIGNS
+from datamodules.datasets import ImageFiles, Sample, spread
+from datamodules.decoding import as_rgb, resize_short_side
+from datamodules.fingerprints import digest
+from datamodules.images import Images
+from explainers.errors import InputError, check_positive
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How torchvision reads a data set.
+
+    Attributes:
+        reader: torchvision's class.
+        place: where the files are, for messages.
+        classes: names of the classes in the order of their labels; empty if torchvision has names.
+        below: folder below the common root that `reader` takes as its root.
+        source: page to download it from, if torchvision cannot.
+    """
+
+    reader: Callable[..., Any]
+    place: str
+    classes: Sequence[str] = ()
+    below: str = ""
+    source: str = ""
+
+
+DATA_SETS = {
+    "CIFAR10": Stored(CIFAR10, "cifar-10-batches-py"),
+    "CIFAR100": Stored(CIFAR100, "cifar-100-python"),
+    "DTD": Stored(DTD, "dtd/dtd"),
+    "EuroSAT": Stored(EuroSAT, "eurosat/2750", LAND_USES),
+    "GTSRB": Stored(GTSRB, "gtsrb/GTSRB", TRAFFIC_SIGNS),
+    "MNIST": Stored(MNIST, "MNIST/raw", DIGIT_NAMES),
+    "RESISC45": Stored(
+        ImageFolder,
+        "NWPU-RESISC45",
+        below="NWPU-RESISC45",
+        source="https://www.tensorflow.org/datasets/catalog/resisc45",
+    ),
+    "StanfordCars": Stored(StanfordCars, "stanford_cars", source="https://github.com/pytorch/vision/issues/7545"),
+    "SUN397": Stored(SUN397, "SUN397"),
+    "SVHN": Stored(SVHN, "svhn", DIGIT_NAMES, below="svhn"),
+}
+"""torchvision's name → how it is read. RESISC45 is a folder of classes, which torchvision reads as any other."""
+
+HELD_OUT = 5
+"""Without an official test split, every fifth image is a test image: of the files, sorted by class and name."""
+
+
+class ImageArrays(Dataset[Sample]):
+    """Small square images in memory, scaled with bicubic interpolation.
+
+    Args:
+        pixels: uint8, (B, H, W) grey or (B, H, W, 3) RGB, with H = W.
+        labels: class index of every image.
+        classes: class names in the order of their labels.
+        chosen: positions of the samples in `pixels`.
+        image_size: side of the scaled images, in pixels.
+    """
+
+    def __init__(
+        self, pixels: np.ndarray, labels: Sequence[int], classes: Sequence[str], chosen: Sequence[int], image_size: int
+    ) -> None:
+        check_positive(image_size=image_size)
+        self.pixels = pixels
+        self.chosen = chosen
+        self.image_size = image_size
+        self.classes = list(classes)
+        self.labels = torch.tensor([int(labels[i]) for i in chosen])  # int64, one for each sample
+
+    def fingerprint(self) -> dict[str, str]:
+        """A hash for each entry of the samples: equal for equal contents in the same order."""
+        pixels = (self.pixels[i].tobytes() for i in self.chosen)
+        return {"image": digest(self.image_size, *pixels), "label": digest(self.labels.tolist())}
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Sample:
+        image = resize_short_side(as_rgb(Image.fromarray(self.pixels[self.chosen[index]])), self.image_size)
+        return {"image": pil_to_tensor(image).contiguous(), "label": int(self.labels[index]), "index": index}
+
+
+def torchvision_images(
+    root: str | Path,
+    name: str,
+    split: str,
+    image_size: int,
+    download: bool = False,
+    limit: int | None = None,
+    half: int | None = None,
+) -> ImageArrays | ImageFiles:
+    """Read a split of a data set of torchvision, as upright RGB images: short side scaled, centre cropped.
+
+    Of a data set without validation images, `val` are the test images. `RESISC45`, `EuroSAT` and `SUN397` have no
+    official splits in torchvision: see `HELD_OUT`.
+
+    Args:
+        root: folder of all data sets of torchvision.
+        name: one of `DATA_SETS`.
+        split: train, val or test.
+        image_size: side of the images, in pixels.
+        download: let torchvision download the data set if it is missing.
+        limit: maximum number of images, spread evenly over the split; `None` takes all.
+        half: see `image_folder`.
+
+    Raises:
+        InputError: if the name is unknown, or the data set is missing or incomplete.
+    """
+    if name not in DATA_SETS:
+        raise InputError(f"expected one of {', '.join(DATA_SETS)} for data.name, got {name}")
+    stored = DATA_SETS[name]
+    official = "val" if name == "DTD" else "test"
+    data = open_stored(root, name, official if split == "val" else split, download)
+    images, labels = images_and_labels(data)
+    chosen = list(range(len(labels)))
+    if not split_options(stored.reader, split):
+        chosen = [i for i in chosen if (i % HELD_OUT == HELD_OUT - 1) == (split != "train")]
+    if half is not None:
+        chosen = chosen[half::2]
+    chosen = [chosen[i] for i in spread(len(chosen), limit)]
+    classes = stored.classes or [readable_scene(each) for each in data.classes]
+    if isinstance(images, np.ndarray):
+        return ImageArrays(images, labels, classes, chosen, image_size)
+    paths = [images[i] for i in chosen]
+    return ImageFiles(paths, [int(labels[i]) for i in chosen], image_size, classes, crop_fraction=1.0)
+
+
+def split_options(reader: Callable[..., Any], split: str) -> dict[str, Any]:
+    """The argument by which a class of torchvision takes a split; empty if it has no splits.
+
+    >>> split_options(MNIST, "test"), split_options(GTSRB, "test"), split_options(EuroSAT, "test")
+    ({'train': False}, {'split': 'test'}, {})
+    """
+    options = {"train": split == "train", "split": split}
+    return {key: value for key, value in options.items() if key in inspect.signature(reader).parameters}
+
+
+def open_stored(root: str | Path, name: str, split: str, download: bool) -> Any:
+    """Build torchvision's own data set of a split, whose files it reads, and downloads only if it is asked to."""
+    stored = DATA_SETS[name]
+    own_root = Path(root) / stored.below
+    options = split_options(stored.reader, split)
+    downloads = download and not stored.source
+    if downloads:
+        own_root.mkdir(parents=True, exist_ok=True)
+        options["download"] = True
+    try:  # one process downloads, the others wait
+        with FileLock(own_root / f".{name}.lock") if downloads else nullcontext():
+            return stored.reader(str(own_root), **options)
+    except (RuntimeError, OSError) as error:
+        if downloads:
+            raise InputError(f"expected to download {name} to {own_root}, got an error: {error}") from error
+        advice = f"download it from {stored.source}, as torchvision cannot" if stored.source else ""
+        raise InputError(
+            f"expected the {split} images of {name} in {Path(root) / stored.place}, got none or a part of them:"
+            f" correct data.root, or {advice or 'let torchvision download them with data.download=true'}"
+        ) from error
+
+
+def images_and_labels(data: Any) -> tuple[np.ndarray | list[str], Sequence[int]]:
+    """What a data set of torchvision holds: uint8 arrays (B, H, W[, 3]) or files, and the labels."""
+    if hasattr(data, "data"):  # CIFAR, MNIST and SVHN
+        pixels = np.asarray(data.data)
+        channels_last = pixels.transpose(0, 2, 3, 1) if isinstance(data, SVHN) else pixels
+        return channels_last, list(data.labels if isinstance(data, SVHN) else data.targets)
+    if hasattr(data, "_image_files"):  # DTD and SUN397, which lists its files in no order
+        rows = list(zip(map(str, data._image_files), data._labels, strict=True))
+        rows = sorted(rows) if isinstance(data, SUN397) else rows
+    else:  # GTSRB and StanfordCars; EuroSAT and other folders
+        rows = data._samples if hasattr(data, "_samples") else data.samples
+    return [str(path) for path, _ in rows], [label for _, label in rows]
+
+
+def readable_scene(name: str) -> str:
+    """The name of a class of SUN397 in the order of English; other names stay.
+
+    >>> readable_scene("apse/indoor"), readable_scene("polka-dotted")
+    ('indoor apse', 'polka-dotted')
+    """
+    return " ".join(reversed(name.split("/")))
+
+
+class TorchvisionImages(Images):
+    """Batches from a data set that torchvision reads.
+
+    Args:
+        root: folder of all data sets of torchvision.
+        name: one of `DATA_SETS`.
+        image_size: side of the images, in pixels.
+        download: let torchvision download the data set if it is missing.
+        limit: split → maximum number of images, spread evenly; `None` takes all.
+        halve: if `val` and `test` are the same images, each takes every second of them.
+        templates: see `Images`.
+        batch_size: see `Images`.
+        eval_batch_size: see `Images`.
+        num_workers: see `Images`.
+        seed: see `Images`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        name: str,
+        image_size: int,
+        download: bool = False,
+        limit: Mapping[str, int | None] | None = None,
+        halve: bool = False,
+        templates: Sequence[str] = (),
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        num_workers: int = 4,
+        seed: int = 0,
+    ) -> None:
+        halves = {"val": 0, "test": 1} if halve and name != "DTD" else {}
+        build = partial(torchvision_images, root, name, image_size=image_size, download=download)
+        train, val, test = (
+            partial(build, split=split, limit=(limit or {}).get(split), half=halves.get(split))
+            for split in ("train", "val", "test")
+        )
+        super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed, templates)

@@ -1,0 +1,223 @@
+"""Data sets of torchvision, from a few images in the layout that torchvision reads."""
+
+import csv
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import composed
+from hydra.utils import instantiate
+from PIL import Image
+from scipy.io import savemat
+
+from datamodules.torchvision_sets import DATA_SETS, HELD_OUT, TorchvisionImages, torchvision_images
+from explainers.errors import InputError
+
+TRAIN, TEST = 10, 5  # images of each split, of the classes 0, 1, 0, 1, ...
+
+
+def noise(count, seed, side=8, channels=3):
+    shape = (count, side, side, channels)[: 3 + (channels > 1)]
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, "ppm" if path.suffix == ".ppm" else "png")  # no JPEG: it changes pixels
+
+
+def write_cifar(root, name):
+    folder = root / {"CIFAR10": "cifar-10-batches-py", "CIFAR100": "cifar-100-python"}[name]
+    folder.mkdir()
+    parts = {"CIFAR10": [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], "CIFAR100": ["train", "test"]}[name]
+    labels, meta, names = (
+        ("labels", "batches.meta", "label_names") if name == "CIFAR10" else ("fine_labels", "meta", "fine_label_names")
+    )
+    (folder / meta).write_bytes(pickle.dumps({names: ["airplane", "aquarium_fish"]}))
+    train, test = noise(TRAIN, 0, 32), noise(TEST, 1, 32)
+    for part, pixels in zip(parts, [*np.split(train, len(parts) - 1), test], strict=True):
+        rows = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
+        (folder / part).write_bytes(pickle.dumps({"data": rows, labels: [i % 2 for i in range(len(pixels))]}))
+    return train, test
+
+
+def write_mnist(root, name):
+    folder = root / "MNIST/raw"
+    folder.mkdir(parents=True)
+    splits = noise(TRAIN, 0, channels=1), noise(TEST, 1, channels=1)
+    for part, pixels in zip(("train", "t10k"), splits, strict=True):
+        header = b"".join(number.to_bytes(4, "big") for number in (0x803, *pixels.shape))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = np.arange(len(pixels), dtype=np.uint8) % 2
+        header = b"".join(number.to_bytes(4, "big") for number in (0x801, len(pixels)))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+    return splits
+
+
+def write_svhn(root, name):
+    (root / "svhn").mkdir()
+    splits = noise(TRAIN, 0), noise(TEST, 1)
+    for part, pixels in zip(("train", "test"), splits, strict=True):
+        labels = np.where(np.arange(len(pixels)) % 2, 1, 10)  # its digit 0 has the label 10
+        savemat(root / f"svhn/{part}_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": labels[:, None]})
+    return splits
+
+
+def write_gtsrb(root, name):
+    train, test = noise(TRAIN, 0), noise(TEST, 1)
+    order = sorted(range(TRAIN), key=lambda i: i % 2)
+    for i in order:
+        save(root / f"gtsrb/GTSRB/Training/{i % 2:05}/{i:05}.ppm", train[i])
+    for i in range(TEST):
+        save(root / f"gtsrb/GTSRB/Final_Test/Images/{i}.ppm", test[i])
+    with open(root / "gtsrb/GT-final_test.csv", "w") as file:
+        csv.writer(file, delimiter=";").writerows(
+            [["Filename", "ClassId"], *([f"{i}.ppm", i % 2] for i in range(TEST))]
+        )
+    return train[order], test
+
+
+def write_dtd(root, name):
+    train, test = noise(TRAIN, 0), noise(TEST, 1)
+    for part, pixels in (("train", train), ("val", test[::-1]), ("test", test)):
+        names = [f"{('banded', 'polka-dotted')[i % 2]}/{part}{i}.jpg" for i in range(len(pixels))]
+        for path, image in zip(names, pixels, strict=True):
+            save(root / "dtd/dtd/images" / path, image)
+        (root / "dtd/dtd/labels").mkdir(exist_ok=True)
+        (root / f"dtd/dtd/labels/{part}1.txt").write_text("\n".join(names))
+    return train, test
+
+
+def write_cars(root, name):
+    folder, splits = root / "stanford_cars", (noise(TRAIN, 0), noise(TEST, 1))
+    (folder / "devkit").mkdir(parents=True)
+    savemat(folder / "devkit/cars_meta.mat", {"class_names": np.array(["AM Hummer 2000", "Acura RL 2012"], object)})
+    files = ("devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat")
+    for part, file, pixels in zip(("train", "test"), files, splits, strict=True):
+        rows = np.array([(f"{i}.jpg", i % 2 + 1) for i in range(len(pixels))], [("fname", object), ("class", object)])
+        savemat(folder / file, {"annotations": rows})
+        for i, image in enumerate(pixels):
+            save(folder / f"cars_{part}/{i}.jpg", image)
+    return splits
+
+
+def write_folders(root, name):
+    """EuroSAT, RESISC45 and SUN397: files of classes, of which every fifth is a test image."""
+    folder = root / DATA_SETS[name].place
+    pixels = noise(TRAIN + TEST, 0)
+    names = ("a/abbey", "a/apse/indoor") if name == "SUN397" else ("AnnualCrop", "Forest")
+    for i, image in enumerate(pixels):
+        save(folder / names[i >= 8] / f"sun_{i:02}.jpg", image)
+    if name == "SUN397":
+        (folder / "ClassName.txt").write_text("".join(f"/{each}\n" for each in names))
+    held_out = np.arange(len(pixels)) % HELD_OUT == HELD_OUT - 1
+    return pixels[~held_out], pixels[held_out]
+
+
+FOLDERS = ("EuroSAT", "RESISC45", "SUN397")
+WRITERS = {"CIFAR10": write_cifar, "CIFAR100": write_cifar, "MNIST": write_mnist, "SVHN": write_svhn}
+WRITERS |= {"GTSRB": write_gtsrb, "DTD": write_dtd, "StanfordCars": write_cars} | dict.fromkeys(FOLDERS, write_folders)
+CLASSES = {
+    "CIFAR10": ["airplane", "aquarium_fish"],
+    "CIFAR100": ["airplane", "aquarium_fish"],
+    "DTD": ["banded", "polka-dotted"],
+    "EuroSAT": ["annual crops", "forest"],
+    "GTSRB": ["speed limit 20 km/h", "speed limit 30 km/h"],
+    "MNIST": ["0", "1"],
+    "RESISC45": ["AnnualCrop", "Forest"],
+    "StanfordCars": ["AM Hummer 2000", "Acura RL 2012"],
+    "SUN397": ["abbey", "indoor apse"],
+    "SVHN": ["0", "1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """Sums of files are those of the whole data sets."""
+    for module in ("cifar", "svhn"):
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda path, _: Path(path).is_file())
+
+
+def as_sample(pixels, size):
+    """Resized by Pillow, grey repeated: (3, size, size)."""
+    image = Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC).convert("RGB")
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_images_of_a_split_are_those_on_disk(name, tmp_path):
+    train, test = WRITERS[name](tmp_path, name)
+    for split, pixels in (("train", train), ("test", test)):
+        dataset = torchvision_images(tmp_path, name, split, image_size=16)
+        assert len(dataset) == len(pixels) and dataset.classes[:2] == CLASSES[name]
+        for i, image in enumerate(pixels):
+            sample = dataset[i]
+            assert torch.equal(sample["image"], as_sample(image, 16)) and sample["image"].is_contiguous()
+            assert (sample["index"], sample["label"]) == (i, dataset.labels[i])
+        assert dataset.fingerprint().keys() == {"image", "label"}
+    assert dataset.labels.tolist() == ([0, 1, 1] if name in FOLDERS else [0, 1, 0, 1, 0])
+    assert len(dataset.classes) == len(DATA_SETS[name].classes or CLASSES[name])
+
+
+@pytest.mark.parametrize("name", ["MNIST", "EuroSAT", "DTD"])
+def test_validation_images_are_the_test_images_unless_halved_or_official(name, tmp_path):
+    _, test = WRITERS[name](tmp_path, name)
+    val, halved, limited = (
+        TorchvisionImages(str(tmp_path), name, 8, limit=limit, halve=halve, num_workers=0)
+        for limit, halve in ((None, False), (None, True), ({"test": 2}, False))
+    )
+    images = {
+        key: [sample["image"].tolist() for sample in each]
+        for key, each in {
+            "val": val.dataset("val"),
+            "test": val.dataset("test"),
+            "halved val": halved.dataset("val"),
+            "halved test": halved.dataset("test"),
+            "limited": limited.dataset("test"),
+        }.items()
+    }
+    if name == "DTD":
+        assert images["val"] == images["test"][::-1] == images["halved val"]
+    else:
+        assert images["val"] == images["test"]
+        assert (images["halved val"], images["halved test"]) == (images["test"][::2], images["test"][1::2])
+    assert len(images["limited"]) == 2
+
+
+def test_the_data_sets_of_the_configs_have_names_and_prompts(tmp_path):
+    WRITERS["MNIST"](tmp_path, "MNIST")
+    data = instantiate(composed("data=mnist", f"data_dir={tmp_path}", folder=tmp_path).data)
+    data.setup("fit")
+    assert data.classes == list("0123456789")
+    assert [template.format("7") for template in data.templates] == [
+        'a photo of the digit "7".',
+        'the handwritten digit "7".',
+    ]
+    assert composed("data=cifar100", folder=tmp_path).data.name == "CIFAR100"
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_missing_files_are_named_with_the_option_that_fetches_them(name, tmp_path):
+    with pytest.raises(InputError) as raised:
+        torchvision_images(tmp_path, name, "train", 8)
+    line = str(raised.value)
+    assert f"train images of {name} in {tmp_path / DATA_SETS[name].place}, got none" in line and "\n" not in line
+    assert ("data.download=true" in line) == (name not in ("StanfordCars", "RESISC45"))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_download_is_torchvisions_and_only_on_request(tmp_path, monkeypatch):
+    asked = []
+
+    def download(self):
+        asked.append(self.root)
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", download)
+    with pytest.raises(InputError, match="expected to download MNIST to .*, got an error: no network"):
+        torchvision_images(tmp_path, "MNIST", "test", 8, download=True)
+    assert asked == [str(tmp_path)]
+    with pytest.raises(InputError, match="expected one of CIFAR10, .* for data.name, got Mnist"):
+        torchvision_images(tmp_path, "Mnist", "test", 8)
