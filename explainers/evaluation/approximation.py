@@ -147,6 +147,7 @@ class TwoPointStudy(LightningModule):
         self.register_buffer("near", neighbourhoods(grid, hops), persistent=False)
         self.patch_rows = CatMetric(nan_strategy="disable")  # one row for each image and patch
         self.results: dict[str, dict[str, Any]] = {}
+        self.scores = None  # its numbers are of patches
         self.measured: dict[str, Any] = {}
 
     @property

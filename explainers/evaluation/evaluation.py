@@ -1,6 +1,5 @@
 """Measures explainers of one target on the same images, classes and perturbations."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
@@ -8,13 +7,13 @@ from typing import Any, Literal, get_type_hints
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import SumMetric
 
 from explainers import Explanation, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
 from explainers.evaluation.checks import check_heatmaps, check_reference, check_target
 from explainers.evaluation.passes import explain, forward_passes
 from explainers.evaluation.probes import PROBES, ExplainedBatch, Probe, Probes
+from explainers.evaluation.summary import Indices, summary
 from explainers.evaluation.sweep import Order, Sweep, ranked
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.accuracy import Accuracy
@@ -22,9 +21,9 @@ from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metric
 from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
-from explainers.metrics.means import numbers
 from explainers.metrics.numbers import NUMBERS, Numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
+from explainers.results.scores import ImageScores
 from explainers.target import TargetModel
 from explainers.target.inputs import check_labels
 
@@ -125,7 +124,7 @@ class Evaluation:
 
 
 class EvaluationModule(LightningModule):
-    """Measures explainers in `Trainer.test`; afterwards `results` holds a dictionary of numbers for each of them.
+    """Measures explainers in `Trainer.test`; afterwards `results` holds the numbers of each, `scores` those of images.
 
     Besides what its settings name, it measures the accuracy of explainers that are classifiers, on labelled images; the
     forward passes of the target for each image; the explained images per second of one process, without the first
@@ -159,8 +158,9 @@ class EvaluationModule(LightningModule):
         self.probes = Probes(settings.probes, self._sweep(settings.removals[0], "patches"))
         self.metrics = nn.ModuleList(nn.ModuleDict(settings.metrics()) for _ in self.names)
         self.accuracy = Accuracy()
-        self.images = SumMetric()
+        self.index = Indices()
         self.results: dict[str, dict[str, Any]] = {}
+        self.scores: ImageScores | None = None
         self.measured: dict[str, Any] = {}
         self.batches = 0
         """Number of batches that this process has measured; a batch of an earlier number is skipped."""
@@ -190,7 +190,7 @@ class EvaluationModule(LightningModule):
         logits = self.target.classify(self.target.embed(normalised))
         predicted = logits.argmax(-1)
         self.accuracy.update(predicted, batch["label"])
-        self.images.update(len(logits))
+        self.index.update(batch["index"])
         if self.settings.classes == "label":
             check_labels(batch["label"], self.target.num_classes, "evaluation.classes=predicted")
         classes = predicted if self.settings.classes == "predicted" else batch["label"]
@@ -239,14 +239,11 @@ class EvaluationModule(LightningModule):
                 metrics[metric].update(explained[name].heatmaps, explained[reference].heatmaps)
 
     def on_test_epoch_end(self) -> None:
-        with warnings.catch_warnings():
-            # A metric without an update is NaN and left out; all processes compute all metrics, or they would deadlock
-            warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")
-            self.results = {name: numbers(metrics) for name, metrics in self._metrics()}
-            for name, explainer in self.explainers.items():
-                if name in self.results and getattr(explainer, "ignores_classes", False):
-                    self.results[name]["ignores_classes"] = True
-            measured = {"accuracy": self.accuracy.compute().item(), "images": int(self.images.compute())}
+        self.results, self.scores = summary(dict(self._metrics()), self.index)
+        for name in self.results:
+            if getattr(self.explainers[name], "ignores_classes", False):
+                self.results[name]["ignores_classes"] = True
+        measured = {"accuracy": self.accuracy.compute().item(), "images": len(self.scores.index)}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
         self.measured |= {"precision": self.trainer.precision}
         logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}

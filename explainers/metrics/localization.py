@@ -6,10 +6,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
 from explainers.errors import InputError, checks_choices
-from explainers.metrics.means import MeanOfImages
+from explainers.metrics.means import MeanOfImages, PerImage
 
 Localized = Literal["pointing_game", "average_precision", "segmentation"]
 
@@ -173,7 +173,7 @@ class AveragePrecision(MeanOfImages):
         self.add(average_precision(heatmaps, truth))
 
 
-class Segmentation(Metric):
+class Segmentation(PerImage):
     """Pixel accuracy, mIoU and mAP of `segmentation` (Chefer et al., 2021); images with an empty `truth` are left out.
 
     `compute` returns a dictionary of:
@@ -190,37 +190,33 @@ class Segmentation(Metric):
     """
 
     columns = {"pixel_accuracy": "Pixel accuracy ↑", "mean_iou": "mIoU ↑", "mean_average_precision": "mAP ↑"}
-    full_state_update = False
     higher_is_better = True
-    total: Tensor
-    products: Tensor
-    images: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        for name, shape in (("total", (3,)), ("products", (3, 3)), ("images", ())):
-            self.add_state(name, torch.zeros(shape, dtype=torch.double), dist_reduce_fx="sum")
+        super().__init__(width=3)
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
         """Add images, with the arguments of `segmentation`."""
-        numbers = torch.stack(segmentation(heatmaps, truth), 1)  # (B, 3)
-        numbers = numbers[~numbers.isnan().any(1)]
-        self.total += numbers.sum(0)
-        self.products += numbers.T @ numbers
-        self.images += len(numbers)
+        self.keep(torch.stack(segmentation(heatmaps, truth), 1))
+
+    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+        intersection, union, precision = rows.unbind(1)  # mIoU is a ratio of sums over images, of none alone
+        return {"pixel_accuracy": 1 + intersection - union, "mean_average_precision": precision}
 
     def compute(self) -> dict[str, Tensor]:
-        mean = self.total / self.images
+        rows = self.rows()
+        rows = rows[~rows.isnan().any(1)]
+        mean = rows.mean(0)
         intersection, union, precision = mean
         outside, not_both = 1 - union, 1 - intersection  # union and intersection of the background
         results = 1 + intersection - union, (intersection / union + outside / not_both) / 2, precision
         result = dict(zip(self.columns, results, strict=True))
-        if self.images > 1:
+        if len(rows) > 1:
             gradients = torch.diag(torch.ones_like(mean))  # gradients of `results` with respect to `mean`
             gradients[0, 1] = -1
             gradients[1, 0] = (1 / union + outside / not_both.square()) / 2
             gradients[1, 1] = -(intersection / union.square() + 1 / not_both) / 2
-            covariance = (self.products / self.images - mean.outer(mean)) / (self.images - 1)  # of `mean`
+            covariance = rows.T.cov() / len(rows)  # of `mean`
             variances = (gradients @ covariance @ gradients.T).diagonal().clamp(min=0)
             result |= {f"{name}_error": error for name, error in zip(self.columns, variances.sqrt(), strict=True)}
         return result

@@ -1,55 +1,124 @@
-"""Means over images with standard errors, and a dictionary of the values of several metrics."""
+"""Numbers of single images, their means with standard deviations and errors, and the values of several metrics."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 
-class MeanOfImages(Metric):
-    """Mean over images of one number per image, with its standard error. Images whose number is NaN are left out."""
+def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the mean, the standard deviation and the standard error of the mean over images, of each column.
+
+    The standard deviation is that of the images (with n − 1); the standard error is the standard deviation / √n.
+
+    Args:
+        numbers: float64, (images, n); NaN is left out.
+
+    Returns:
+        float64, (n,) each; NaN for a mean of no image, and for the others of a single image.
+
+    >>> [value.item() for value in moments(torch.tensor([[1.0], [3.0], [torch.nan]]))]
+    [2.0, 1.4142..., 1.0]
+    """
+    count = (~numbers.isnan()).sum(0).double()
+    mean = numbers.nanmean(0)
+    variance = (numbers - mean).square().nansum(0) / (count - 1).clamp(min=1)
+    deviation = variance.sqrt().masked_fill(count < 2, torch.nan)
+    return mean, deviation, deviation / count.sqrt()
+
+
+class PerImage(Metric):
+    """Keeps numbers of every image, so that explainers can be compared on the same images.
+
+    Every batch adds a row for each of its images, in their order; NaN where an image has no number. The memory is
+    8 · `width` bytes per image.
+
+    Args:
+        width: how many numbers an image has.
+    """
 
     full_state_update = False
-    higher_is_better = True
-    total: Tensor
-    squares: Tensor
-    count: Tensor
+    kept: list[Tensor]
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 1) -> None:
         super().__init__()
-        for name in ("total", "squares", "count"):
-            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
+        self.width = width
+        self.add_state("kept", [], dist_reduce_fx="cat")
+
+    def keep(self, numbers: Tensor) -> None:
+        """Add the numbers of some images, (B, width)."""
+        self.kept = [torch.cat([*self.kept, numbers.double()])]  # one tensor, which an unfinished test saves
+
+    def rows(self) -> Tensor:
+        """The numbers of all images, float64 (images, width): of this process, or within a `sync_context` of all."""
+        if isinstance(self.kept, Tensor):  # after the states of several processes were joined
+            return self.kept.double().view(-1, self.width)
+        return torch.cat(self.kept) if self.kept else torch.zeros(0, self.width, dtype=torch.double, device=self.device)
+
+    def scores(self, name: str) -> dict[str, Tensor]:
+        """Name → number of each image of all processes, (images,), in the order in which they were added.
+
+        Args:
+            name: name of the metric; a metric of several numbers has own names.
+        """
+        with self.sync_context():
+            return self.named(name, self.rows())
+
+    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+        """The columns of `rows` that are numbers of results, by their names."""
+        return {name: rows[:, 0]}
+
+
+class MeanOfImages(PerImage):
+    """Mean over images of one number per image, with its standard error. Images whose number is NaN are left out."""
+
+    higher_is_better = True
 
     def add(self, values: Tensor) -> None:
-        """Add the numbers of some images, (B,)."""
-        values = values[~values.isnan()].double()
-        self.total += values.sum()
-        self.squares += values.square().sum()
-        self.count += len(values)
+        """Add the numbers of all images of a batch, (B,)."""
+        self.keep(values[:, None])
 
     def compute(self) -> Tensor:
-        return (self.total / self.count).float()
+        return moments(self.rows())[0][0].float()
 
     def standard_error(self) -> Tensor:
         """Return the standard error of the mean, over the images of all processes; NaN for a single image."""
         with self.sync_context():
-            variance = (self.squares / self.count - (self.total / self.count).square()).clamp(min=0)
-            return (variance / (self.count - 1)).sqrt().float()
+            return moments(self.rows())[2][0].float()
 
 
-def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute several metrics: name → number, with standard errors as `<name>_error`; NaN is left out.
+def image_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Name → number of each image, (images,), of the metrics that keep them.
+
+    Args:
+        metrics: name → metric.
+    """
+    scores: dict[str, Tensor] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, MetricCollection):
+            scores |= image_scores(dict(metric.items()))
+        elif isinstance(metric, PerImage):
+            scores |= metric.scores(name)
+    return scores
+
+
+def numbers(metrics: Mapping[str, Any], scores: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Compute several metrics: name → number; NaN is left out.
+
+    A mean over images has its standard error, `<name>_error`, and the standard deviation of images, `<name>_sd`.
 
     Args:
         metrics: name → metric. A metric that computes a dictionary names its numbers by the keys.
+        scores: the `image_scores` of the metrics.
     """
     computed: dict[str, Tensor] = {}
     for name, metric in metrics.items():
         value = metric.compute()
         computed |= value if isinstance(value, dict) else {name: value}
-        if isinstance(metric, MeanOfImages):
-            computed[f"{name}_error"] = metric.standard_error()
+    for name, values in scores.items():
+        _, deviation, error = (value[0] for value in moments(values[:, None]))
+        computed |= {f"{name}_error": error, f"{name}_sd": deviation}
     plain = {name: value.tolist() for name, value in computed.items()}
     return {name: value for name, value in plain.items() if value == value}

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import level_sizes, most_important
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve
+from explainers.metrics.means import PerImage, moments
 from explainers.sampling import random_patches
 
 TIES = 0x7E5
@@ -98,8 +98,8 @@ def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
     return {f"{name}{suffix}": f"{CURVES[name].title}{note}" for name in curves}
 
 
-class PerturbationCurves(Metric):
-    """Mean areas and mean curves of perturbation sweeps, over images.
+class PerturbationCurves(PerImage):
+    """Mean areas and mean curves of perturbation sweeps, over images. The areas of every image are kept.
 
     `compute` returns a dictionary of:
 
@@ -129,18 +129,13 @@ class PerturbationCurves(Metric):
 
     higher_is_better = None  # differs between the curves
     is_differentiable = False
-    full_state_update = False
-    images: Tensor
-    counts: Tensor
-    totals: Tensor
-    squares: Tensor
     points: Tensor
 
     @checks_choices
     def __init__(
         self, num_patches: int, curves: Sequence[Curve], levels: int = 21, empty: bool = True, removal: str = ""
     ) -> None:
-        super().__init__()
+        super().__init__(len(curves))
         if levels < 3 and not empty:
             raise InputError(f"expected levels of at least 3 to leave out the empty image, got levels={levels}")
         self.curves = tuple(curves)
@@ -153,9 +148,6 @@ class PerturbationCurves(Metric):
         sides = [((s.whole * bool(s.removed), s.removed), (s.whole * (not s.removed), s.preserved)) for s in shapes]
         self.factors = torch.tensor(sides).double().view(-1, 2, 2)
         self.means = torch.tensor([shape.mean for shape in shapes], dtype=torch.bool)
-        self.add_state("images", torch.tensor(0), dist_reduce_fx="sum")
-        for name in ("counts", "totals", "squares"):
-            self.add_state(name, torch.zeros(len(shapes), dtype=torch.double), dist_reduce_fx="sum")
         self.add_state("points", torch.zeros(len(shapes), levels, dtype=torch.double), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor) -> None:
@@ -163,12 +155,7 @@ class PerturbationCurves(Metric):
         sides = outputs[:, self.quantities].double()  # (B, curves, 2, Q)
         factors = self.factors.to(outputs.device)
         sides = factors[..., :1] * sides[:, :, :1, :1] + factors[..., 1:] * sides
-        areas = self._areas(sides)  # (B, curves)
-        known = ~areas.isnan()
-        self.images += len(outputs)
-        self.counts += known.sum(0)
-        self.totals += areas.nan_to_num().sum(0)
-        self.squares += areas.nan_to_num().square().sum(0)
+        self.keep(self._areas(sides))
         self.points += sides.sum(2).nan_to_num().sum(0)
 
     def _areas(self, sides: Tensor) -> Tensor:
@@ -180,11 +167,14 @@ class PerturbationCurves(Metric):
         means = torch.stack([values.mean(-1) for values, _ in parts]).sum(0)
         return torch.where(self.means.to(sides.device), means, areas)
 
+    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+        return dict(zip(curve_columns(self.curves, self.removal), rows.unbind(1), strict=True))
+
     def compute(self) -> dict[str, Tensor]:
-        count = self.counts
-        mean = self.totals / count
-        errors = ((self.squares / count - mean.square()).clamp(min=0) / (count - 1)).sqrt()
-        result = {"images": self.images, "sparsity": self.sparsity}
+        areas = self.rows()
+        count = (~areas.isnan()).sum(0)
+        mean, _, errors = moments(areas)
+        result = {"images": torch.tensor(len(areas)), "sparsity": self.sparsity}
         for number, name in enumerate(curve_columns(self.curves, self.removal)):
             if count[number] > 0:
                 result |= {name: mean[number], f"{name}_curve": self.points[number] / count[number]}

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.results.reading import load
+from explainers.results.scores import ImageScores, load_scores, write_scores
 from explainers.results.settings import explainers_of, hash_files, settings_of
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, first_difference, versions
@@ -21,6 +22,7 @@ class Measured(Protocol):
     """A module after `Trainer.test`, such as `EvaluationModule`."""
 
     results: dict[str, dict[str, Any]]
+    scores: ImageScores | None
 
     @property
     def columns(self) -> dict[str, str]: ...
@@ -79,6 +81,7 @@ class ResultsFile:
             **{part: {task: earlier[part][task] for task in kept} for part in ("identity", "columns", "settings")},
             "results": rows,
         }
+        self.scores = load_scores(path, rows)
 
     def _unchanged(self, task: str, rows: list[str], earlier: Any, now: Any) -> list[str]:
         """The explainers of a task whose numbers are kept: all if this command does not measure the task."""
@@ -143,4 +146,8 @@ class ResultsFile:
             values = self.content[name] | {task: value}
             self.content[name] = {task: values[task] for task in self.content["config"]["tasks"] if task in values}
         self.record["measured"][task] = list(evaluation.results)
+        if evaluation.scores is not None:
+            kept_scores = self.scores.get(task, evaluation.scores)
+            self.scores[task] = kept_scores.joined(evaluation.scores).only(rows)
+        write_scores(self.path, self.scores)
         write_atomically(self.path, json.dumps(self.content, indent=2))

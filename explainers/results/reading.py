@@ -61,7 +61,7 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
             first, other = measured.setdefault(task, (path, identity))
             _check_alike(f"{task} in {first} and {path}", other, identity)
             measured[task] = first, identity | other
-            merged, names = results.setdefault(task, {}), _names(content, task)
+            merged, names = results.setdefault(task, {}), names_in_tables(content, task)
             for name, written in explainers.items():
                 numbers = {names.get(key, key): value for key, value in written.items()}
                 if name in merged and _without_costs(merged[name]) != _without_costs(numbers):
@@ -81,15 +81,15 @@ def read_columns(files: Sequence[str | Path]) -> dict[str, str]:
     for path in files:
         content = load(path)
         for task, columns in content.get("columns", {}).items():
-            names = _names(content, task)
+            names = names_in_tables(content, task)
             titles |= {names.get(key, key): title for key, title in columns.items()}
     return titles
 
 
-def _names(content: Mapping[str, Any], task: str) -> dict[str, str]:
+def names_in_tables(content: Mapping[str, Any], task: str) -> dict[str, str]:
     """Name of a number in a file → its name in tables of several files."""
     k = re.fullmatch(r"IoU@(\d+).*", content.get("columns", {}).get(task, {}).get("iou", ""))
-    return {"iou": f"iou_{k[1]}", "iou_error": f"iou_{k[1]}_error"} if k else {}
+    return {f"iou{part}": f"iou_{k[1]}{part}" for part in ("", "_error", "_sd")} if k else {}
 
 
 def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.apply_func import apply_to_collection
 from torchmetrics import Metric
 
 from explainers.errors import InputError
@@ -131,7 +132,8 @@ class UnfinishedTest(Callback):
             return
         for name, metric in _metrics(pl_module).items():
             for part, value in state["metrics"][name].items():
-                setattr(metric, part, value.to(pl_module.device))  # pictures stay on the CPU
+                there = apply_to_collection(value, torch.Tensor, lambda each: each.to(pl_module.device))
+                setattr(metric, part, there)  # pictures stay on the CPU
             metric._update_count = state["updates"][name]
         for pictures in _pictures(trainer):
             pictures.rows = state["pictures"]

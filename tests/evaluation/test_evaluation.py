@@ -223,11 +223,31 @@ def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
     assert row.keys() >= {*probes, "rank_correlation", "forward_passes", "images_per_second"}
     without_title = {name for name in row if name not in evaluation.columns}
     others = {"images", "sparsity", "ignores_classes"}
-    assert all(name in others or name.endswith(("_error", "_curve")) for name in without_title)
+    assert all(name in others or name.endswith(("_error", "_sd", "_curve")) for name in without_title)
     assert row["max_sensitivity"] > 0.5 and row["randomisation"] == pytest.approx(row["randomisation"])
     assert weights_hash(target) == before
     passes = evaluation.forward_passes
     assert passes["perturbations"] == 1 + 2 * (2 * 3 - 4) + 2 * 10 + 100
+
+
+def test_scores_are_the_numbers_of_single_images_in_the_order_of_the_data(target, grid, digits):
+    settings = Evaluation(grid, levels=3, removals=["zero", "black"], probes=["saco"], reference="oracle", k=3)
+
+    def measure(samples):
+        evaluation = settings(target, both(target, grid))
+        Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(samples, batch_size=2), verbose=False)
+        return evaluation
+
+    scores = measure([digits[i] for i in (5, 1)]).scores
+    assert scores.index.tolist() == [1, 5]
+    names = {"fidelity_plus", "relevance_gain_black", "saco", "pointing_game", "rank_correlation"}
+    assert names <= scores.rows["chance"].keys() and "rank_correlation" not in scores.rows["oracle"]
+    for place, image in enumerate(scores.index.tolist()):
+        alone = measure([digits[image]]).results
+        for name, row in scores.rows.items():
+            assert row.keys() == scores.rows[name].keys() and row["saco"].dtype == torch.float32
+            found = {number: values[place].item() for number, values in row.items()}
+            assert found == pytest.approx({number: alone[name][number] for number in row}, abs=1e-5)
 
 
 def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch):

@@ -85,7 +85,7 @@ def test_images_without_an_object_do_not_count():
     metric.update(heatmaps[3:], truth[3:])
     assert metric.compute() == pytest.approx(1 / 3)
     assert metric.standard_error() == pytest.approx(1 / 3)  # the root of (1/3 · 2/3) / 2
-    assert metric.count == 3
+    assert metric.rows().isnan().flatten().tolist() == [False, False, True, False]
 
 
 def test_average_precision_is_that_of_all_pixels(heatmaps, truth):

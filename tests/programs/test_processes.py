@@ -155,6 +155,9 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
         assert rows[1][key]["images"] == expected["images"] == 7
         for name in expected.keys() - {"images_per_second"}:
             assert rows[1][key][name] == pytest.approx(expected[name], abs=1e-5), (key, name)
+    of_images = [load_file(tmp_path / name / "results_scores.safetensors") for name in ("one", "two")]
+    torch.testing.assert_close(of_images[1], of_images[0], atol=1e-5, rtol=1e-4)
+    assert of_images[0]["odd/index"].tolist() == list(range(7)) and len(of_images[0]["odd/oracle/saco"]) == 7
     one, two = (read_pictures(tmp_path / name / "pictures" / "odd.safetensors", ["oracle"]) for name in ("one", "two"))
     assert [picture.name for picture in one] == [picture.name for picture in two] == ["image 0", "image 3", "image 6"]
     for first, second in zip(one, two, strict=True):

@@ -59,13 +59,16 @@ def run(tmp_path, make_target, grid):
         except (Killed, SystemExit):
             return None
         unfinished.remove()
-        return evaluation.results
+        return evaluation
 
     return measure
 
 
-def without_speed(results):
-    return {name: {k: v for k, v in row.items() if k != "images_per_second"} for name, row in results.items()}
+def without_speed(evaluation):
+    rows = evaluation.results.items()
+    numbers = {name: {k: v for k, v in row.items() if k != "images_per_second"} for name, row in rows}
+    scores = evaluation.scores
+    return numbers, scores.index.tolist(), {name: scores.rows[name]["saco"].tolist() for name in scores.rows}
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ class Measured:
 
     columns = {"fidelity_plus": "Fidelity⁺ ↑"}
 
-    def __init__(self, results, identity):
-        self.results, self.identity = results, lambda: identity
+    def __init__(self, results, identity, scores=None):
+        self.results, self.identity, self.scores = results, lambda: identity, scores
 
 
 def changed(key, value):

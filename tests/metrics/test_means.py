@@ -1,0 +1,62 @@
+import math
+import statistics
+
+import pytest
+import torch
+
+from explainers.metrics.localization import Localization
+from explainers.metrics.means import MeanOfImages, image_scores, moments, numbers
+from explainers.metrics.perturbation import PerturbationCurves
+
+
+class Given(MeanOfImages):
+    def update(self, values):
+        self.add(values)
+
+
+VALUES = torch.tensor([3.0, torch.nan, 1.0, 0.5, torch.nan, 7.0])
+
+
+def test_moments_are_those_of_the_known_numbers_of_each_column():
+    numbers = torch.stack([VALUES, torch.full((6,), torch.nan), torch.tensor([2.0, *[torch.nan] * 5])], 1)
+    mean, deviation, error = (column.tolist() for column in moments(numbers.double()))
+    known = [value for value in VALUES.tolist() if value == value]
+    assert mean[0] == pytest.approx(statistics.mean(known)) and mean[2] == 2
+    assert deviation[0] == pytest.approx(statistics.stdev(known))
+    assert error[0] == pytest.approx(statistics.stdev(known) / math.sqrt(4))
+    assert all(map(math.isnan, [mean[1], *deviation[1:], *error[1:]]))
+
+
+def test_each_image_keeps_its_place_in_every_metric():
+    """Where an image has no number, in batches of uneven size, and of a second process."""
+    one, other, nothing = Given(), Given(), Given()
+    one.update(VALUES[:1])
+    one.update(VALUES[1:4])
+    other.update(VALUES[4:])
+    other.merge_state(one)
+    metrics = {"given": other, "nothing": nothing, "localization": Localization()}
+    shares = torch.rand(6, 4, 2, 3)
+    shares[2] = torch.nan
+    metrics["curves"] = PerturbationCurves(4, ["deletion", "aopc"], levels=3, removal="drop")
+    metrics["curves"].update(shares)
+    heatmaps, truth = torch.rand(6, 2, 2), torch.ones(6, 4, 4, dtype=torch.bool)
+    truth[3] = False
+    metrics["localization"].update(heatmaps, truth)
+    scores = image_scores(metrics)
+    assert scores.pop("nothing").tolist() == []
+    torch.testing.assert_close(scores["given"], VALUES.double(), equal_nan=True)
+    for name, missing in {"deletion_drop": 2, "aopc_drop": 2, "pixel_accuracy": 3, "pointing_game": 3}.items():
+        assert scores[name].isnan().nonzero().flatten().tolist() == [missing], name
+    assert "mean_iou" not in scores  # of all images together
+
+
+def test_numbers_have_standard_deviations_of_images_beside_the_errors_of_means():
+    metrics = {"given": Given(), "one": Given(), "nothing": Given(), "localization": Localization(["segmentation"])}
+    metrics["given"].update(VALUES)
+    metrics["one"].update(VALUES[:2])
+    metrics["localization"].update(torch.rand(5, 2, 2), torch.rand(5, 4, 4) < 0.5)
+    found = numbers(metrics, image_scores(metrics))
+    assert found["one"] == 3 and not {"one_sd", "one_error", "nothing", "nothing_sd"} & found.keys()
+    assert found["given_sd"] == pytest.approx(found["given_error"] * 2)  # the root of 4 known images
+    assert found["pixel_accuracy_sd"] == pytest.approx(found["pixel_accuracy_error"] * math.sqrt(5))
+    assert "mean_iou_error" in found and "mean_iou_sd" not in found
