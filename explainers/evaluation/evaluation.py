@@ -239,10 +239,7 @@ class EvaluationModule(LightningModule):
                 metrics[metric].update(explained[name].heatmaps, explained[reference].heatmaps)
 
     def on_test_epoch_end(self) -> None:
-        self.results, self.scores = summary(dict(self._metrics()), self.index)
-        for name in self.results:
-            if getattr(self.explainers[name], "ignores_classes", False):
-                self.results[name]["ignores_classes"] = True
+        self.results, self.scores = summary(dict(self._metrics()), self.index, self.explainers)
         measured = {"accuracy": self.accuracy.compute().item(), "images": len(self.scores.index)}
         self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
         self.measured |= {"precision": self.trainer.precision}

@@ -21,7 +21,9 @@ class Indices(PerImage):
         return self.rows()[:, 0].long()
 
 
-def summary(metrics: Mapping[str, Any], indices: Indices) -> tuple[dict[str, dict[str, Any]], ImageScores]:
+def summary(
+    metrics: Mapping[str, Any], indices: Indices, explainers: Mapping[str, object]
+) -> tuple[dict[str, dict[str, Any]], ImageScores]:
     """Compute the numbers of each explainer, and those of single images in the order of the data set.
 
     Every process has to call this function, because the metrics of all processes are joined.
@@ -29,6 +31,7 @@ def summary(metrics: Mapping[str, Any], indices: Indices) -> tuple[dict[str, dic
     Args:
         metrics: explainer → its metrics by name.
         indices: the images.
+        explainers: the explainers by their names; those that depend on no class are marked in their numbers.
     """
     index, order = indices.scores("index")["index"].sort()
     results, scores = {}, {}
@@ -38,6 +41,7 @@ def summary(metrics: Mapping[str, Any], indices: Indices) -> tuple[dict[str, dic
         for name, of_explainer in metrics.items():
             kept = image_scores(of_explainer)
             results[name] = numbers(of_explainer, kept)
-            measured = {key: values for key, values in kept.items() if key in results[name]}
-            scores[name] = {key: values[order].float().cpu() for key, values in measured.items()}
+            results[name] |= {"ignores_classes": True} if getattr(explainers[name], "ignores_classes", False) else {}
+            aligned = {key: values for key, values in kept.items() if len(values) == len(order)}
+            scores[name] = {key: aligned[key][order].float().cpu() for key in aligned.keys() & results[name].keys()}
     return results, ImageScores(index.long().cpu(), scores)
