@@ -53,7 +53,8 @@ PARTS = {
     ),
     "profile": Part(
         "Where the time of a step of `tve_vitb` goes, with random weights and embedded images",
-        f"train.py experiment=tve_vitb debug=profile data=digits target.model.pretrained=false logger=csv {ONE_GPU}",
+        f"train.py experiment=tve_vitb debug=profile data=digits target.model.pretrained=false"
+        f" explainer.network.mae=null logger=csv {ONE_GPU}",
         20,
     ),
     "throughput": Part("What makes a training step faster", "benchmarks/throughput.py --device cuda --images 64", 30),

@@ -27,6 +27,7 @@ DIGITS = ("data=digits", *SMALL_DIGITS)
 PAPER_NETWORK = {"width": 24, "heads": 3, "depth": 1, "decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3}
 SMALL_PAPER_NETWORK = tuple(f"explainer.network.{key}={value}" for key, value in PAPER_NETWORK.items()) + (
     "explainer.network.head_layers=3",
+    "explainer.network.mae=null",
 )
 QUIET = ("trainer.enable_model_summary=false", "trainer.accelerator=cpu", "trainer.precision=32-true")
 NO_PICTURES = "callbacks=train"  # matplotlib takes longer for them than the training

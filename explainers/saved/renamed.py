@@ -26,20 +26,28 @@ RENAMED = {
 CLASSES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
 """Earlier → present name of a class, without its module, as identities contain it."""
 
+ADDED = dict.fromkeys(("explainers.networks.PaperNetwork", "PaperNetwork"), {"reconstruct": False})
+"""`_target_` or `class` in earlier files → values of its arguments that are new, as it was computed then."""
+
 
 def renamed(content: Any) -> Any:
     """Replace earlier names in a config or an identity: the values of `_target_` and `class`, at any depth.
+
+    Arguments that an earlier version did not have are added, with the values that give its results.
 
     >>> renamed({"explainer": {"_target_": "explainers.decomposition.Decomposition"}, "seed": 0})
     {'explainer': {'_target_': 'explainers.anyhead.AnyHead'}, 'seed': 0}
     >>> renamed({"network": {"class": "VectorNetwork", "width": 8}})
     {'network': {'class': 'AnyHeadNetwork', 'width': 8}}
+    >>> renamed({"class": "PaperNetwork", "decoder_width": 512})
+    {'reconstruct': False, 'class': 'PaperNetwork', 'decoder_width': 512}
     """
     if isinstance(content, list):
         return [renamed(each) for each in content]
     if not isinstance(content, dict):
         return content
-    present = {key: renamed(value) for key, value in content.items()}
+    named = str(content.get("_target_") or content.get("class"))
+    present = ADDED.get(named, {}) | {key: renamed(value) for key, value in content.items()}
     if isinstance(present.get("_target_"), str):
         present["_target_"] = present_name(present["_target_"])
     if isinstance(present.get("class"), str):

@@ -1,11 +1,9 @@
 """The masked autoencoder (He et al., 2022) in the network of the TVE paper."""
 
-import logging
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -14,15 +12,13 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
 
-log = logging.getLogger(__name__)
 NORM: Any = partial(nn.LayerNorm, eps=1e-6)  # as in the official masked autoencoder
 
 
 class MaskedAutoencoder(nn.Module):
     """Encoder and decoder of a masked autoencoder (He et al., 2022), applied to the whole image without masking.
 
-    The output is the decoder's tokens, before the reconstruction layer. Attributes are named as in the official
-    checkpoints, so that weights can be loaded by name.
+    Attributes are named as in the official checkpoints, so that weights can be loaded by name.
 
     Args:
         grid: the patches of an image.
@@ -32,6 +28,7 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: width of the decoder, in channels.
         decoder_depth: number of blocks of the decoder.
         decoder_heads: number of attention heads of the decoder.
+        reconstruct: end with the layer that reconstructs the pixels of each patch; otherwise with the decoder's tokens.
     """
 
     def __init__(
@@ -43,6 +40,7 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: int = 512,
         decoder_depth: int = 8,
         decoder_heads: int = 16,
+        reconstruct: bool = True,
     ) -> None:
         super().__init__()
         check_positive(depth=depth, decoder_depth=decoder_depth)
@@ -61,48 +59,45 @@ class MaskedAutoencoder(nn.Module):
             *(Block(decoder_width, decoder_heads, qkv_bias=True, norm_layer=NORM) for _ in range(decoder_depth))
         )
         self.decoder_norm = NORM(decoder_width)
+        pixels = 3 * grid.patch_size**2
+        self.decoder_pred = nn.Linear(decoder_width, pixels) if reconstruct else nn.Identity()
+        self.width_out = pixels if reconstruct else decoder_width
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute normalised images (B, C, H, W) → patch tokens (B, N, decoder_width), without the class token."""
+        """Compute normalised images (B, C, H, W) → patch tokens (B, N, width_out), without the class token."""
         tokens = self.decoder_embed(self.encoder.forward_features(images)) + self.decoder_pos_embed
-        return self.decoder_norm(self.decoder_blocks(tokens))[:, 1:]
+        return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, 1:]
 
-    def load(self, weights: str) -> None:
-        """Load weights of the encoder, and of the decoder where they are available.
+    def load(self, weights: Mapping[str, Tensor], source: str) -> list[str]:
+        """Load weights of the encoder, and of the decoder where there are any.
 
         Args:
-            weights: path of a checkpoint in the official format, or name of a timm model, which has an encoder only.
+            weights: under their official names, see `read_mae`.
+            source: where they were read, for messages.
+
+        Returns:
+            Names of the tensors that `weights` do not have, which stay as they are.
 
         Raises:
             InputError: for weights of another size, or of another architecture.
         """
-        if Path(weights).is_file():
-            saved = torch.load(weights, map_location="cpu", weights_only=True)
-            saved = saved.get("model", saved)
-        else:
-            saved = timm.create_model(weights, pretrained=True, num_classes=0).state_dict()
-        skipped = ("mask_token", "decoder_pred.weight", "decoder_pred.bias")  # needed for reconstruction only
+        shapes = {name: value.shape for name, value in self.state_dict().items()}
+        # No patch is masked, and without the layer that reconstructs pixels its weights are not needed
+        unused = {"mask_token", "decoder_pred.weight", "decoder_pred.bias"} - shapes.keys()
         renamed = {
             name if name.startswith("decoder_") else f"encoder.{name}": value
-            for name, value in saved.items()
-            if name not in skipped
+            for name, value in weights.items()
+            if name not in unused
         }
-        shapes = {name: value.shape for name, value in self.state_dict().items()}
         for name, value in renamed.items():
             if shapes.get(name) != value.shape:
+                expected = list(shapes[name]) if name in shapes else "missing"
                 raise InputError(
-                    f"{weights} is not a masked autoencoder of this size: its {name} is {list(value.shape)}, "
-                    f"this one's is {list(shapes[name]) if name in shapes else 'missing'}"
+                    f"{source} is not a masked autoencoder of this size: its {name} is {list(value.shape)}, this one's"
+                    f" is {expected}: set explainer.network to its size, or explainer.network.mae=null"
                 )
         missing, _ = self.load_state_dict(renamed, strict=False)
-        if missing:
-            log.warning(
-                "%s does not initialise %d tensors, %s to %s: they start random",
-                weights,
-                len(missing),
-                missing[0],
-                missing[-1],
-            )
+        return missing
 
 
 def sincos_positions(grid: PatchGrid, width: int) -> Tensor:

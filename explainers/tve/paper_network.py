@@ -2,6 +2,7 @@
 
 import timm
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from explainers.errors import check_range
@@ -9,6 +10,7 @@ from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.target.inputs import zero_to_one
 from explainers.training.trunk import at_patches
+from explainers.tve.mae_weights import read_mae
 from explainers.tve.masked_autoencoder import MaskedAutoencoder
 
 
@@ -45,16 +47,22 @@ class PaperNetwork(nn.Module):
 
     The first FFN layer has no skip connection, because the widths of its input and output differ. The last has no GELU.
 
+    The paper's autoencoder has an output of 768 channels. These are the 16 × 16 × 3 pixels that it reconstructs of each
+    patch: the decoder itself is 512 wide, in the published weights too. The released code reads the decoder's tokens.
+
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        mae: initial weights of the autoencoders: path of a checkpoint, or name of a timm model; `None` for random ones.
+        mae: initial weights of the autoencoders, see `read_mae`, such as hf://facebook/vit-mae-base, which the paper
+            has; `None` for random ones.
         width: width of the encoder, in channels.
         depth: number of blocks of the encoder.
         heads: number of attention heads of the encoder.
         decoder_width: width of the decoder, in channels.
         decoder_depth: number of blocks of the decoder.
         decoder_heads: number of attention heads of the decoder.
+        reconstruct: read the pixels that the autoencoder reconstructs, 768 channels for patches of 16 × 16 pixels;
+            otherwise the decoder's tokens of `decoder_width`, as the released code does.
         head_layers: number of FFN layers of each head.
         token_mixing: use the head of the released code, see `ffn_layers`.
         shared_trunk: use one autoencoder for both g and h, at half the cost.
@@ -75,31 +83,34 @@ class PaperNetwork(nn.Module):
         decoder_width: int = 512,
         decoder_depth: int = 8,
         decoder_heads: int = 16,
+        reconstruct: bool = True,
         head_layers: int = 17,
         token_mixing: bool = False,
         shared_trunk: bool = False,
     ) -> None:
         super().__init__()
         check_range(2, head_layers=head_layers)
+        self.mae = mae
         self.width = width
         self.depth = depth
         self.heads = heads
         self.decoder_width = decoder_width
         self.decoder_depth = decoder_depth
         self.decoder_heads = decoder_heads
+        self.reconstruct = reconstruct
         self.head_layers = head_layers
         self.token_mixing = token_mixing
         self.shared_trunk = shared_trunk
         self.autoencoders = nn.ModuleList(
-            MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads)
+            MaskedAutoencoder(grid, width, depth, heads, decoder_width, decoder_depth, decoder_heads, reconstruct)
             for _ in range(1 if shared_trunk else 2)
         )
         if mae is not None:
-            for autoencoder in self.autoencoders:
-                autoencoder.load(mae)  # type: ignore[operator]
+            self._load(mae)
         tokens = grid.num_patches if token_mixing else 0
+        width_out: int = self.autoencoders[0].width_out  # type: ignore[assignment]
         self.ffns = nn.ModuleList(
-            nn.Sequential(*ffn_layers(decoder_width, target.embed_dim, head_layers, tokens)) for _ in range(2)
+            nn.Sequential(*ffn_layers(width_out, target.embed_dim, head_layers, tokens)) for _ in range(2)
         )
         self.register_buffer("mean", torch.tensor(timm.data.IMAGENET_DEFAULT_MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(timm.data.IMAGENET_DEFAULT_STD)[:, None, None], persistent=False)
@@ -117,7 +128,20 @@ class PaperNetwork(nn.Module):
         return at_patches(torch.stack([self.ffns[0](tokens[0]), self.ffns[1](tokens[-1])], 2), patches)
 
     def calibrate(self, meta: Tensor, embedding: Tensor | None = None) -> None:
-        """Do nothing, because the heads learn the scale of the meta-attributions."""
+        """Warn that a training starts from random weights; the heads learn the scale of the meta-attributions."""
+        if self.mae is None:
+            rank_zero_warn(
+                "the autoencoders start from random weights, those of the paper from facebook/vit-mae-base: set"
+                " explainer.network.mae=hf://facebook/vit-mae-base, or to the path of such weights"
+            )
+
+    def _load(self, mae: str) -> None:
+        """Load the initial weights of the autoencoders, and warn of what they lack."""
+        weights = read_mae(mae)
+        for autoencoder in self.autoencoders:
+            missing = autoencoder.load(weights, mae)  # type: ignore[operator]
+        if missing:
+            rank_zero_warn(f"{mae} lacks {len(missing)} tensors, {missing[0]} to {missing[-1]}: they start random")
 
 
 def ffn_layers(width_in: int, width: int, layers: int, tokens: int = 0) -> list[FFN]:

@@ -180,7 +180,12 @@ NETWORKS = {
     shapley.LightShapleyNetwork: ({"blocks": [0, 1]}, {"blocks": [1], "hops": [2], "width": 24, "depth": 1}),
     tve.PaperNetwork: (
         PAPER,
-        {**{name: 2 * value for name, value in PAPER.items()}, "token_mixing": True, "shared_trunk": True},
+        {
+            **{name: 2 * value for name, value in PAPER.items()},
+            "reconstruct": False,
+            "token_mixing": True,
+            "shared_trunk": True,
+        },
     ),
     shapley.ViTShapleyNetwork: ({}, {"freeze": True, "ratio": 2, "tanh": False}),
     AnyHeadNetwork: (

@@ -1,7 +1,6 @@
-import logging
+import warnings
 
 import pytest
-import timm
 import torch
 from references import sincos
 from torch import nn
@@ -16,34 +15,6 @@ TINY = {"width": 16, "depth": 2, "heads": 2, "decoder_width": 8, "decoder_depth"
 @pytest.fixture
 def paper(target, grid):
     return PaperNetwork(target, grid, **TINY, head_layers=3)
-
-
-def mae_checkpoint(grid, width=16, depth=2, decoder_width=8, decoder_depth=1, decoder=True):
-    """Random weights under the names of the official masked autoencoder."""
-
-    def block(prefix, size):
-        shapes = {"norm1": (size,), "attn.qkv": (3 * size, size), "attn.proj": (size, size), "norm2": (size,)}
-        shapes |= {"mlp.fc1": (4 * size, size), "mlp.fc2": (size, 4 * size)}
-        weights = {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
-        return weights | {f"{prefix}.{name}.bias": shape[:1] for name, shape in shapes.items()}
-
-    tokens, pixels = grid.num_patches + 1, 3 * grid.patch_size**2
-    shapes = {"cls_token": (1, 1, width), "pos_embed": (1, tokens, width)}
-    shapes |= {
-        "patch_embed.proj.weight": (width, 3, grid.patch_size, grid.patch_size),
-        "patch_embed.proj.bias": (width,),
-    }
-    for i in range(depth):
-        shapes |= block(f"blocks.{i}", width)
-    shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
-    if decoder:
-        shapes |= {"mask_token": (1, 1, decoder_width), "decoder_pos_embed": (1, tokens, decoder_width)}
-        shapes |= {"decoder_embed.weight": (decoder_width, width), "decoder_embed.bias": (decoder_width,)}
-        for i in range(decoder_depth):
-            shapes |= block(f"decoder_blocks.{i}", decoder_width)
-        shapes |= {"decoder_norm.weight": (decoder_width,), "decoder_norm.bias": (decoder_width,)}
-        shapes |= {"decoder_pred.weight": (pixels, decoder_width), "decoder_pred.bias": (pixels,)}
-    return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
 def test_the_papers_network_gives_two_embeddings_for_every_patch(paper, target, images):
@@ -92,55 +63,6 @@ def test_position_embeddings_are_the_sines_and_cosines_of_columns_and_rows():
     assert not autoencoder.decoder_pos_embed.requires_grad
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_an_official_checkpoint_loads_by_name_into_every_autoencoder(target, grid, images, tmp_path, caplog, wrapped):
-    saved = mae_checkpoint(grid)
-    torch.save({"model": saved} if wrapped else saved, tmp_path / "mae.pth")
-    network = PaperNetwork(target, grid, str(tmp_path / "mae.pth"), **TINY, head_layers=2)
-    for autoencoder in network.autoencoders:
-        own = autoencoder.state_dict()
-        for name, value in saved.items():
-            if name not in ("mask_token", "decoder_pred.weight", "decoder_pred.bias"):
-                assert torch.equal(own[name if name.startswith("decoder_") else f"encoder.{name}"], value), name
-        assert len(own) == len(saved) - 3
-    assert not caplog.records
-
-
-def test_what_an_encoder_alone_does_not_initialise_is_said(target, grid, tmp_path, caplog):
-    saved = mae_checkpoint(grid, decoder=False)
-    torch.save(saved, tmp_path / "encoder.pth")
-    with caplog.at_level(logging.WARNING):
-        network = PaperNetwork(target, grid, str(tmp_path / "encoder.pth"), **TINY, head_layers=2)
-    missing = len(network.autoencoders[0].state_dict()) - len(saved)
-    assert f"does not initialise {missing} tensors, decoder_pos_embed to decoder_norm.bias" in caplog.text
-    assert torch.equal(network.autoencoders[1].encoder.pos_embed, saved["pos_embed"])
-
-
-def test_an_encoder_of_timm_is_taken_by_its_name(target, grid, monkeypatch, caplog):
-    encoder = timm.create_model(
-        "vit_base_patch16_224.mae", num_classes=0, img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2
-    )
-    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: encoder)
-    network = PaperNetwork(target, grid, "vit_base_patch16_224.mae", **TINY, head_layers=2)
-    for autoencoder in network.autoencoders:
-        own = autoencoder.encoder.state_dict()
-        assert all(torch.equal(own[name], value) for name, value in encoder.state_dict().items())
-    assert "decoder" in caplog.text
-
-
-@pytest.mark.parametrize("size", [{"depth": 3}, {"width": 20}, {"decoder_depth": 2}, {"decoder_width": 12}])
-def test_a_checkpoint_of_another_size_is_refused(target, grid, tmp_path, size):
-    torch.save(mae_checkpoint(grid, **size), tmp_path / "mae.pth")
-    with pytest.raises((ValueError, RuntimeError), match=r"not a masked autoencoder of this size|size mismatch"):
-        PaperNetwork(target, grid, str(tmp_path / "mae.pth"), **TINY, head_layers=2)
-
-
-def test_a_checkpoint_of_another_grid_is_refused(target, grid, tmp_path):
-    torch.save(mae_checkpoint(PatchGrid(image_size=64, patch_size=8)), tmp_path / "mae.pth")
-    with pytest.raises((ValueError, RuntimeError), match=r"not a masked autoencoder of this size|size mismatch"):
-        PaperNetwork(target, grid, str(tmp_path / "mae.pth"), **TINY, head_layers=2)
-
-
 def ffn_by_hand(layer, features, gelu, skip):
     """Figure 10 (b): LayerNorm, linear, GELU, linear, GELU, skip."""
     mean, variance = features.mean(-1, keepdim=True), features.var(-1, unbiased=False, keepdim=True)
@@ -150,6 +72,31 @@ def ffn_by_hand(layer, features, gelu, skip):
     hidden = hidden @ layer.second.weight.T + layer.second.bias
     hidden = nn.functional.gelu(hidden) if gelu else hidden
     return hidden + features if skip else hidden
+
+
+@pytest.mark.parametrize(("reconstruct", "width"), [(True, 3 * 8 * 8), (False, 8)])
+def test_the_heads_read_reconstructed_pixels_or_the_tokens_of_the_decoder(target, grid, images, reconstruct, width):
+    network = PaperNetwork(target, grid, **TINY, head_layers=2, reconstruct=reconstruct)
+    assert [ffn[0].first.in_features for ffn in network.ffns] == [width] * 2
+    assert network(images).shape == (5, 16, 2, target.embed_dim)
+
+
+def test_the_base_size_reconstructs_the_768_channels_of_the_paper():
+    with torch.device("meta"):
+        autoencoder = MaskedAutoencoder(PatchGrid(image_size=224, patch_size=16))
+    assert (autoencoder.width_out, autoencoder.decoder_norm.normalized_shape) == (768, (512,))
+
+
+def test_a_training_from_random_weights_says_so(target, grid, tmp_path):
+    network = PaperNetwork(target, grid, **TINY, head_layers=2)
+    with pytest.warns(
+        UserWarning, match="start from random weights.* explainer.network.mae=hf://facebook/vit-mae-base"
+    ):
+        network.calibrate(torch.zeros(1))
+    network.mae = "given"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network.calibrate(torch.zeros(1))
 
 
 def test_the_head_has_no_skip_on_its_first_layer_and_no_gelu_on_its_last():
