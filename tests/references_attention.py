@@ -235,6 +235,16 @@ def parts(seen, layer):
     return result
 
 
+def att_in(seen, layer):
+    """Norms of what attention alone carries from token j to token i, head by head (Kobayashi et al., 2020)."""
+    weights, paths = seen.attention[layer].detach(), seen.paths[layer]
+    result = torch.zeros(len(weights[0]), len(weights[0]))
+    for i in range(len(result)):
+        for j in range(len(result)):
+            result[i, j] = sum(weights[h, i, j] * paths[h, j] for h in range(len(weights))).norm()
+    return result
+
+
 def glob_enc(seen, layer):
     """Norms of the parts, rows normalised (Modarressi et al., 2022)."""
     norms = (parts(seen, layer) ** 2).sum(-1).sqrt()

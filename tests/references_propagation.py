@@ -116,19 +116,43 @@ def input_x_gradient(target, x, layer, v, frozen=False):
     return on_grid(target, (x * gradient_at(target, x, layer, v, frozen)).sum(1))
 
 
+def token_gradient(target, x, layer, v):
+    return on_grid(target, (gradient_at(target, x, layer, v) ** 2).sum(1).sqrt())
+
+
 def grad_cam(target, x, layer, v):
     gradient = gradient_at(target, x, layer, v)
     weights = [sum(gradient[:, channel]) / len(x) for channel in range(x.shape[1])]
     return on_grid(target, sum(weight * x[:, channel] for channel, weight in enumerate(weights)))
 
 
-def x_grad_cam(target, x, layer, v):
+def x_grad_cam(target, x, layer, v, sized=torch.abs):
     gradient = gradient_at(target, x, layer, v)
     weights = []
     for channel in range(x.shape[1]):
-        size = x[:, channel].abs()
+        size = sized(x[:, channel])
         weights.append((size * gradient[:, channel]).sum() / (size.sum() + 1e-7))
     return on_grid(target, sum(weight * x[:, channel] for channel, weight in enumerate(weights)))
+
+
+def grad_cam_plus_plus(target, x, layer, v, sized=torch.abs):
+    """The derivatives of Y = exp(s) are exp(s) g, exp(s) g² and exp(s) g³; the weights lack the factor exp(s)."""
+    gradient, scores = gradient_at(target, x, layer, v), torch.zeros(len(x), dtype=x.dtype)
+    for channel in range(x.shape[1]):
+        weight = 0
+        for g in gradient[:, channel]:
+            alpha = g**2 / (2 * g**2 + sized(x[:, channel]).sum() * g**3) if g else 0
+            weight = weight + alpha * g.clamp(min=0)
+        scores = scores + weight * x[:, channel]
+    return on_grid(target, scores)
+
+
+def element_wise_cam(target, x, layer, v):
+    return on_grid(target, (x * gradient_at(target, x, layer, v)).clamp(min=0).sum(1))
+
+
+def layer_cam(target, x, layer, v):
+    return on_grid(target, (x * gradient_at(target, x, layer, v).clamp(min=0)).sum(1))
 
 
 def att_ixg(target, x, layer, v):
@@ -138,16 +162,20 @@ def att_ixg(target, x, layer, v):
     return input_x_gradient(target, x, layer, v) * on_grid(target, seen)
 
 
-def gen_att(target, x, layer, v):
-    """The row that is read of E_h[(A ⊙ ∂y/∂A)⁺]."""
+def gen_att(target, x, layer, v, of_head=lambda a, g: (a * g).clamp(min=0)):
+    """The row that is read of E_h[(A ⊙ ∂y/∂A)⁺], or the mean of another function of A and its gradient."""
     blocks, end = walk(target, x.clone().requires_grad_(), layer)
     weights = blocks[0].weights
     gradients = torch.autograd.grad(end.embedding @ v, weights)
-    matrix = sum((a * g).clamp(min=0) for a, g in zip(weights, gradients, strict=True)) / len(weights)
+    matrix = sum(of_head(a, g) for a, g in zip(weights, gradients, strict=True)) / len(weights)
     prefix = target.backbone.num_prefix_tokens
     if target.distilled:
         return on_grid(target, (matrix[0] + matrix[1]) / 2)
     return on_grid(target, matrix[prefix:].mean(0) if target.backbone.global_pool == "avg" else matrix[0])
+
+
+def attention_gradient(target, x, layer, v):
+    return gen_att(target, x, layer, v, lambda a, g: g)
 
 
 def bias_scores(target, x, layer, v, frozen=False):

@@ -4,6 +4,7 @@ from explainers.posthoc.attention import (
     GAE,
     TAM,
     AttentionGradCAM,
+    AttentionGradient,
     AttentionRollout,
     GenAtt,
     GradSAM,
@@ -12,9 +13,10 @@ from explainers.posthoc.attention import (
     RawAttention,
     TransformerAttribution,
 )
+from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from explainers.posthoc.chance import Chance
-from explainers.posthoc.contributions import ALTI, DirectPaths, GlobEnc
-from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
+from explainers.posthoc.contributions import ALTI, AttIN, DirectPaths, GlobEnc
+from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
@@ -35,8 +37,10 @@ __all__ = [
     "RISE",
     "TAM",
     "AttCAT",
+    "AttIN",
     "AttIxG",
     "AttentionGradCAM",
+    "AttentionGradient",
     "AttentionRollout",
     "AttnLRP",
     "Chance",
@@ -44,15 +48,19 @@ __all__ = [
     "DecompX",
     "DeepLift",
     "DirectPaths",
+    "ElementWiseCAM",
     "FullGrad",
     "GenAtt",
     "GlobEnc",
     "GradCAM",
+    "GradCAMPlusPlus",
     "GradSAM",
     "GradientSHAP",
     "GreedyOrder",
+    "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
+    "LayerCAM",
     "LeGrad",
     "LibraGrad",
     "Occlusion",
@@ -64,6 +72,7 @@ __all__ = [
     "ScoreCAM",
     "SkipPLUS",
     "SmoothGrad",
+    "TokenGradient",
     "TokenTM",
     "TransformerAttribution",
     "ViTCX",

@@ -42,6 +42,15 @@ class RawAttention(Transitions):
         return [weights.mean(1)[:, None] for weights in record.attention[start:]]
 
 
+class AttentionGradient(Transitions):
+    """Plain gradients of the attention weights, mean over heads ("vanilla gradients", SkipPLUS, Figure 8)."""
+
+    linear = True
+
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
+        return [gradient.mean(2) for gradient in gradients(record.attention[start:])]
+
+
 class AttentionRollout(Rollout):
     """Attention rollout (Abnar & Zuidema, 2020): Rollout of the mean attention over heads."""
 

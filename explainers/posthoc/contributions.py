@@ -1,4 +1,4 @@
-"""What attention carries between tokens: GlobEnc and ALTI in each block, direct paths from patches to the output."""
+"""What attention carries between tokens: AttIN, GlobEnc and ALTI in each block, direct paths from patches to the output."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
-from explainers.posthoc.layerwise import Transitions
+from explainers.posthoc.layerwise import Transitions, rollout
 from explainers.posthoc.white_box import Gradients, Output, class_functionals, sum_on_grid
 from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
@@ -17,7 +17,7 @@ from explainers.transformer.direct_paths import check_direct, direct_paths, reco
 from explainers.transformer.recording import Record
 
 
-def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tensor:
+def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor | None = None) -> Tensor:
     """Compute ‖T_i(x_j)‖₂, where T_i(x_j) = Σ_h A^h_ij f_h(x_j) + [i = j] x_i is what token j adds to token i.
 
     The norms are computed from inner products of the vectors f_h(x_j). The T² vectors T_i(x_j) are never computed.
@@ -25,7 +25,7 @@ def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tens
     Args:
         attention: attention weights, the A^h_ij of the formula, (B, A, T, T).
         paths: f_h(x_j), the value of token j in head h after the output projection, (B, A, T, D).
-        tokens: x, (B, T, D).
+        tokens: x, (B, T, D); `None` leaves out the skip connection, [i = j] x_i.
 
     Returns:
         (B, T, T); row i, column j.
@@ -33,9 +33,10 @@ def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor) -> Tens
     heads_last = attention.permute(0, 2, 3, 1)  # (B, T, T, A)
     products = torch.einsum("bgtd,bhtd->btgh", paths, paths)  # (B, T, A, A)
     squares = (torch.einsum("bijg,bjgh->bijh", heads_last, products) * heads_last).sum(-1)
-    own = torch.einsum("bhii,bhid->bid", attention, paths)
-    on_diagonal = (tokens.square() + 2 * tokens * own).sum(-1)
-    return (squares + torch.diag_embed(on_diagonal)).clamp(min=0).sqrt()
+    if tokens is not None:
+        own = torch.einsum("bhii,bhid->bid", attention, paths)
+        squares = squares + torch.diag_embed((tokens.square() + 2 * tokens * own).sum(-1))
+    return squares.clamp(min=0).sqrt()
 
 
 def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output: Tensor) -> Tensor:
@@ -60,6 +61,26 @@ def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output:
         rows.append((y.abs().sum(-1) - (y - parts).abs().sum(-1)).clamp(min=0))
     contributions = torch.stack(rows, 1)
     return contributions / contributions.sum(-1, keepdim=True).clamp(min=1e-12)
+
+
+class AttIN(Transitions):
+    """Attention × Input Norm: ‖Σ_h A^h_ij f_h(x_j)‖₂ (Kobayashi et al., EMNLP 2020; SkipPLUS, Section E.2).
+
+    PLUS sums the norms of all layers as they are. Rollout first divides each row by its sum (SkipPLUS, Equation 2).
+    """
+
+    ignores_classes = True
+
+    @torch.no_grad()
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
+        return [
+            contribution_norms(record.attention[layer], value_paths(self.target, record.values[layer], layer))[:, None]
+            for layer in range(start, len(record.inputs))
+        ]
+
+    def rollout(self, record: Record, gradients: Gradients, start: int) -> Tensor:
+        matrices = [norms / norms.sum(-1, keepdim=True) for norms in self.transitions(record, gradients, start)]
+        return self.on_grid(rollout(matrices, self.readout(matrices[-1].shape[-1]), self.identity, self.weight))
 
 
 class GlobEnc(Transitions):

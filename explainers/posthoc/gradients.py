@@ -1,7 +1,7 @@
-"""Input × Gradient, class activation maps and FullGrad, on the tokens that enter each layer of a transformer."""
+"""Gradients, Input × Gradient and FullGrad, on the tokens that enter each layer of a transformer."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
@@ -31,38 +31,34 @@ def input_x_gradient(tokens: Tensor, gradient: Tensor) -> Tensor:
     return (tokens[:, None] * gradient).sum(-1)
 
 
-def cam(features: Tensor, gradient: Tensor) -> Tensor:
-    """Compute Grad-CAM without its ReLU, Σ_c w_c x_c (Selvaraju et al., 2017, Equation 2).
-
-    The weight w_c is the mean over positions of the gradient of channel c.
+class TokenGradient(Layerwise):
+    """Plain gradients of the tokens that enter a layer ("vanilla gradients", SkipPLUS, Section E.1 and Figure 8).
 
     Args:
-        features: x, (B, ..., D).
-        gradient: ∂y/∂x, (B, V, ..., D).
-
-    Returns:
-        (B, V, ...).
+        target: the model to explain, a timm transformer.
+        grid: the patches that are explained.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        layer: index of the layer whose map is the heatmap; negative from the last.
+        channels: `norm` for ‖∂y/∂x‖₂, `sum` for Σ_c ∂y/∂x_c. The sum is 0 up to rounding for every transformer whose
+            normalisations subtract the mean over channels, such as ViT: adding a constant to a token changes nothing.
     """
-    positions = tuple(range(2, gradient.dim() - 1))
-    return input_x_gradient(features, gradient.mean(positions, keepdim=True))
 
+    @checks_choices
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        output: Output = "logit",
+        layer: int = 0,
+        channels: Literal["norm", "sum"] = "norm",
+    ) -> None:
+        super().__init__(target, grid, output, layer)
+        self.channels = channels
+        self.linear = channels == "sum"
 
-def x_grad_cam(features: Tensor, gradient: Tensor) -> Tensor:
-    """Compute XGrad-CAM, Σ_c w_c x_c with w_c = Σ |x_c| ∂y/∂x_c / Σ |x_c|, summed over positions.
-
-    The paper has x_c instead of |x_c| (Fu et al., 2020, Equation 8), but the features of transformers have both signs.
-
-    Args:
-        features: x, (B, ..., D).
-        gradient: ∂y/∂x, (B, V, ..., D).
-
-    Returns:
-        (B, V, ...).
-    """
-    positions = tuple(range(2, gradient.dim() - 1))
-    size = features[:, None].abs()
-    weights = (gradient * size).sum(positions, keepdim=True) / (size.sum(positions, keepdim=True) + 1e-7)
-    return input_x_gradient(features, weights)
+    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
+        of_tokens = gradients(record.inputs[start:])
+        return [self.on_grid(each.norm(dim=-1) if self.channels == "norm" else each.sum(-1)) for each in of_tokens]
 
 
 class InputXGradient(Layerwise):
@@ -117,39 +113,6 @@ class AttIxG(Layerwise):
             self.on_grid(input_x_gradient(x, gradient) * weights.mean((1, 2))[:, None])
             for x, gradient, weights in zip(tokens, gradients(tokens), attention, strict=True)
         ]
-
-
-class GradCAM(Layerwise):
-    """Grad-CAM on the tokens that enter a layer: by default the last layer, and without the ReLU of Grad-CAM.
-
-    Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
-        relu: set negative scores to 0, as Grad-CAM does; SkipPLUS sums maps with both signs.
-    """
-
-    weighted: Callable[[Tensor, Tensor], Tensor] = staticmethod(cam)
-
-    @checks_choices
-    def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = False
-    ) -> None:
-        super().__init__(target, grid, output, layer)
-        self.relu = relu
-        self.linear = not relu
-
-    def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
-        tokens = record.inputs[start:]
-        maps = [self.weighted(x, gradient) for x, gradient in zip(tokens, gradients(tokens), strict=True)]
-        return [self.on_grid(scores.clamp(min=0) if self.relu else scores) for scores in maps]
-
-
-class XGradCAM(GradCAM):
-    """XGrad-CAM on the tokens that enter a layer, see `x_grad_cam`. Its PLUS is XGrad-CAM+ of LibraGrad."""
-
-    weighted = staticmethod(x_grad_cam)
 
 
 class FullGrad(InputXGradient):

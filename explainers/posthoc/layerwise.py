@@ -166,5 +166,9 @@ class Rollout(Aggregation):
 
     method: Transitions
 
+    def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Transitions], start: int = 0) -> None:
+        super().__init__(target, grid, of, start)
+        self.linear = False  # a product of matrices
+
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.method.rollout(record, gradients, self.start)

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
             figures of SkipPLUS: `DecompX-PLUS`, `LibraXGradCAM-PLUS`, `DecompX-SkipPLUS`, `ALTI-Rollout`.
         target: the model to explain.
         grid: the patches that are explained.
-        options: keyword arguments of the method's class.
+        options: keyword arguments of the method's class, and of the aggregation: `start` of PLUS and Rollout.
 
     Raises:
         InputError: if the method, the aggregation or an option does not exist.
@@ -50,9 +51,12 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
     kind = _class(name)
     _check_aggregation(kind, aggregation)
     _check_options(kind, options or {}, aggregation)
-    plain = partial(kind, **(options or {}))
+    of_aggregation = {key: value for key, value in (options or {}).items() if key in _aggregation_options(aggregation)}
+    plain = partial(kind, **{key: value for key, value in (options or {}).items() if key not in of_aggregation})
     of = plain if name == kind.__name__ else libra(plain)
-    return AGGREGATIONS[aggregation](target, grid, of) if aggregation else of(target=target, grid=grid)
+    if not aggregation:
+        return of(target=target, grid=grid)
+    return AGGREGATIONS[aggregation](target, grid, of, **of_aggregation)
 
 
 def _class(name: str) -> Any:
@@ -82,33 +86,52 @@ def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> 
     known = list(inspect.signature(kind).parameters)[2:]
     if aggregation:
         known = [option for option in known if option != "layer"]  # the aggregation chooses the layers
+        known += _aggregation_options(aggregation)
     for option in options:
         if option not in known:
             raise InputError(f"{kind.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
+
+
+def _aggregation_options(aggregation: str) -> list[str]:
+    """List the options of an aggregation by its name, which "" is for none."""
+    return list(inspect.signature(AGGREGATIONS[aggregation]).parameters)[3:] if aggregation else []
 
 
 def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Label every entry of a list of methods with its name and its options.
 
     Args:
-        methods: names of methods, or dictionaries of one name and its options.
+        methods: names of methods, or dictionaries of one name and its options. An option with a list of values gives
+            one method for each value.
 
     Raises:
         InputError: if an entry has another form, or two entries get the same label.
 
     >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
     {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
+    >>> list(labelled([{"DecompX-PLUS": {"start": [0, 6]}}]))
+    ['DecompX-PLUS(start=0)', 'DecompX-PLUS(start=6)']
     """
     if isinstance(methods, str) or not all(_is_entry(entry) for entry in methods):
         raise InputError(
             "expected methods as a list of names, such as methods=[GAE], or"
             f" methods=[{{RISE:{{masks:500}}}}] with options, got {methods}"
         )
-    entries = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
+    named = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
+    entries = [(name, options) for name, given in named for options in _one_by_one(given)]
     chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
     labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
     check_distinct(methods=labels)
-    return {label: (name, dict(options)) for label, (name, options) in zip(labels, entries, strict=True)}
+    return dict(zip(labels, entries, strict=True))
+
+
+def _one_by_one(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the options of each method that options with lists of values describe."""
+    values = [
+        list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        for value in options.values()
+    ]
+    return [dict(zip(options, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
 def _is_entry(entry: Any) -> bool:

@@ -1,4 +1,4 @@
-"""GlobEnc and ALTI, against versions that hold every vector T_i(x_j)."""
+"""AttIN, GlobEnc and ALTI, against versions that hold every vector T_i(x_j)."""
 
 import pytest
 import references_attention as slow
@@ -12,7 +12,7 @@ from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import record_pass
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
-ALL = ["GlobEnc", "ALTI", "GlobEnc-Rollout", "ALTI-Rollout", "GlobEnc-PLUS"]
+ALL = ["AttIN", "AttIN-Rollout", "AttIN-PLUS", "GlobEnc", "ALTI", "GlobEnc-Rollout", "ALTI-Rollout", "GlobEnc-PLUS"]
 
 
 @pytest.fixture(params=MODELS)
@@ -29,7 +29,12 @@ def alti_matrices(seen, sum_to="attention"):
 def wanted_maps(target, image):
     seen = slow.walk(target, target.double().normalise(image[None])[0])
     norms, distances = [slow.glob_enc(seen, layer) for layer in range(len(seen.inputs))], alti_matrices(seen)
+    added = [slow.att_in(seen, layer) for layer in range(len(seen.inputs))]
+    halves = [(torch.eye(len(each)) + each / each.sum(1, keepdim=True)) / 2 for each in added]
     return {
+        "AttIN": slow.on_patches(seen, added[-1]),
+        "AttIN-Rollout": slow.on_patches(seen, slow.product(halves)),
+        "AttIN-PLUS": sum(slow.on_patches(seen, each) for each in added),
         "GlobEnc": slow.on_patches(seen, norms[-1]),
         "GlobEnc-Rollout": slow.on_patches(seen, slow.product(norms)),
         "GlobEnc-PLUS": sum(slow.on_patches(seen, each) for each in norms),

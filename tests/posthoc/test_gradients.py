@@ -1,19 +1,18 @@
-"""Input × Gradient, class activation maps and FullGrad, against forward passes written out layer by layer."""
+"""Gradients, Input × Gradient and FullGrad, against forward passes written out layer by layer."""
 
 import pytest
 import references_propagation as references
 import torch
 from toys import assert_same
 
-from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM, cam
+from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS, SkipPLUS
 from explainers.posthoc.propagation import DecompX, libra
 
 frozen_full_grad = libra(FullGrad)
 METHODS = {
     InputXGradient: references.input_x_gradient,
-    GradCAM: references.grad_cam,
-    XGradCAM: references.x_grad_cam,
+    TokenGradient: references.token_gradient,
     AttIxG: references.att_ixg,
     FullGrad: references.full_grad,
 }
@@ -101,20 +100,20 @@ def test_biases_of_relative_positions_belong_to_no_token(make_target, grid, imag
     assert heatmaps.shape == (3, 4, 4) and heatmaps.isfinite().all() and heatmaps.abs().max() > 0
 
 
-def test_only_relu_hides_what_speaks_against_a_class(target, grid, images):
-    both = GradCAM(target, grid)(images, LABELS)
-    assert (both < 0).any() and (both > 0).any()
-    assert torch.equal(GradCAM(target, grid, relu=True)(images, LABELS), both.clamp(min=0))
+def test_the_sum_of_a_gradient_over_channels_is_zero_behind_layer_norm(target, make_target, grid, images):
+    """SkipPLUS, Section E.1, has this sum. RMSNorm does not subtract a mean."""
+    sums = TokenGradient(target, grid, channels="sum")(images, LABELS)
+    assert sums.abs().max() < 1e-10 * TokenGradient(target, grid)(images, LABELS).abs().max()
+    size = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    other, tokens = references.in_double(make_target("aimv2_large_patch14_224", **size)), []
+    other.backbone.blocks[0].register_forward_pre_hook(lambda module, args: tokens.append(args[0]))
+    score = other.embed(other.normalise(images[:1])) @ references.of_class(other, 3).double()
+    expected = torch.autograd.grad(score, tokens)[0].sum(-1).reshape(1, 4, 4)
+    assert_same(TokenGradient(other, grid, channels="sum")(images[:1], LABELS[:1]), expected)
+    assert expected.abs().max() > 0
 
 
-def test_cam_of_a_map_of_features():
-    """Two channels of 1 × 2 positions: weights 2 and −1."""
-    features = torch.tensor([[[[1.0, 4.0], [3.0, 5.0]]]])
-    gradient = torch.tensor([[[[[1.0, -3.0], [3.0, 1.0]]]]])
-    assert cam(features, gradient).tolist() == [[[[-2.0, 1.0]]]]
-
-
-@pytest.mark.parametrize("method", [InputXGradient, GradCAM, XGradCAM, AttIxG, FullGrad])
+@pytest.mark.parametrize("method", [TokenGradient, InputXGradient, AttIxG, FullGrad])
 def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, method):
     """A method that ignores classes or weights fails this test (Adebayo et al., 2018)."""
     heatmaps = method(make_target(depth=3), grid, layer=1)(images, LABELS)

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 from toys import assert_same
 
-from explainers.posthoc.attention import GenAtt, GradSAM, RawAttention
-from explainers.posthoc.gradients import AttIxG, FullGrad, GradCAM, InputXGradient, XGradCAM
+from explainers.posthoc.attention import AttentionGradient, GenAtt, GradSAM, RawAttention
+from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM
+from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS, rollout
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
 from explainers.posthoc.white_box import class_functionals, sum_on_grid
@@ -18,9 +19,14 @@ from explainers.posthoc.white_box import class_functionals, sum_on_grid
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (2, 2), "window_size": 4}
 SUMMED = {
     InputXGradient: references.input_x_gradient,
+    TokenGradient: references.token_gradient,
     GradCAM: references.grad_cam,
     XGradCAM: references.x_grad_cam,
+    GradCAMPlusPlus: references.grad_cam_plus_plus,
+    ElementWiseCAM: references.element_wise_cam,
+    LayerCAM: references.layer_cam,
     AttIxG: references.att_ixg,
+    AttentionGradient: references.attention_gradient,
     GenAtt: references.gen_att,
     DecompX: references.decompx,
     AttnLRP: relevance.attn_lrp,
