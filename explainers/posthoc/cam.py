@@ -97,7 +97,7 @@ class GradCAM(Layerwise):
     """
 
     linear = True
-    weighted: Callable[[Tensor, Tensor], Tensor] = staticmethod(cam)
+    weighted: Callable[..., Tensor] = staticmethod(cam)
 
     @checks_choices
     def __init__(

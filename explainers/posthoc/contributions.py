@@ -1,4 +1,4 @@
-"""What attention carries between tokens: AttIN, GlobEnc and ALTI in each block, direct paths from patches to the output."""
+"""What attention carries between tokens: AttIN, GlobEnc, ALTI in each block; direct paths to the output."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -89,7 +89,8 @@ def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> 
         known += _aggregation_options(aggregation)
     for option in options:
         if option not in known:
-            raise InputError(f"{kind.__name__} has no option {option}; it has {', '.join(known) or 'none'}")
+            name = f"{kind.__name__}-{aggregation}".rstrip("-")
+            raise InputError(f"{name} has no option {option}; it has {', '.join(known) or 'none'}")
 
 
 def _aggregation_options(aggregation: str) -> list[str]:
@@ -127,10 +128,8 @@ def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _one_by_one(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List the options of each method that options with lists of values describe."""
-    values = [
-        list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        for value in options.values()
-    ]
+    lists = [isinstance(value, Sequence) and not isinstance(value, str) for value in options.values()]
+    values = [value if several else [value] for several, value in zip(lists, options.values(), strict=True)]
     return [dict(zip(options, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 

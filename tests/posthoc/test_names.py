@@ -1,5 +1,7 @@
 """Methods by their names."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -41,6 +43,16 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
     )
 
 
+def test_plus_and_rollout_start_at_any_layer(target, grid, images):
+    built = posthoc.build_all([{"DecompX-PLUS": {"start": [0, -1], "output": "probability"}}], target, grid)
+    assert list(built) == ["DecompX-PLUS(start=0, output=probability)", "DecompX-PLUS(start=-1, output=probability)"]
+    of = partial(posthoc.DecompX, output="probability")
+    expected = posthoc.PLUS(target, grid, of, start=-1)(images, CLASSES)
+    assert torch.equal(built["DecompX-PLUS(start=-1, output=probability)"](images, CLASSES), expected)
+    late, early = (posthoc.build("GenAtt-Rollout", target, grid, {"start": start}).start for start in (1, 0))
+    assert (late, early) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
@@ -55,7 +67,9 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
         ("LibraLibraGrad", {}, "Libra needs .*; LibraGrad is not one"),
         ("TokenTM", {"scale": "sofmax"}, "expected scale softmax or mean, got sofmax"),
         ("GAE", {"output": "prob"}, "expected output logit, probability or log_odds, got prob"),
-        ("DecompX-PLUS", {"layer": 2}, "DecompX has no option layer; it has output"),
+        ("DecompX-PLUS", {"layer": 2}, "DecompX-PLUS has no option layer; it has output, start"),
+        ("DecompX-PLUS", {"start": 2}, "expected a layer from -2 to 1 of vit_tiny_patch16_224, got 2"),
+        ("DecompX-SkipPLUS", {"start": 1}, "DecompX-SkipPLUS has no option start; it has output"),
         ("RISE", {"masks": 0}, "expected masks above 0, got masks=0"),
         ("RISE", {"grid": 3}, "RISE has no option grid"),
         ("TransformerAttribution", {"start": 9}, "expected a layer from -2 to 1 of vit_tiny_patch16_224, got 9"),
