@@ -47,10 +47,14 @@ class Reference:
         return f"{column} {self.source}, {self.target}"
 
     def value(self, task: str, explainer: str, number: str) -> float | None:
-        """The published value, or `None` if there is none; a method's row may have options: `RISE(masks=50)`."""
-        of_task = self.values[self.target].get(task, {})
-        printed = of_task.get(explainer, of_task.get(explainer.partition("(")[0], {}))
-        return printed.get(number)
+        """The published value, or `None` if there is none.
+
+        A method's row may have options, `RISE(masks=50)`, that published rows lack. They must be equal where published
+        rows of this method have options, too: `ViTCX(sigma=0)`.
+        """
+        of_task, method = self.values[self.target].get(task, {}), explainer.partition("(")[0]
+        of_any = {} if any(name.startswith(f"{method}(") for name in of_task) else of_task.get(method, {})
+        return of_task.get(explainer, of_any).get(number)
 
     def published(self, results: Results) -> set[str]:
         """The measured numbers of which at least one row has a published value."""

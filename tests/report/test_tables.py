@@ -13,7 +13,7 @@ from explainers.evaluation.probes import PROBES
 from explainers.metrics.agreement import AGREEMENTS
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
-from explainers.posthoc.names import method_names
+from explainers.posthoc.names import labelled, method_names
 from explainers.report.reference import Reference
 from explainers.report.tables import comma_separated, in_all_formats, latex, markdown, rows
 
@@ -124,6 +124,11 @@ def test_the_papers_values_are_found(tmp_path):
     assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_minus") == 0.09
     assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
     assert reference.value("odd", "tve_paper", "fidelity_minus") is None
+    assert reference.value("imagenet_val", "ViTCX", "pointing_game") == 0.8642
+    assert reference.value("imagenet_val", "ViTCX(sigma=0)", "deletion") is None  # its ablation is of DeiT
+    deit = composed("experiment=eval_vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")
+    printed = [instantiate(deit.reference).value("imagenet_val", label, "deletion") for label in labelled(deit.methods)]
+    assert printed[:7] == [0.211, 0.232, 0.323, 0.281, 0.303, 0.339, 0.406]
 
 
 def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path):
@@ -135,7 +140,7 @@ def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path)
     for of_target in values.values():
         assert of_target.keys() <= tasks
         for rows_of_task in of_target.values():
-            assert rows_of_task.keys() <= explainers | set(method_names())
+            assert {name.partition("(")[0] for name in rows_of_task} <= explainers | set(method_names())
             for printed in rows_of_task.values():
                 assert printed.keys() <= numbers.keys()
 
