@@ -57,15 +57,13 @@ class Number(MeanOfImages):
 
 
 class Numbers(MetricCollection):
-    """Means over images of the `NUMBERS` of an explainer, and their standard errors; `compute` leaves out NaN.
+    """Means over images of the `NUMBERS` of an explainer; NaN for what it does not measure.
 
     >>> metric = Numbers()
     >>> metric.add({"masks": torch.tensor([60, 70])})
-    >>> {name: number.item() for name, number in metric.compute().items()}
-    {'masks': 65.0, 'masks_error': 5.0}
+    >>> metric["masks"].compute().item(), metric["masks"].standard_error().item()
+    (65.0, 5.0)
     """
-
-    columns = NUMBERS
 
     def __init__(self) -> None:
         # Compute groups would merge metrics whose states happen to be equal after the first batch
@@ -76,8 +74,3 @@ class Numbers(MetricCollection):
         metrics: dict[str, Any] = dict(self.items())
         for name, values in numbers.items():
             metrics[name].update(values)
-
-    def compute(self) -> dict[str, Tensor]:
-        metrics: dict[str, Any] = dict(self.items())
-        results = super().compute() | {f"{name}_error": metric.standard_error() for name, metric in metrics.items()}
-        return {name: number for name, number in results.items() if not number.isnan()}
