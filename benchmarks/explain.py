@@ -29,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules of this folder that are not installed
 
+import explainers.running.targets  # noqa: F401 (registers what configs of targets interpolate)
 from explainers.saved.records import versions
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")

@@ -10,11 +10,18 @@ from hydra.errors import InstantiationException, MissingConfigException
 from hydra.errors import OverrideParseException as ParseException
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 from safetensors import SafetensorError
 
 from explainers.errors import InputError
 from explainers.running.keys import meant, unknown_key
+from explainers.running.targets import similar_targets
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
@@ -37,6 +44,8 @@ def of_the_command(error: Exception, configs: Path) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         names = sorted(path.stem for path in (configs / group).glob("*.yaml"))
+        if group == "target":
+            return f"no target named {name}: {similar_targets(name, names)}"
         return f"no {group or 'config'} named {name}: {meant(name, names)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return unknown_key(cause, configs)
@@ -54,6 +63,8 @@ def of_the_command(error: Exception, configs: Path) -> str:
 
 def of_the_run(error: BaseException) -> str | None:
     """The message for an error that the user can correct; None for a bug."""
+    while type(error) is InterpolationResolutionError and error.__context__ is not None:  # of a resolver, `of_model`
+        error = error.__context__
     cause = error
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__

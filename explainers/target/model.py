@@ -15,6 +15,7 @@ from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_identity
+from explainers.target.grids import check_grid, own_grid
 from explainers.target.heads import DistilledHead, load_head, take_head
 from explainers.target.inputs import zero_to_one
 
@@ -91,25 +92,17 @@ class TargetModel(nn.Module):
                 f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
             )
 
+    @property
+    def grid(self) -> PatchGrid:
+        """The grid that follows from the model, see `grids.own_grid`."""
+        return own_grid(self.backbone)
+
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.
 
         CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
         """
-        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
-        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
-        if images is not None and images != (side, side):
-            raise InputError(
-                f"expected a grid of images of {images[0]} × {images[1]} pixels, as {self.name} takes, got {side} ×"
-                f" {side}: set grid.image_size={images[0]}, or target.model.img_size={side}"
-            )
-        sizes = {level.get("reduction") for level in getattr(self.backbone, "feature_info", [])} - {None}
-        if len(sizes) == 1 and sizes != {grid.patch_size} and not grid.differs:
-            (own,) = sizes
-            raise InputError(
-                f"expected a grid of patches of {own} pixels, as {self.name} has, got {grid.patch_size}: set"
-                f" grid.patch_size={own}, or ++grid.differs=true (PatchGrid(..., differs=True)) to allow another"
-            )
+        check_grid(self.backbone, self.name, grid)
 
     @property
     def num_classes(self) -> int:

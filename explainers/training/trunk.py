@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid, check_hops, neighbourhoods
 from explainers.target import TargetModel
+from explainers.target.grids import own_patch_size
 
 
 def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
@@ -49,6 +50,22 @@ def on_grid(feature_map: Tensor, side: int) -> Tensor:
         return feature_map
     square = feature_map.float().mT.unflatten(-1, (map_side, map_side))
     return F.interpolate(square, (side, side), mode="bilinear", antialias=True).flatten(2).mT
+
+
+def default_blocks(target: TargetModel) -> list[int]:
+    """Return the blocks that a light network reads by default, as `forward_intermediates` of timm numbers them.
+
+    They are all of a transformer with up to 12 blocks, 6 evenly spaced ones of a deeper transformer, and the last three
+    stages of a model whose maps have several sizes, such as a Swin or ResNet.
+
+    >>> import timm
+    >>> default_blocks(TargetModel(timm.create_model("test_resnet", num_classes=2)))
+    [2, 3, 4]
+    """
+    stages = list(range(len(list(getattr(target.backbone, "feature_info", [])))))
+    if own_patch_size(target.backbone) is None:
+        return stages[-3:]
+    return stages if len(stages) <= 12 else [round(len(stages) * part / 6) - 1 for part in range(1, 7)]
 
 
 def small_linear(width_in: int, width: int) -> nn.Linear:

@@ -89,6 +89,17 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
         )
 
 
+def default_direct(target: TargetModel) -> list[int]:
+    """Return the blocks whose direct paths AnyHead adds by default: the last third, at least 4; none without paths."""
+    try:
+        layers = list(range(len(blocks_of(target))))
+        blocks = layers[-max(4, len(layers) // 3) :]
+        check_direct(target, blocks)
+    except InputError:
+        return []
+    return blocks
+
+
 def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:
     """Return the factor by which a normalisation multiplies the centred tokens (..., D), before its weight: (...)."""
     if not isinstance(norm, nn.LayerNorm):

@@ -97,12 +97,13 @@ def test_flags_and_overrides_reach_the_processes_of_a_run(attached, run, configs
 
 @pytest.mark.slow
 def test_each_job_of_a_sweep_gets_its_own_overrides_and_all_flags(run, configs, tmp_path):
-    run("--config-name", "mine", "-m", f"--config-dir={configs}", "experiment=own", "seed=3,4")
-    pairs = sorted(map(configs_of, (tmp_path / "sweep").glob("*/")), key=lambda pair: pair[0]["seed"])
+    names = ("tiny", "test_vit2.r160_in1k")  # a file, and a model of timm without one
+    run("--config-name", "mine", "-m", f"--config-dir={configs}", "experiment=own", f"target={','.join(names)}")
+    pairs = sorted(map(configs_of, (tmp_path / "sweep").glob("*/")), key=lambda pair: pair[0]["title"])
     assert [got for _, got in pairs] == [parent for parent, _ in pairs]
-    assert [(got["seed"], got["objective"], got["title"]) for _, got in pairs] == [
-        (3, "val/accuracy", "job 0"),
-        (4, "val/accuracy", "job 1"),
+    assert [(got["target"]["model"]["model_name"], got["objective"], got["title"]) for _, got in pairs] == [
+        ("vit_tiny_patch16_224", "val/accuracy", "job 0"),
+        ("test_vit2.r160_in1k", "val/accuracy", "job 1"),
     ]
 
 

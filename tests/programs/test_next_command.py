@@ -37,7 +37,7 @@ def same(wanted, got, *without):
     ("overrides", "name"),
     [
         (("experiment=quickstart_tve",), "tve"),
-        (("experiment=quickstart_folder", "target=vit_base", "data_dir=/my/images"), "tve"),
+        (("experiment=quickstart_folder", "target=vit_base_patch32_224.augreg_in1k", "data_dir=/my/images"), "tve"),
         (("experiment=tve_vitb", "explainer.network.mae=mae.pth", "explainer.network.depth=3"), "tve_paper"),
         (("experiment=anyhead_white_box", "direct=[3]"), "anyhead"),
         (("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"), "vit_shapley"),

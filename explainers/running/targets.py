@@ -1,0 +1,123 @@
+"""Targets by their names in timm: `target=vit_small_patch16_224` needs no file, and settings follow from the model."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import timm
+import torch
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from explainers.errors import InputError
+from explainers.running.keys import meant
+from explainers.target import TargetModel
+from explainers.training.trunk import default_blocks
+from explainers.transformer.direct_paths import default_direct
+
+
+def is_in_timm(name: str) -> bool:
+    """Whether timm has a model of this name, with or without the tag of its weights.
+
+    >>> is_in_timm("vit_small_patch16_224"), is_in_timm("vit_small_patch16_224.augreg_in1k"), is_in_timm("vit_tiny")
+    (True, True, False)
+    """
+    return timm.is_model(name) and ("." not in name or timm.models.is_model_pretrained(name))
+
+
+def similar_targets(name: str, files: Sequence[str] = ()) -> str:
+    """Suggest the most similar names of files and of timm's models, or say which there are.
+
+    Args:
+        name: a name that is neither.
+        files: names in configs/target.
+    """
+    suggestion = meant(name, [*files, *timm.list_models(), *timm.list_pretrained()])
+    every = ", ".join([*files, "all names of timm.list_models()"])
+    return suggestion if suggestion.startswith("did you mean") else f"there are {every}"
+
+
+class TimmTargets(ConfigSource):
+    """Hydra's source of a config `target/NAME` for every model of timm: the file that a user would write."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "timm"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        name = config_path.removeprefix("target/").removesuffix(".yaml")
+        config = OmegaConf.create({"defaults": ["timm"], "target": {"model": {"model_name": name}}})
+        return ConfigResult(self.provider, self.full_path(), config, header={"package": "_global_"})
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return group == "target" and is_in_timm(name)
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.rstrip("/") in ("", "target")
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """List nothing: `--help` would show a thousand names."""
+        return []
+
+
+class TimmIsSearched(SearchPathPlugin):
+    """Searches `TimmTargets` after all folders, so that files come first."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("timm", "timm://")
+
+
+def of_model(name: str, *, _root_: DictConfig) -> Any:
+    """Return a setting that follows from `target.model`; resolves `${of_model:blocks}` in configs/target/timm.yaml.
+
+    Args:
+        name: `image_size`, `patch_size`, `blocks` or `direct`.
+    """
+    if OmegaConf.is_missing(_root_.target.model, "model_name"):
+        raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
+    settings = OmegaConf.to_container(_root_.target.model, resolve=True)
+    value = _that_follow(json.dumps(settings, sort_keys=True))[name]
+    return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
+
+
+@cache
+def _that_follow(settings: str) -> dict[str, Any]:
+    """Return all settings that follow from a model, which is built without weights.
+
+    Args:
+        settings: those of `target.model`, as JSON.
+
+    Raises:
+        InputError: if timm has no model of this name.
+    """
+    given = json.loads(settings)
+    name = given.get("model_name", "")
+    if given.get("_target_") == "timm.create_model" and ":" not in name and not is_in_timm(name):
+        raise InputError(f"no model named {name} in timm: {similar_targets(name)}")
+    without_weights = {"pretrained": False, "checkpoint_path": ""}
+    with torch.device("meta"):
+        target = TargetModel(
+            instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights}), nn.Identity()
+        )
+    return {
+        "image_size": target.grid.image_size,
+        "patch_size": target.grid.patch_size,
+        "blocks": default_blocks(target),
+        "direct": default_direct(target),
+    }
+
+
+for plugin in (TimmTargets, TimmIsSearched):
+    Plugins.instance().register(plugin)
+OmegaConf.register_new_resolver("of_model", of_model, replace=True)

@@ -1,0 +1,79 @@
+"""`target=NAME` for any model of timm, and the settings that follow from the model."""
+
+import json
+
+import pytest
+import torch
+from commands import composed
+from omegaconf import OmegaConf
+
+from explainers.running.targets import _that_follow
+
+FOLLOW = ("image_size", "patch_size", "blocks", "direct")
+TWELVE = (list(range(12)), [8, 9, 10, 11])
+FILES = {
+    "clip_vit_b32": (224, 32, *TWELVE),
+    "deit_base": (224, 16, *TWELVE),
+    "digits": (64, 8, [2, 3, 4], []),
+    "digits_vit": (48, 8, [0, 1], [0, 1]),
+    "resnet50": (224, 16, [2, 3, 4], []),
+    "resnet101": (224, 16, [2, 3, 4], []),
+    "resnet152": (224, 16, [2, 3, 4], []),
+    "swin_base": (224, 16, [1, 2, 3], []),
+    "swin_large": (224, 16, [1, 2, 3], []),
+    "tiny": (64, 8, [0, 1], [0, 1]),
+    "vit_base": (224, 16, *TWELVE),
+    "vit_large": (224, 16, [3, 7, 11, 15, 19, 23], list(range(16, 24))),
+    "vit_tiny": (224, 16, *TWELVE),
+}
+MODELS = {
+    "deit_tiny_distilled_patch16_224": (224, 16, TWELVE[0], []),  # its embedding is of two tokens
+    "vit_small_patch14_dinov2.lvd142m": (518, 14, *TWELVE),
+    "efficientnet_b3": (288, 16, [2, 3, 4], []),
+    "inception_v3": (288, 16, [2, 3, 4], []),  # of 299 pixels
+    "swinv2_tiny_window8_256": (256, 16, [1, 2, 3], []),
+    "vit_base_patch16_siglip_224": (224, 16, TWELVE[0], []),  # attention pools its tokens
+}
+
+
+def settings(cfg):
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    return (resolved["grid"]["image_size"], resolved["grid"]["patch_size"], resolved["blocks"], resolved["direct"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_the_settings_of_a_file_follow_from_its_model(name, tmp_path):
+    assert settings(composed(f"target={name}", folder=tmp_path)) == FILES[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_the_settings_of_a_model_without_a_file_follow_from_it(name):
+    model = json.dumps({"_target_": "timm.create_model", "model_name": name, "pretrained": True})
+    assert tuple(_that_follow(model)[key] for key in FOLLOW) == MODELS[name]
+
+
+@pytest.mark.parametrize("config", ["train", "eval"])
+def test_a_name_of_timm_is_a_file_that_names_the_model(config, tmp_path):
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    got = composed(f"target={name}", folder=tmp_path, config=config)
+    expected = composed("target=timm", f"target.model.model_name={name}", folder=tmp_path, config=config)
+    assert OmegaConf.to_container(got, resolve=True) == OmegaConf.to_container(expected, resolve=True)
+
+
+def test_a_file_comes_before_the_model_of_its_name(tmp_path):
+    assert composed("target=resnet50", folder=tmp_path).target.model.model_name == "resnet50.tv_in1k"
+
+
+def test_a_user_may_set_what_follows_from_the_model(tmp_path):
+    own = ("blocks=[11]", "direct=[]", "grid.patch_size=32", "grid.image_size=448")
+    assert settings(composed("target=vit_tiny_patch16_224", *own, folder=tmp_path)) == (448, 32, [11], [])
+    sized = composed("target=vit_tiny_patch16_224", "+target.model.img_size=112", folder=tmp_path)
+    assert settings(sized)[:2] == (112, 16)
+
+
+def test_random_numbers_stay_as_they_are():
+    before = torch.get_rng_state()
+    _that_follow.__wrapped__(json.dumps({"_target_": "timm.create_model", "model_name": "test_vit"}))
+    assert torch.equal(torch.get_rng_state(), before)
