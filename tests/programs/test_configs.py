@@ -52,6 +52,7 @@ OPTIONS = {
     group: sorted(f"{group}={path.stem}" for path in (ROOT / f"configs/{group}").glob("*.yaml"))
     for group in (*GROUPS, "debug")
 }
+OPTIONS["target"].remove("target=timm")  # the base of the others, without a model
 OPTIONS["explainers"] = [f"explainers@explainer={name}" for name in EXPLAINERS]
 ROWS = [tuple(filter(None, row)) for row in zip_longest(*(OPTIONS[group] for group in (*GROUPS, "explainers")))]
 
