@@ -206,6 +206,10 @@ class FFCV(LightningDataModule):
         shard = Shard(range(samples), division.world_size, division.rank)  # type: ignore[arg-type]
         return self._loader(path, shard, self.eval_batch_size)
 
+    def dataset(self, split: str) -> range:
+        """The positions of the samples of a split, which has no torch data set."""
+        return range(self.size(split))
+
     def size(self, split: str) -> int:
         """Number of images of a split."""
         return self._file(split)[1]
@@ -235,16 +239,7 @@ class FFCV(LightningDataModule):
         return path, check_beton(Path(path))
 
     def _loader(self, path: str, sampler: DistributedSampler, batch_size: int) -> BetonLoader:
-        return BetonLoader(
-            ffcv_loader(
-                path,
-                np.fromiter(sampler, dtype=np.uint64),
-                self.image_size,
-                self.short_side,
-                batch_size,
-                self.num_workers,
-                self.os_cache,
-                sampler.drop_last,
-            ),
-            sampler,
-        )
+        order = np.fromiter(sampler, dtype=np.uint64)
+        sides = (self.image_size, self.short_side)
+        loader = ffcv_loader(path, order, *sides, batch_size, self.num_workers, self.os_cache, sampler.drop_last)
+        return BetonLoader(loader, sampler)

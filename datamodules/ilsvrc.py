@@ -1,0 +1,217 @@
+"""Images of ILSVRC 2012 with its boxes, as published: XML files, or the CSV file of Kaggle."""
+
+import csv
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from timm.data import ImageNetInfo
+
+from datamodules.boxes import annotated_images
+from datamodules.datasets import ImageFiles, spread
+from datamodules.listing import existing_folder, list_images, several
+from datamodules.truth import Box, Boxes, Size
+from explainers.errors import InputError
+from explainers.progress import progress
+
+BOXES = ("annotations.json", "LOC_val_solution.csv", "Annotations/CLS-LOC/val", "ILSVRC/Annotations/CLS-LOC/val", "val")
+"""Where boxes are looked for below the root; a folder counts if it holds XML files."""
+
+IMAGES = ("images", "Data/CLS-LOC/val", "ILSVRC/Data/CLS-LOC/val", "val", ".")
+"""Where images are looked for below the root; a folder with the boxes does not count."""
+
+
+class Annotation(NamedTuple):
+    """The class of an image, and its boxes in pixels of an image of `size`; `None` stands for the stored size."""
+
+    wnid: str
+    boxes: list[Box]
+    size: Size | None
+
+
+def imagenet_boxes(
+    root: str | Path,
+    image_size: int,
+    boxes: str | None = None,
+    images: str | None = None,
+    crop_fraction: float = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """Images of ILSVRC 2012 with their boxes: every sample has a `truth` mask. The label is the class of its boxes.
+
+    Images without boxes, and boxes without an image, are left out with a warning. Samples are sorted by file name.
+
+    Args:
+        root: folder to which the others are relative.
+        image_size: see `ImageFiles`.
+        boxes: folder of XML files; or LOC_val_solution.csv, whose boxes are in pixels of the stored images; or a .json
+            file of `annotated_images`, which names the images itself. `None` takes the first of `BOXES` that exists.
+        images: folder of the images, in subfolders or not. `None` takes the first of `IMAGES` that exists.
+        crop_fraction: see `ImageFiles`.
+        limit: see `ImageFiles`.
+        skip_corrupt: see `ImageFiles`.
+
+    Raises:
+        InputError: if boxes or images are missing, or a file names no box or an unknown class.
+    """
+    folder = existing_folder(root, "with images and boxes of ILSVRC 2012")
+    source = find_boxes(folder, boxes)
+    if source.suffix == ".json":
+        classes = "classes.json" if (folder / "classes.json").is_file() else None
+        return annotated_images(folder, image_size, str(source.absolute()), classes, crop_fraction, limit, skip_corrupt)
+    of_image = {path.stem: path for path in list_images([find_images(folder, images, source)])[0]}
+    of_boxes: Any = {path.stem: path for path in source.glob("*.xml")} if source.is_dir() else read_csv(source)
+    names = names_in_both(of_image, of_boxes, source)
+    chosen = [names[i] for i in spread(len(names), limit)]
+    known = [of_boxes[name] for name in chosen]
+    annotations = read_xml_files(known) if source.is_dir() else known
+    sizes = [one.size for one in annotations if one.size is not None]
+    truth = Boxes([one.boxes for one in annotations], sizes or None)
+    wnids = ImageNetInfo("imagenet-1k").label_names()  # sorted, in the order of the labels
+    labels = imagenet_labels([one.wnid for one in annotations], source)
+    paths = [of_image[name] for name in chosen]
+    return ImageFiles(paths, labels, image_size, wnids, truth, crop_fraction, None, skip_corrupt)
+
+
+def find_boxes(folder: Path, named: str | None) -> Path:
+    """The file or folder of boxes below a folder; `None` as its name takes the first of `BOXES` that exists."""
+    places = [folder / name for name in (BOXES if named is None else (named,))]
+    for place in places:
+        if place.is_file() or any(place.glob("*.xml")):
+            return place
+    looked_for = ", ".join(BOXES[:2]) + f" or XML files in {', '.join(BOXES[2:])}" if named is None else named
+    raise InputError(
+        f"expected boxes of ILSVRC 2012 in {folder}, got none: there is no {looked_for}; put them there, or set root"
+        " and boxes (in eval.py, tasks.imagenet_val.data.test.boxes=...)"
+    )
+
+
+def find_images(folder: Path, named: str | None, boxes: Path) -> Path:
+    """The folder of images below a folder; `None` as its name takes the first of `IMAGES` that exists."""
+    places = [folder / name for name in (IMAGES if named is None else (named,))]
+    place = next((place for place in places if place.is_dir() and place != boxes), places[0])
+    return existing_folder(place, "of images of ILSVRC 2012")
+
+
+def names_in_both(of_image: Mapping[str, Path], of_boxes: Mapping[str, Any], source: Path) -> list[str]:
+    """The sorted names of images that have boxes; warn of images and boxes that have no other half."""
+    both = sorted(of_image.keys() & of_boxes.keys())
+    if not both:
+        first = next(iter(sorted(of_image)), "no image")
+        raise InputError(
+            f"expected images that {source} names, such as {min(of_boxes, default='none')}, got {len(of_image)} others"
+            f" ({first}): set images to their folder"
+        )
+    images = [of_image[name] for name in sorted(of_image.keys() - of_boxes.keys())]
+    if images:
+        warnings.warn(f"left out: {several(images)} without boxes in {source}", stacklevel=3)
+    alone = [Path(f"{name}.xml") for name in sorted(of_boxes.keys() - of_image.keys())]
+    if alone:
+        warnings.warn(f"left out: {several(alone)} of boxes without an image", stacklevel=3)
+    return both
+
+
+def imagenet_labels(wnids: Sequence[str], source: Path) -> list[int]:
+    """The labels 0 to 999 of classes of ImageNet-1k, the positions of their sorted identifiers."""
+    known = {wnid: label for label, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
+    unknown = sorted(set(wnids) - known.keys())
+    if unknown:
+        raise InputError(
+            f"expected identifiers of ImageNet's 1000 classes, such as n01440764, in {source}, got"
+            f" {', '.join(unknown[:3])}; take the files of ILSVRC 2012"
+        )
+    return [known[wnid] for wnid in wnids]
+
+
+def read_csv(path: Path) -> dict[str, Annotation]:
+    """Read LOC_val_solution.csv: name of an image → its class and boxes.
+
+    Raises:
+        InputError: for a line that is not `<image>,<wnid> <left> <top> <right> <bottom> ...`.
+    """
+    annotations = {}
+    with open(path, newline="") as file:
+        for number, row in enumerate(csv.reader(file), start=1):
+            if number == 1 and row[:1] == ["ImageId"]:
+                continue
+            try:
+                name, words = row[0], row[1].split()
+                if not words:
+                    raise ValueError("no box")
+                boxes = [numbers(words[i + 1 : i + 5]) for i in range(0, len(words), 5)]
+                annotations[name] = annotation(words[::5], boxes, None)
+            except (IndexError, ValueError) as error:
+                raise InputError(
+                    f"{path}, line {number}: expected <image>,<wnid> <left> <top> <right> <bottom> ..., got"
+                    f" {','.join(row)[:80]} ({error}); correct the file"
+                ) from error
+    return annotations
+
+
+def read_xml_files(paths: Sequence[Path]) -> list[Annotation]:
+    """Read the class and the boxes of images from XML files.
+
+    Raises:
+        InputError: if files have no box, or if one is not in the format of ILSVRC.
+    """
+    bar = progress("reading boxes", len(paths), "file", delay=2)
+    annotations = []
+    for path in paths:
+        annotations.append(read_xml(path))
+        bar.update(1)
+    bar.close()
+    empty = [path for path, one in zip(paths, annotations, strict=True) if not one.boxes]
+    if empty:
+        raise InputError(
+            f"expected boxes in each XML file of {empty[0].parent}, got none in {several(empty)}; replace these files,"
+            " or delete them to leave out their images"
+        )
+    return annotations
+
+
+def read_xml(path: Path) -> Annotation:
+    """Read the class, the boxes and the size of an image from an XML file; it may have no boxes.
+
+    Raises:
+        InputError: if the file is not in the format of ILSVRC.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+        size = int(child(root, "size/height")), int(child(root, "size/width"))
+        objects = root.findall("object")
+        sides = ("xmin", "ymin", "xmax", "ymax")
+        boxes = [numbers([child(one, f"bndbox/{side}") for side in sides]) for one in objects]
+        if min(size) < 1:
+            raise ValueError(f"a size of {size}")
+        return annotation([child(one, "name") for one in objects], boxes, size)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise InputError(
+            f"{path}: expected <size>, and <object> with <name> and <bndbox>, as in ILSVRC, got {error}; replace the"
+            " file"
+        ) from error
+
+
+def child(node: ElementTree.Element, path: str) -> str:
+    """The text of an element below a node; a ValueError if there is none."""
+    text = node.findtext(path)
+    if text is None:
+        raise ValueError(f"no <{path}>")
+    return text.strip()
+
+
+def annotation(wnids: Sequence[str], boxes: Sequence[Box], size: Size | None) -> Annotation:
+    """What is known of an image whose boxes have these classes; a ValueError if they are not one class."""
+    if len(set(wnids)) > 1:
+        raise ValueError(f"objects of {len(set(wnids))} classes")
+    return Annotation(wnids[0] if wnids else "", list(boxes), size)
+
+
+def numbers(words: Sequence[str]) -> Box:
+    """Left, top, right and bottom as numbers; a ValueError for other words, or another order."""
+    left, top, right, bottom = map(float, words)
+    if left > right or top > bottom:
+        raise ValueError(f"a box {' '.join(words)}")
+    return left, top, right, bottom

@@ -1,0 +1,174 @@
+"""ILSVRC's own boxes, in all forms in which they are published, give the samples of annotations.json."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.boxes import annotated_images
+from datamodules.ilsvrc import imagenet_boxes
+from explainers.errors import InputError
+
+WNIDS = {"n01440764": 0, "n01443537": 1, "n15075141": 999}
+IMAGES = {
+    "ILSVRC2012_val_00000001": ("n15075141", [(10, 4, 30, 20), (0, 0, 5, 5)]),
+    "ILSVRC2012_val_00000002": ("n01440764", [(3, 3, 40, 30)]),
+    "ILSVRC2012_val_00000003": ("n01443537", [(20, 10, 39, 29)]),
+}
+
+
+def write_images(folder, subfolders=False, size=(40, 30)):
+    for number, (name, (wnid, _)) in enumerate(IMAGES.items()):
+        path = folder / (f"{wnid}/" if subfolders else "") / f"{name}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize(size).save(path)
+
+
+def xml(wnid, boxes, size=(40, 30)):
+    sides = "<xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax>"
+    objects = "".join(f"<object><name>{wnid}</name><bndbox>{sides.format(*box)}</bndbox></object>" for box in boxes)
+    return f"<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size>{objects}</annotation>"
+
+
+def write_xml(folder):
+    folder.mkdir(parents=True)
+    for name, (wnid, boxes) in IMAGES.items():
+        (folder / f"{name}.xml").write_text(xml(wnid, boxes))
+
+
+def write_csv(path):
+    rows = [f"{name}," for name in IMAGES]
+    for i, (wnid, boxes) in enumerate(IMAGES.values()):
+        rows[i] += "".join(f"{wnid} {left} {top} {right} {bottom} " for left, top, right, bottom in boxes)
+    path.write_text("\n".join(["ImageId,PredictionString", *reversed(rows)]) + "\n")
+
+
+def by_annotations(root, images, **settings):
+    rows = [
+        {"file": f"{images}/{name}.JPEG", "label": WNIDS[wnid], "boxes_xyxy": boxes}
+        for name, (wnid, boxes) in IMAGES.items()
+    ]
+    (root / "annotations.json").write_text(json.dumps(rows))
+    return annotated_images(root, image_size=16, **settings)
+
+
+def same(first, second):
+    assert len(first) == len(second) > 0
+    for i in range(len(first)):
+        one, other = first[i], second[i]
+        assert one.keys() == other.keys() and (one["label"], one["index"]) == (other["label"], other["index"])
+        assert torch.equal(one["image"], other["image"]) and torch.equal(one["truth"], other["truth"])
+        assert one["truth"].any()
+
+
+@pytest.mark.parametrize("form", ["xml beside images", "devkit", "kaggle", "csv", "wnid folders"])
+def test_every_published_form_gives_the_same_samples(tmp_path, form):
+    root = tmp_path / "root"
+    folder = {"xml beside images": "images", "csv": "images", "wnid folders": "val", "devkit": "Data/CLS-LOC/val"}
+    write_images(root / folder.get(form, "ILSVRC/Data/CLS-LOC/val"), subfolders=form == "wnid folders")
+    if form in ("kaggle", "csv"):
+        write_csv(root / "LOC_val_solution.csv")
+    else:
+        write_xml(root / ("val" if form == "xml beside images" else "Annotations/CLS-LOC/val"))
+    dataset = imagenet_boxes(root, image_size=16)
+    write_images(tmp_path / "flat" / "images")
+    same(dataset, by_annotations(tmp_path / "flat", "images"))
+    assert len(dataset.classes) == 1000 and [dataset.classes[label] for _, label in WNIDS.items()] == list(WNIDS)
+
+
+def test_annotations_are_read_where_they_are_and_stay_the_first_choice(tmp_path, monkeypatch):
+    write_images(tmp_path / "images")
+    expected = by_annotations(tmp_path, "images")
+    write_csv(tmp_path / "LOC_val_solution.csv")
+    same(imagenet_boxes(tmp_path, image_size=16), expected)
+    assert imagenet_boxes(tmp_path, image_size=16).fingerprint() == expected.fingerprint()
+    monkeypatch.chdir(tmp_path.parent)
+    same(imagenet_boxes(tmp_path.name, image_size=16), expected)  # a relative root
+
+
+def test_boxes_and_images_may_lie_anywhere(tmp_path):
+    write_images(tmp_path / "pixels"), write_xml(tmp_path / "boxes"), (tmp_path / "root").mkdir()
+    dataset = imagenet_boxes(tmp_path / "root", 16, boxes=str(tmp_path / "boxes"), images="../pixels")
+    write_images(tmp_path / "images")
+    same(dataset, by_annotations(tmp_path, "images"))
+
+
+def test_xml_boxes_follow_an_image_that_was_stored_smaller(tmp_path):
+    write_xml(tmp_path / "val"), write_images(tmp_path / "images", size=(20, 15))
+    small = imagenet_boxes(tmp_path, 12, crop_fraction=1)
+    write_images(tmp_path / "images")
+    large = imagenet_boxes(tmp_path, 12, crop_fraction=1)
+    assert all(torch.equal(small[i]["truth"], large[i]["truth"]) for i in range(3))
+    write_images(tmp_path / "images", size=(16, 16))
+    with pytest.raises(InputError, match="00000001.JPEG: expected boxes of the image's size, 16 × 16 .*, got 40 × 30"):
+        imagenet_boxes(tmp_path, 12)[0]
+
+
+def test_a_limit_reads_only_the_files_that_it_takes(tmp_path):
+    write_xml(tmp_path / "val"), write_images(tmp_path / "images")
+    (tmp_path / "val" / "ILSVRC2012_val_00000002.xml").write_text("no XML")
+    dataset = imagenet_boxes(tmp_path, 16, limit=1)
+    assert dataset.labels.tolist() == [999] and dataset.path(0).stem == "ILSVRC2012_val_00000001"
+
+
+def test_what_has_no_other_half_is_counted_and_named(tmp_path):
+    write_xml(tmp_path / "val"), write_images(tmp_path / "images")
+    (tmp_path / "val" / "ILSVRC2012_val_00000002.xml").unlink()
+    (tmp_path / "images" / "ILSVRC2012_val_00000003.JPEG").unlink()
+    with pytest.warns(UserWarning, match="left out") as warned:
+        assert len(imagenet_boxes(tmp_path, 16)) == 1
+    assert [str(each.message) for each in warned] == [
+        f"left out: 1 file (ILSVRC2012_val_00000002.JPEG) without boxes in {tmp_path}/val",
+        "left out: 1 file (ILSVRC2012_val_00000003.xml) of boxes without an image",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (xml("n01440764", []), r"expected boxes in each XML file of .*/val, got none in 1 file \(.*2.xml\); replace"),
+        ("<annotation>", "2.xml: expected <size>, .* got no element found"),
+        (xml("n01440764", [(1, 2, 3, 4)]).replace("ymin", "y"), "got no <bndbox/ymin>; replace the file"),
+        (xml("n01440764", [(9, 2, 3, 4)]), "got a box 9 2 3 4"),
+        (xml("n01440764", [(1, 2, 3, 4)], (0, 0)), r"got a size of \(0, 0\)"),
+        (xml("cat", [(1, 2, 3, 4)]), "expected identifiers of ImageNet's 1000 classes, .*, got cat; take the files"),
+        (xml("n01440764", [(1, 2, 3, 4)] * 2).replace("n01440764", "n01443537", 1), "got objects of 2 classes"),
+    ],
+    ids=["no boxes", "cut", "no side", "order", "size", "class", "classes"],
+)
+def test_a_wrong_xml_file_is_named(tmp_path, content, problem):
+    write_xml(tmp_path / "val"), write_images(tmp_path / "images")
+    (tmp_path / "val" / "ILSVRC2012_val_00000002.xml").write_text(content)
+    with pytest.raises(InputError, match=problem) as raised:
+        imagenet_boxes(tmp_path, 16)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ["a", "a,", "a,n01440764 1 2 3", "a,n01440764 1 2 x 4", "a,n1 1 2 3 4 n2 1 2 3 4"])
+def test_a_wrong_line_of_the_csv_file_is_named(tmp_path, line):
+    write_images(tmp_path / "images")
+    (tmp_path / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{line}\n")
+    with pytest.raises(InputError, match=rf"LOC_val_solution.csv, line 2: expected <image>,<wnid> .*, got {line} \("):
+        imagenet_boxes(tmp_path, 16)
+
+
+def test_what_was_looked_for_is_said(tmp_path):
+    with pytest.raises(InputError, match="expected a folder with images and boxes of ILSVRC 2012, got .*/gone"):
+        imagenet_boxes(tmp_path / "gone", 16)
+    with pytest.raises(
+        InputError,
+        match="got none: there is no annotations.json, LOC_val_solution.csv or XML files in Annotations/CLS-LOC/val, "
+        ".* val; put them there, or set .*tasks.imagenet_val.data.test.boxes",
+    ):
+        imagenet_boxes(tmp_path, 16)
+    with pytest.raises(InputError, match="there is no boxes.csv; put"):
+        imagenet_boxes(tmp_path, 16, boxes="boxes.csv")
+    write_xml(tmp_path / "val")
+    with pytest.raises(InputError, match="expected a folder of images of ILSVRC 2012, got .*/pictures"):
+        imagenet_boxes(tmp_path, 16, images="pictures")
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match="expected images that .*/val names, such as ILSVRC2012_val_00000001, got 1"):
+        imagenet_boxes(tmp_path, 16)
