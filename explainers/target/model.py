@@ -171,6 +171,8 @@ class TargetModel(nn.Module):
     def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the embeddings of the images, and of their patches after the same final normalisation.
 
+        With attention pooling, as in SigLIP, each patch is pooled alone, like an image of one patch.
+
         Args:
             normalised: images, (B, C, H, W).
 
@@ -179,13 +181,15 @@ class TargetModel(nn.Module):
 
         Raises:
             InputError: if layers that do not apply to patches compute the embedding of the image: a distilled DeiT,
-                attention pooling, or layers after the pooling.
+                attention pooling of a CNN, or layers after the pooling.
         """
         features = self.backbone.forward_features(normalised)
-        is_vit = isinstance(self.backbone, VisionTransformer) and self.backbone.attn_pool is None
         embeddings = self.pool(features)
-        if is_vit and not self.distilled:
-            return embeddings, self.backbone.fc_norm(features[:, self.backbone.num_prefix_tokens :])
+        if isinstance(self.backbone, VisionTransformer) and not self.distilled:
+            patches = features[:, self.backbone.num_prefix_tokens :]
+            if self.backbone.attn_pool is None:
+                return embeddings, self.backbone.fc_norm(patches)
+            return embeddings, self.pool(patches.flatten(0, 1)[:, None]).unflatten(0, patches.shape[:2])
         after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
         if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
             if features.shape[-1] == self.embed_dim:  # Swin, channels last

@@ -1,10 +1,10 @@
-"""Three ways to compute the projection W of a fixed head without training.
+"""Two ways to compute the projection W of a fixed head without training; `text_heads` has a third.
 
-`simplex`, `prototypes` and `text_embeddings` return W, (K, D). `simplex_of`, `prototypes_of` and `text_of` call them
-with what a model and a datamodule hold.
+`simplex` and `prototypes` return W, (K, D). `simplex_of` and `prototypes_of` call them with what a model and a
+datamodule hold.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,35 +65,6 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return F.normalize(means - means.mean(0), dim=-1)
 
 
-def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """The direction of CLIP's text embedding of each class, averaged over templates: unit vectors (K, D').
-
-    Args:
-        model: open_clip's name of an architecture.
-        pretrained: open_clip's name of its weights.
-        classes: names of the classes.
-        templates: prompts, with `{}` where the name of the class belongs.
-
-    Raises:
-        InputError: if open_clip is not installed, or there are no templates.
-    """
-    if not templates:
-        raise InputError("expected at least one template, such as 'a photo of a {}', got none")
-    try:
-        import open_clip
-    except ImportError as error:
-        raise InputError("text heads need open_clip: pip install transferable-explainers[clip]") from error
-    clip: Any = open_clip.create_model(model, pretrained=pretrained or None).eval()
-    tokenise = open_clip.get_tokenizer(model)
-    means = []
-    for name in classes:
-        prompts = [template.format(name) for template in templates]
-        with torch.no_grad():
-            embeddings = clip.encode_text(tokenise(prompts))
-        means.append(F.normalize(embeddings, dim=-1).mean(0))
-    return F.normalize(torch.stack(means), dim=-1)
-
-
 ProjectionBuilder = Callable[[TargetModel, Any], Tensor]
 """Computes W from a base model and the datamodule of its classes."""
 
@@ -109,7 +80,6 @@ def simplex_of(target: TargetModel, data: Any, seed: int = 0) -> Tensor:
     return simplex(len(data.classes), target.embed_dim, seed)
 
 
-@torch.no_grad()
 def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size: int = 32) -> Tensor:
     """Compute `prototypes` from a model's embeddings of training images, evenly spaced in the data set.
 
@@ -122,16 +92,36 @@ def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size:
     Raises:
         InputError: if no image can be read, or a class has no image.
     """
+    embeddings, labels = embedded_images(target, data, "train", limit, batch_size)
+    return prototypes(embeddings, labels, len(data.classes))
+
+
+@torch.no_grad()
+def embedded_images(
+    target: TargetModel, data: Any, split: str, limit: int, batch_size: int = 32
+) -> tuple[Tensor, Tensor]:
+    """Embed images of a split, evenly spaced in the data set: embeddings (B, D) and labels (B,), on the CPU.
+
+    Args:
+        target: the model.
+        data: the datamodule.
+        split: train, val or test.
+        limit: maximum number of images.
+        batch_size: images per batch.
+
+    Raises:
+        InputError: if no image can be read.
+    """
     check_positive(limit=limit, batch_size=batch_size)
-    dataset = data.dataset("train")
+    dataset = data.dataset(split)
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])
     loader = DataLoader(images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt)
     embedded = [(_embed(target, batch["image"]), batch["label"]) for batch in loader if batch is not None]
     if not embedded:
-        raise InputError(f"expected readable training images for prototypes, got {count} that are all corrupt")
+        raise InputError(f"expected readable {split} images for the head, got {count} that are all corrupt")
     embeddings, labels = (torch.cat(tensors) for tensors in zip(*embedded, strict=True))
-    return prototypes(embeddings, labels, len(data.classes))
+    return embeddings, labels
 
 
 def _without_corrupt(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] | None:
@@ -143,29 +133,3 @@ def _without_corrupt(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] 
 def _embed(target: TargetModel, images: Tensor) -> Tensor:
     """Embed uint8 images (B, C, H, W) on the model's device: float32 (B, D), on the CPU."""
     return target.embed(target.normalise(images.to(target.mean.device))).float().cpu()
-
-
-def text_of(
-    target: TargetModel,
-    data: Any,
-    model: str,
-    pretrained: str,
-    templates: Sequence[str],
-    names: Sequence[str] | None = None,
-) -> Tensor:
-    """Compute `text_embeddings` for the classes of a datamodule.
-
-    Args:
-        target: the base model, which is not read.
-        data: the datamodule.
-        model: see `text_embeddings`.
-        pretrained: see `text_embeddings`.
-        templates: see `text_embeddings`.
-        names: names to put into the prompts, in the order of the labels; `None` for the datamodule's class names.
-
-    Raises:
-        InputError: if the number of names is not the number of classes.
-    """
-    if names is not None and len(names) != len(data.classes):
-        raise InputError(f"expected names of the {len(data.classes)} classes {data.classes}, got {len(names)}")
-    return text_embeddings(model, pretrained, names or data.classes, templates)

@@ -48,6 +48,20 @@ def test_patches_of_an_averaging_vit_are_normalised_as_their_average_is(make_tar
 
 
 @torch.no_grad()
+def test_patches_of_siglip_are_pooled_like_an_image_of_one_patch(make_target, images):
+    target = make_target("vit_base_patch16_siglip_224", num_classes=3)
+    answers = listen(target.backbone.norm)
+    embeddings, patches = target.embed_with_patches(target.normalise(images))
+    (seen,) = answers
+    torch.testing.assert_close(embeddings, target.backbone.attn_pool(seen))
+    for patch in range(16):
+        torch.testing.assert_close(patches[:, patch], target.backbone.attn_pool(seen[:, patch : patch + 1]))
+    single = make_target("vit_base_patch16_siglip_224", num_classes=3, img_size=8)
+    embeddings, patches = single.embed_with_patches(single.normalise(images[..., :8, :8]))
+    torch.testing.assert_close(patches[:, 0], embeddings)
+
+
+@torch.no_grad()
 def test_patches_of_a_swin_are_read_row_by_row(make_target, images):
     target = make_target("swin_tiny_patch4_window7_224", **SWIN)
     answers = listen(target.backbone.norm)
@@ -76,7 +90,6 @@ def test_the_mean_of_a_resnets_patches_is_the_embedding(make_target):
     ("name", "arguments"),
     [
         ("deit_tiny_distilled_patch16_224", {}),
-        ("vit_base_patch16_siglip_224", {}),
         ("test_convnext", {}),
         ("test_efficientnet", {"num_classes": 3}),
     ],

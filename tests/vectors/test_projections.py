@@ -1,5 +1,4 @@
 import math
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,16 +13,7 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.vectors.fixed_head import FixedHead
-from explainers.vectors.projections import (
-    prototypes,
-    prototypes_of,
-    simplex,
-    simplex_of,
-    text_embeddings,
-    text_of,
-)
-
-CLIP = "ViT-S-32-alt"  # the smallest text encoder that open_clip has a configuration of
+from explainers.vectors.projections import prototypes, prototypes_of, simplex, simplex_of
 
 
 class Few(Dataset):
@@ -191,66 +181,6 @@ def test_a_limit_of_prototypes_is_spread_over_the_data_set(target):
         prototypes_of(target, images_of(dataset), limit=2)
 
 
-@pytest.fixture(scope="module")
-def clip():
-    """A CLIP with random weights, and its tokeniser; the architecture's own weights would be downloaded."""
-    open_clip = pytest.importorskip("open_clip")
-    torch.manual_seed(0)
-    return open_clip.create_model(CLIP, pretrained=None).eval(), open_clip.get_tokenizer(CLIP)
-
-
-@pytest.fixture
-def asked(clip, monkeypatch):
-    """The arguments of every call to `open_clip.create_model`, which gives the same model each time."""
-    calls = []
-
-    def create_model(name, pretrained=None):
-        calls.append((name, pretrained))
-        return clip[0].train()
-
-    monkeypatch.setattr(sys.modules["open_clip"], "create_model", create_model)
-    return calls
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(clip, asked):
-    model, tokenise = clip
-    classes, templates = ["ant", "honey bee"], ["a photo of a {}.", "{}"]
-    weight = text_embeddings(CLIP, "", classes, templates)
-    assert asked == [(CLIP, None)] and not model.training
-    for row, name in zip(weight, classes, strict=True):
-        total = 0
-        for template in templates:
-            vector = model.encode_text(tokenise([template.replace("{}", name)]))[0]
-            total = total + vector / vector.norm()
-        torch.testing.assert_close(row, total / total.norm(), rtol=1e-3, atol=1e-5)
-    assert not weight.requires_grad
-
-
-def test_text_embeddings_ask_for_the_weights_named(asked):
-    text_embeddings(CLIP, "openai", ["ant"], ["{}"])
-    assert asked == [(CLIP, "openai")]
-
-
-def test_the_text_head_of_a_data_set_goes_by_its_classes_or_by_the_names_given(target, asked):
-    data, templates = images_of(Few()), ["a {}"]
-    own = text_of(target, data, CLIP, "", templates)
-    torch.testing.assert_close(own, text_embeddings(CLIP, "", Few.classes, templates))
-    named = text_of(target, data, CLIP, "", templates, names=["dog", "bee", "fox"])
-    assert torch.allclose(named[1], own[1], atol=1e-5)
-    assert not torch.allclose(named[0], own[0], atol=1e-3)
-    with pytest.raises(ValueError, match=r"expected names of the 3 classes \['ant', 'bee', 'cat'\], got 2"):
-        text_of(target, data, CLIP, "", templates, names=["dog", "fox"])
-
-
-def test_text_heads_say_in_one_line_that_they_need_open_clip(target, monkeypatch):
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(InputError) as raised:
-        text_of(target, images_of(Few()), CLIP, "", ["{}"])
-    assert str(raised.value) == "text heads need open_clip: pip install transferable-explainers[clip]"
-
-
 def test_prototypes_leave_corrupt_images_out_also_where_a_whole_batch_is(target):
     dataset = Marked(9, seed=3)
     readable = [dataset[i] for i in (0, 1, 2, 6, 7, 8)]
@@ -258,5 +188,5 @@ def test_prototypes_leave_corrupt_images_out_also_where_a_whole_batch_is(target)
     expected = prototypes_of(target, SimpleNamespace(dataset=lambda _: readable, classes="abc", num_workers=0))
     weight = prototypes_of(target, SimpleNamespace(dataset=lambda _: some, classes="abc", num_workers=0), batch_size=3)
     torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
-    with pytest.raises(InputError, match="expected readable training images for prototypes, got 4 that are all"):
+    with pytest.raises(InputError, match="expected readable train images for the head, got 4 that are all"):
         prototypes_of(target, SimpleNamespace(dataset=lambda _: [None] * 4, classes="abc", num_workers=0))

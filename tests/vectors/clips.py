@@ -1,0 +1,47 @@
+"""Small CLIPs with random weights, by names that open_clip knows."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import timm
+from conftest import wake
+
+from explainers.target import TargetModel
+
+OPENAI = "vit_base_patch32_clip_quickgelu_224.openai"
+GELU = "vit_base_patch32_clip_224.laion2b"
+IMAGE = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 16}
+VISION = {"image_size": 32, "layers": 2, "width": 24, "head_width": 8, "patch_size": 8}
+TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
+TINY = {"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT}
+CONFIGS = {
+    "tiny": TINY,
+    "tiny-quickgelu": TINY | {"quick_gelu": True},
+    "tiny-wide": TINY | {"embed_dim": 20},
+    "tiny-deep": TINY | {"vision_cfg": VISION | {"layers": 3}},
+}
+
+
+@cache
+def open_clip():
+    """open_clip, which knows the small models."""
+    library = pytest.importorskip("open_clip")
+    with TemporaryDirectory() as folder:
+        for name, config in CONFIGS.items():
+            (Path(folder) / f"{name}.json").write_text(json.dumps(config))
+        library.add_model_config(folder)
+    return library
+
+
+@cache
+def clip(name="tiny-quickgelu"):
+    """A small CLIP of open_clip."""
+    return wake(open_clip().create_model(name, pretrained=None)).eval()
+
+
+def image_tower(name=OPENAI, **settings):
+    """A small image tower of timm."""
+    return TargetModel(wake(timm.create_model(name, **IMAGE | settings))).eval()

@@ -1,0 +1,151 @@
+"""Text heads: names of classes, prompts, embeddings of small CLIPs, and the accuracy that is printed."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from clips import IMAGE, OPENAI, clip, image_tower, open_clip
+from commands import NO_PICTURES, QUIET, train
+from safetensors.torch import load_file
+from timm.data import ImageNetInfo
+from toys import Marked
+
+from datamodules.images import Images
+from explainers.errors import InputError
+from explainers.vectors.projections import prototypes_of
+from explainers.vectors.text_heads import TEMPLATES, readable_names, tell_accuracy, text_embeddings, text_of
+
+QUICK = "tiny-quickgelu"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The arguments of every call to `open_clip.create_model`, which gives the same model each time."""
+    library, model, calls = open_clip(), clip(), []
+
+    def create_model(name, pretrained=None):
+        calls.append((name, pretrained))
+        return model.train()
+
+    monkeypatch.setattr(library, "create_model", create_model)
+    return calls
+
+
+def marked(classes=("red", "green_ish", "n01440764"), **settings):
+    def build():
+        dataset = Marked(60)
+        dataset.classes = classes
+        return dataset
+
+    return Images(train=build, val=build, num_workers=0, **settings)
+
+
+def test_wnids_become_names_and_underscores_spaces():
+    assert readable_names(["n01440764", "n02084071", "polar_bear"]) == ["tench", "dog", "polar bear"]
+    assert readable_names(["n01440764", "n1", "n99999999"]) == ["tench", "n1", "n99999999"]
+
+
+def test_the_names_of_imagenet_are_distinct():
+    wnids = ImageNetInfo().label_names()
+    names = dict(zip(wnids, readable_names(wnids), strict=True))
+    assert len({name.lower() for name in names.values()}) == 1000
+    assert (names["n02102040"], names["n03417042"]) == ("English springer", "garbage truck")
+    assert names["n02012849"].startswith("crane: large long-necked wading bird")
+
+
+@torch.no_grad()
+def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(asked):
+    model, tokenise = clip(), open_clip().get_tokenizer(QUICK)
+    classes, templates = ["ant", "honey bee"], ["a photo of a {}.", "{}"]
+    weight = text_embeddings(QUICK, "", classes, templates)
+    assert asked == [(QUICK, None)] and not model.training
+    for row, name in zip(weight, classes, strict=True):
+        total = 0
+        for template in templates:
+            vector = model.encode_text(tokenise([template.replace("{}", name)]))[0]
+            total = total + vector / vector.norm()
+        torch.testing.assert_close(row, total / total.norm(), rtol=1e-3, atol=1e-5)
+    assert not weight.requires_grad
+
+
+def test_text_embeddings_ask_for_the_weights_named(asked):
+    text_embeddings(QUICK, "openai", ["ant"], ["{}"])
+    assert asked == [(QUICK, "openai")]
+    for templates in ([], ["a photo."]):
+        with pytest.raises(InputError, match="expected templates with {} for the name, as 'a photo of a {}.', got"):
+            text_embeddings(QUICK, "", ["ant"], templates)
+
+
+def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(asked):
+    target, templates = image_tower(), ["a {}."]
+
+    def head(data, **settings):
+        return text_of(target, data, QUICK, "", images=0, **settings)
+
+    def expected(names, prompts):
+        return text_embeddings(QUICK, "", names, prompts)
+
+    names = ["red", "green ish", "tench"]
+    torch.testing.assert_close(head(marked()), expected(names, TEMPLATES))
+    own = expected(names, templates)
+    torch.testing.assert_close(head(marked(templates=templates)), own)
+    torch.testing.assert_close(head(marked(templates=["b"]), templates=templates, names=names), own)
+    with pytest.raises(InputError, match=r"expected names of the 3 classes \['red', 'green_ish', 'n01440764'\], got 2"):
+        head(marked(), names=["dog", "fox"])
+    with pytest.raises(InputError, match=r"expected names of the 0 classes .* or take images with classes"):
+        head(marked(()))
+
+
+def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
+    target, data = image_tower(num_classes=24), marked()
+    target.backbone.patch_embed.proj.weight.data *= 20  # so that the colour of a patch decides
+    weight = prototypes_of(target, data, limit=60)
+    tell_accuracy(target, data, weight, 30)
+    samples = [data.dataset("val")[i] for i in range(0, 60, 2)]
+    with torch.no_grad():
+        nearest = [int((target.embed(target.normalise(s["image"][None])) @ weight.mT).argmax()) for s in samples]
+    share = 100 * sum(a == int(s["label"]) for a, s in zip(nearest, samples, strict=True)) / 30
+    assert share > 50  # or else a warning
+    assert capsys.readouterr().out == f"text head: {share:.3g} % on 30 validation images (chance 33 %)\n"
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="text head, .* %, is not clearly above chance: are image and"):
+        tell_accuracy(target, data, -weight, 30)
+
+
+def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):
+    library = open_clip()
+
+    def get_tokenizer(name):
+        raise ImportError("No module named 'transformers'")
+
+    monkeypatch.setattr(library, "create_model", lambda *_, **__: clip())
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "get_tokenizer", get_tokenizer)
+        with pytest.raises(InputError, match=f"the tokeniser of {QUICK} needs transformers: pip install transformers"):
+            text_embeddings(QUICK, "", ["ant"], ["{}"])
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with pytest.raises(InputError) as raised:
+        text_of(image_tower(), SimpleNamespace(classes=["a"]))
+    assert str(raised.value) == "text heads need open_clip: pip install transferable-explainers[clip]"
+
+
+@pytest.mark.slow
+def test_a_clip_learns_to_predict_with_a_text_head(tmp_path, capsys):
+    open_clip()
+    model = {**IMAGE, "model_name": OPENAI, "pretrained": "false"}
+    train(
+        "experiment=self_explaining",
+        "target=clip_vit_b32",
+        *(f"++target.model.{key}={value}" for key, value in model.items()),
+        *("data=digits", "data.size.train=8", "data.size.val=8", "data.batch_size=4"),
+        *("grid.image_size=32", "grid.patch_size=8", "explainer.alpha=1", "explainer.teacher=null", "cache=none"),
+        *("projection@explainer.projection=text", "explainer.projection.model=tiny-quickgelu", "explainer.scale=100"),
+        *("explainer.projection.pretrained=''", "trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
+        "data.domain=plain",
+        folder=tmp_path,
+    )
+    assert " % on 8 validation images (chance 10 %)" in capsys.readouterr().out
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights["head.weight"].shape == (10, 16) and weights["head.projection"].shape == (16, 24)
+    assert weights["head.scale"] == 100
