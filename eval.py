@@ -139,7 +139,8 @@ def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
 def publish(cfg: DictConfig) -> None:
     """Write tables, figures and the gallery from the files of results and pictures."""
     folder = run_dir()
-    table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays)
+    every_class = bool(cfg.pictures) and not isinstance(cfg.pictures.classes, int)
+    table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays, every_class)
     for name, figure in (cfg.get("figures") or {}).items():
         with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
             instantiate(figure).savefig(unfinished, dpi=120)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_positive
 from explainers.evaluation.passes import forward_passes
+from explainers.report.chosen_classes import class_indices
 from explainers.report.gallery import Picture
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.saved.files import file_name, printable
@@ -34,7 +35,8 @@ class Pictures(Callback):
         folder: folder of the run; its `picture_file` is written.
         name: name of the task.
         images: number of images, evenly spaced in the test set; `None` takes all.
-        classes: number of explained classes of each image.
+        classes: number of explained classes of each image: that of the metrics, then the most likely others. Or the
+            explained classes, by name or index, the same of all images.
         settings: explainer → hash of what its heatmaps depend on, see `row_keys`; written to the file.
     """
 
@@ -43,16 +45,24 @@ class Pictures(Callback):
         folder: str,
         name: str,
         images: int | None = 24,
-        classes: int = 3,
+        classes: int | Sequence[int | str] = 3,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        check_positive(classes=classes, **({} if images is None else {"images": images}))
+        numbers = {"classes": classes, "images": images}
+        check_positive(**{name: number for name, number in numbers.items() if isinstance(number, int)})
         self.path = picture_file(Path(folder), name)
         self.images = images
         self.classes = classes
         self.settings = dict(settings or {})
+        self.chosen_classes: list[int] = []
         self.rows: dict[str, dict[int, Tensor]] = {}
         """Entry of the file → index of the image → its row."""
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the chosen classes, before anything is explained."""
+        if not isinstance(self.classes, int):
+            names = class_names(pl_module.target, trainer.datamodule.class_names("test"))
+            self.chosen_classes = class_indices(self.classes, names)
 
     def on_test_batch_end(
         self,
@@ -79,23 +89,31 @@ class Pictures(Callback):
     def _collect(self, module: Any, batch: Mapping[str, Tensor], outputs: Any, chosen: Tensor) -> None:
         """Keep images of a batch, with the heatmaps of all classes."""
         probabilities, own = outputs["logits"][chosen].softmax(-1), outputs["classes"][chosen]
-        others = (
-            probabilities.scatter(-1, own[:, None], -1).topk(min(self.classes, probabilities.shape[-1]) - 1).indices
-        )
-        classes = torch.cat([own[:, None], others], 1)  # (b, C)
+        classes = self._explained(probabilities, own)
         entries = {"image": batch["image"], "label": batch["label"], "classes": classes}
         entries |= {"truth": batch["truth"]} if "truth" in batch else {}
         entries["probabilities"] = probabilities.gather(-1, classes)
         passes = forward_passes(module.explainers)
         for name in module.names:
             explainer = module.explainers[name]
-            heatmaps = [outputs["heatmaps"][name][chosen]]
-            if passes[name] <= CHEAP and not getattr(explainer, "ignores_classes", False):
-                heatmaps += [explainer(batch["image"], other) for other in others.unbind(1)]
+            heatmaps = [outputs["heatmaps"][name][chosen]]  # of the class of the metrics
+            if not getattr(explainer, "ignores_classes", False):
+                if self.chosen_classes:
+                    heatmaps = [explainer(batch["image"], one) for one in classes.unbind(1)]
+                elif passes[name] <= CHEAP:
+                    heatmaps += [explainer(batch["image"], other) for other in classes[:, 1:].unbind(1)]
             entries[f"heatmaps/{name}"] = torch.stack(heatmaps, 1).detach().float()
         for key, values in entries.items():
             rows = self.rows.setdefault(key, {})
             rows |= dict(zip(batch["index"].tolist(), values.cpu().unbind(0), strict=True))
+
+    def _explained(self, probabilities: Tensor, own: Tensor) -> Tensor:
+        """The explained classes (B, C) of images, from probabilities (B, K) and the class of the metrics (B,)."""
+        if isinstance(self.classes, int):
+            others = probabilities.scatter(-1, own[:, None], -1)
+            likely = others.topk(min(self.classes, probabilities.shape[-1]) - 1).indices
+            return torch.cat([own[:, None], likely], 1)
+        return torch.tensor(self.chosen_classes, device=own.device).expand(len(own), -1)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the pictures of all processes, and show them in W&B."""

@@ -25,7 +25,11 @@ NUMBERED = re.compile(r"\d{4,}_")
 
 
 def publish(
-    folder: Path, files: Sequence[str | Path], reference: Reference | None = None, overlays: bool = False
+    folder: Path,
+    files: Sequence[str | Path],
+    reference: Reference | None = None,
+    overlays: bool = False,
+    every_class: bool = False,
 ) -> str:
     """Write table.md, table.tex, results.csv, gallery.html and a PNG file with the heatmaps of each task.
 
@@ -34,6 +38,7 @@ def publish(
         files: results.json files; the pictures beside them are shown.
         reference: published values to show next to the results.
         overlays: also write one PNG file of each picture and explainer, to the folder overlays/<task>.
+        every_class: draw all explained classes of each picture; otherwise only that of the metrics.
 
     Returns:
         The table, as Markdown; empty if there are no results.
@@ -48,11 +53,11 @@ def publish(
     for task in results:
         shown, path = pictures.get(task, []), folder / f"{file_name(task)}.png"
         if shown:
-            _draw(shown, path)
+            _draw(shown, path, every_class)
         else:
             path.unlink(missing_ok=True)  # of earlier settings
         if overlays or not shown:
-            _write_overlays(shown, folder / "overlays" / file_name(task))
+            _write_overlays(shown, folder / "overlays" / file_name(task), every_class)
     if results:
         notes = [line for path in files for line in _notes(load(path))]
         write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes)
@@ -88,33 +93,40 @@ def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> li
     return pictures if any(picture.heatmaps for picture in pictures) else []
 
 
-def _draw(pictures: Sequence[Picture], path: Path) -> None:
-    """Draw evenly spaced images of the list, with heatmaps of the class that all explainers explain."""
-    chosen = [pictures[i] for i in torch.linspace(0, len(pictures) - 1, min(DRAWN, len(pictures))).long()]
+def _draw(pictures: Sequence[Picture], path: Path, every_class: bool) -> None:
+    """Draw evenly spaced images of the list: a row with the heatmaps of the first class, or one for each class.
+
+    The only heatmap of an explainer that ignores classes is in all rows of its image.
+    """
+    evenly = [pictures[i] for i in torch.linspace(0, len(pictures) - 1, min(DRAWN, len(pictures))).long()]
+    pairs = [(picture, own) for picture in evenly for own in list(picture.classes)[: None if every_class else 1]]
+    chosen, titles = zip(*pairs, strict=True)
     names = [name for name in chosen[0].heatmaps if all(name in picture.heatmaps for picture in chosen)]
-    first = [next(iter(picture.classes)) for picture in chosen]
+    maps = {name: [(picture.heatmaps[name], own) for picture, own in pairs] for name in names}
     heatmaps = {
-        name: torch.stack([picture.heatmaps[name][own] for picture, own in zip(chosen, first, strict=True)])
-        for name in names
+        name: torch.stack([by_class.get(own, next(iter(by_class.values()))) for by_class, own in rows])
+        for name, rows in maps.items()
     }
     outlines = [picture.truth for picture in chosen if picture.truth is not None]
     truth = torch.stack(outlines) if len(outlines) == len(chosen) else None
-    figure = draw_heatmaps(torch.stack([picture.image for picture in chosen]), heatmaps, truth, first)
+    figure = draw_heatmaps(torch.stack([picture.image for picture in chosen]), heatmaps, truth, titles)
     with atomic(path) as unfinished:
         figure.savefig(unfinished, dpi=120)
 
 
-def _write_overlays(pictures: Sequence[Picture], folder: Path) -> None:
-    """Write `<number>_<image>_<explainer>.png`, of the class that all explainers explain."""
+def _write_overlays(pictures: Sequence[Picture], folder: Path, every_class: bool) -> None:
+    """Write `<number>_<image>_<explainer>.png` of the first class, or `<number>_<image>_<explainer>_<class>.png`."""
     # Overlays of an earlier command that are not written again are removed
     earlier = {path for path in folder.glob("*.png") if NUMBERED.match(path.name)}
     for number, picture in enumerate(pictures):
-        own, image = next(iter(picture.classes)), file_name(Path(picture.name).stem, 120)
+        image = file_name(Path(picture.name).stem, 120)
         for explainer, heatmaps in picture.heatmaps.items():
-            path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}.png"
-            earlier.discard(path)
-            with atomic(path) as unfinished:
-                to_pil_image(overlay(picture.image, heatmaps[own])).save(unfinished)
+            for own, heatmap in list(heatmaps.items())[: None if every_class else 1]:
+                of_class = f"_{file_name(own, 40)}" if every_class and len(heatmaps) > 1 else ""
+                path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}{of_class}.png"
+                earlier.discard(path)
+                with atomic(path) as unfinished:
+                    to_pil_image(overlay(picture.image, heatmap)).save(unfinished)
     for path in earlier:
         path.unlink()
 

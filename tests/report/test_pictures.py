@@ -1,9 +1,11 @@
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lightning import Trainer
+from PIL import Image
 from toys import SILENT
 
 from datamodules.digits import Digits
@@ -12,8 +14,10 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
+from explainers.report.chosen_classes import class_indices
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_names, read_pictures
+from explainers.report.publish import publish
 from explainers.report.tracking import log_curves, log_pictures
 
 
@@ -90,6 +94,44 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
     settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
     Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)
     assert Watched.precisions == [True] * 3
+
+
+def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp_path, target, grid, samples):
+    target.classes = [f"Digit {number}" for number in range(10)]
+    pictures = collected(tmp_path, target, grid, samples, images=2, classes=["digit 7", 1])
+    method = posthoc.build("DecompX-PLUS", target, grid)
+    for picture, index in zip(pictures, (0, 10), strict=True):
+        assert list(picture.classes) == ["Digit 7", "Digit 1"] and list(picture.heatmaps["Chance"]) == ["Digit 7"]
+        for name, heatmap in picture.heatmaps["DecompX-PLUS"].items():
+            expected = method(samples[index]["image"][None], torch.tensor([int(name[-1])]))[0]
+            torch.testing.assert_close(heatmap, expected, rtol=1e-4, atol=1e-5)
+    written = {"results": {"digit": {"DecompX-PLUS": {}, "Chance": {}}}, "columns": {}}
+    (tmp_path / "results.json").write_text(json.dumps(written))
+    publish(tmp_path, [tmp_path / "results.json"], overlays=True, every_class=True)
+    methods = ("Chance", "DecompX-PLUS_Digit 1", "DecompX-PLUS_Digit 7")
+    assert {path.name for path in (tmp_path / "overlays" / "digit").iterdir()} == {
+        f"000{number}_{image}_{method}.png"
+        for number, image in enumerate(("image 0", "image 10"))
+        for method in methods
+    }
+    with Image.open(tmp_path / "digit.png") as drawn:
+        assert drawn.height > drawn.width  # four rows of three columns
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["zebre"], "among the 3 classes of the model, got zebre: did you mean zebra\\?$"),
+        (["elephant"], "got elephant: did you mean African elephant\\?$"),
+        (["xyz"], "got xyz: name it by its index$"),
+        ([3], "expected pictures.classes from 0 to 2, or names of classes, got 3$"),
+        (["zebra", 1], "pictures.classes.*zebra"),
+        ([], "as one or more classes, got none$"),
+    ],
+)
+def test_classes_that_do_not_exist_are_told_with_those_most_like_them(classes, message):
+    with pytest.raises(InputError, match=message):
+        class_indices(classes, ["African elephant", "zebra", "tench"])
 
 
 def test_null_takes_all_images(tmp_path, target, grid, samples):
