@@ -102,7 +102,7 @@ class Trace:
 class Built:
     """Has all that the programs ask of what they build, and does nothing."""
 
-    num_nodes, is_global_zero, loggers = 1, False, ()
+    num_nodes, is_global_zero, loggers, scores = 1, False, (), None
 
     def __init__(self, built):
         self.results, self.columns, self.forward_passes, self.callback_metrics, self.explainers = {}, {}, {}, {}, {}
