@@ -111,7 +111,7 @@ class ImageFiles(Dataset[Sample | None]):
     def _read(self, index: int) -> Sample:
         stored = read_image(self.path(index), upright=self.truth is None)
         resized = resize_short_side(stored, self.short_side)
-        crop = Crop((stored.height, stored.width), (resized.height, resized.width), self.image_size)
+        crop = Crop((stored.height, stored.width), self.short_side, self.image_size)
         row, column = crop.offset
         pixels = pil_to_tensor(resized.crop((column, row, column + crop.size, row + crop.size)))
         sample: Sample = {"image": pixels.contiguous(), "label": int(self.labels[index]), "index": index}

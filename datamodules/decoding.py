@@ -1,6 +1,8 @@
 """Decodes image files to upright RGB images with 8 bits per channel."""
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -48,22 +50,38 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return white.convert("RGB")
 
 
-def decode(path: Path) -> Image.Image:
-    """Decode an image file in its own mode, with its stored rows and columns.
-
-    Raises:
-        CorruptImage: if the bytes cannot be decoded.
-    """
+@contextmanager
+def errors_of_file(path: Path) -> Iterator[None]:
+    """Raise a CorruptImage that names the file for what Pillow raises in the block."""
     try:
-        with Image.open(path) as image:
-            image.load()
+        yield
     except DECODING_ERRORS as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk, the permissions or the open files says nothing about the image
         raise CorruptImage(
             f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error})"
         ) from error
+
+
+def decode(path: Path) -> Image.Image:
+    """Decode an image file in its own mode, with its stored rows and columns.
+
+    Raises:
+        CorruptImage: if the bytes cannot be decoded.
+    """
+    with errors_of_file(path), Image.open(path) as image:
+        image.load()
     return image
+
+
+def stored_size(path: Path) -> tuple[int, int]:
+    """Height and width of an image file, of which only the header is read.
+
+    Raises:
+        CorruptImage: if the header cannot be read.
+    """
+    with errors_of_file(path), Image.open(path) as image:
+        return image.height, image.width
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:
@@ -100,5 +118,11 @@ def resize_short_side(image: Image.Image, size: int) -> Image.Image:
     >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
     (200, 100)
     """
-    width, height = (side * size // min(image.size) for side in image.size)
+    width, height = scaled(image.size, size)
     return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def scaled(size: tuple[int, int], short_side: int) -> tuple[int, int]:
+    """Both sides of an image whose short side is scaled to `short_side` pixels; the long one is rounded down."""
+    first, second = (side * short_side // min(size) for side in size)
+    return first, second

@@ -70,10 +70,9 @@ def imagenet_boxes(
     annotations = read_xml_files(known) if source.is_dir() else known
     sizes = [one.size for one in annotations if one.size is not None]
     truth = Boxes([one.boxes for one in annotations], sizes or None)
-    wnids = ImageNetInfo("imagenet-1k").label_names()  # sorted, in the order of the labels
     labels = imagenet_labels([one.wnid for one in annotations], source)
     paths = [of_image[name] for name in chosen]
-    return ImageFiles(paths, labels, image_size, wnids, truth, crop_fraction, None, skip_corrupt)
+    return ImageFiles(paths, labels, image_size, imagenet_classes(), truth, crop_fraction, None, skip_corrupt)
 
 
 def find_boxes(folder: Path, named: str | None) -> Path:
@@ -114,9 +113,19 @@ def names_in_both(of_image: Mapping[str, Path], of_boxes: Mapping[str, Any], sou
     return both
 
 
+def imagenet_classes() -> list[str]:
+    """The identifiers of ImageNet's 1000 classes in the order of their labels, which is sorted."""
+    return ImageNetInfo("imagenet-1k").label_names()
+
+
 def imagenet_labels(wnids: Sequence[str], source: Path) -> list[int]:
-    """The labels 0 to 999 of classes of ImageNet-1k, the positions of their sorted identifiers."""
-    known = {wnid: label for label, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
+    """The labels 0 to 999 of classes of ImageNet-1k.
+
+    Args:
+        wnids: identifiers such as n01440764.
+        source: where they come from, for the message.
+    """
+    known = {wnid: label for label, wnid in enumerate(imagenet_classes())}
     unknown = sorted(set(wnids) - known.keys())
     if unknown:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Images whose object is a mask: an image file of the same name, white where the object is."""
+"""Images with masks of their objects, image files of the same names: black and white, or with ids of classes."""
 
 import warnings
 from collections.abc import Sequence
@@ -84,14 +84,16 @@ def pairs_of_files(root: Path, images: str, masks: str) -> list[tuple[Path, Path
 
 
 class Masks:
-    """Files of black and white masks, see `Truth`.
+    """Files of masks, see `Truth`.
 
     Args:
         paths: the mask of every image.
+        ids: class of the object of every image, whose pixels in the mask hold it; `None` for black and white masks.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], ids: Sequence[int] | None = None) -> None:
         self.paths = paths
+        self.ids = ids
 
     def mask(self, position: int, crop: Crop) -> Tensor:
         """See `Truth`.
@@ -100,13 +102,15 @@ class Masks:
             CorruptImage: if the file cannot be decoded.
             InputError: if the mask has another aspect ratio than the image, or is not black and white.
         """
-        mask = read_mask(self.paths[position])
-        check_scale(f"a mask ({self.paths[position].name})", (mask.shape[0], mask.shape[1]), crop.stored)
+        path = self.paths[position]
+        mask = read_mask(path) if self.ids is None else read_ids(path) == self.ids[position]
+        check_scale(f"a mask ({path.name})", (mask.shape[0], mask.shape[1]), crop.stored)
         return crop.of_mask(mask)
 
     def contents(self, positions: Sequence[int]) -> Any:
         """See `Truth`."""
-        return file_hashes([self.paths[i] for i in positions])
+        hashes = file_hashes([self.paths[i] for i in positions])
+        return hashes if self.ids is None else [hashes, [self.ids[i] for i in positions]]
 
 
 def read_mask(path: Path) -> Tensor:
@@ -128,3 +132,15 @@ def read_mask(path: Path) -> Tensor:
             " of classes, take data=class_masks"
         )
     return torch.from_numpy(values > middle)
+
+
+def read_ids(path: Path) -> Tensor:
+    """Read ids of classes, int32 (rows, columns): palette index, grey value, or R + 256 · G + 65536 · B.
+
+    Raises:
+        CorruptImage: if the file cannot be decoded.
+    """
+    image = decode(path)
+    whole = image.mode in ("1", "L", "P") or image.mode.startswith("I")
+    values = np.asarray(image if whole else image.convert("RGB")).astype(np.int32)
+    return torch.from_numpy(values if whole else values @ np.array([1, 256, 65536], dtype=np.int32))

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from datamodules.decoding import scaled
 from explainers.errors import InputError
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
@@ -19,13 +20,18 @@ class Crop:
 
     Args:
         stored: height and width of the stored image.
-        resized: height and width of the resized image.
+        short_side: short side of the resized image, in pixels.
         size: H and W, the side of the square, in pixels.
     """
 
     stored: Size
-    resized: Size
+    short_side: int
     size: int
+
+    @property
+    def resized(self) -> Size:
+        """Height and width of the resized image."""
+        return scaled(self.stored, self.short_side)
 
     @property
     def offset(self) -> Size:
@@ -42,7 +48,7 @@ class Crop:
             The same type, (H, W): of each pixel's centre, the value of `mask` there.
 
         >>> mask = torch.arange(16).view(4, 4)
-        >>> Crop(stored=(4, 4), resized=(2, 2), size=2).of_mask(mask).tolist()
+        >>> Crop(stored=(4, 4), short_side=2, size=2).of_mask(mask).tolist()
         [[5, 7], [13, 15]]
         """
         rows, columns = (

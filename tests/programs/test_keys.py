@@ -23,7 +23,7 @@ FILES += tuple(f"figures.{name}.file=x" for name in ("cost", "theorem1", "throug
 CONFIGS = {
     "eval": ("eval", "tasks=[digits]"),
     "eval explainers": ("eval", f"explainers=[{ALL}]", "tasks=[imagenet_val,folder,cifar100,mura]", "logger=wandb"),
-    "eval masks": ("eval", "tasks=[masks]"),
+    "eval masks": ("eval", "tasks=[masks,class_masks,coco]"),
     "eval figures": (
         "eval",
         "tasks=[digits]",

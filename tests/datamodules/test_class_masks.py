@@ -1,0 +1,215 @@
+"""Masks with ids of classes, COCO's instances and ImageNet-Segmentation: what is planted comes out where it is."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.class_masks import class_masks
+from datamodules.coco import coco_masks, draw, run_lengths
+from datamodules.gtsegs import main as unpack_gtsegs
+from datamodules.masks import masked_images, read_ids
+from explainers.errors import InputError
+
+WNIDS = ("n01440764", "n01443537", "n15075141")
+
+
+def write_ids(root, name, ids, mode="RGB", images="images", masks="masks"):
+    """An image whose red channel is the ids, and their mask."""
+    ids = np.asarray(ids)
+    for folder in (images, masks):
+        (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.stack([ids % 256] * 3, -1).astype(np.uint8)).save(root / images / f"{name}.bmp")
+    if mode == "RGB":
+        mask = Image.fromarray(np.stack([ids % 256, ids // 256, 0 * ids], -1).astype(np.uint8))
+    else:
+        mask = Image.fromarray(ids.astype(np.uint16 if mode == "I;16" else np.uint8))
+        mask.putpalette(list(range(256)) * 3) if mode == "P" else None
+    mask.save(root / masks / f"{name}.png")
+    return mask
+
+
+def regions(*parts, size=40):
+    """Ids by columns: (id, number of columns), ..."""
+    row = np.repeat([number for number, _ in parts], [columns for _, columns in parts])
+    return np.tile(row, (size, 1))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "I;16"])
+def test_ids_are_those_of_the_pixels(tmp_path, mode):
+    ids = regions((0, 5), (2, 15), (200, 10), (919 if mode in ("RGB", "I;16") else 7, 10))
+    assert write_ids(tmp_path, "a", ids, mode).mode == mode
+    assert torch.equal(read_ids(tmp_path / "masks" / "a.png"), torch.from_numpy(ids).int())
+
+
+def test_the_class_with_the_largest_area_is_the_label_and_its_pixels_are_the_truth(tmp_path):
+    write_ids(tmp_path, "cat/1", regions((0, 20), (3, 8), (1, 12)))
+    write_ids(tmp_path, "cat/2", regions((255, 30), (2, 10)))
+    (tmp_path / "images" / "ant").mkdir(), (tmp_path / "images" / "dog").mkdir()
+    dataset = class_masks(tmp_path, image_size=20, crop_fraction=1, ignored=[255])
+    assert dataset.classes == ["ant", "cat", "dog"] and dataset.labels.tolist() == [0, 1]
+    for i, columns in enumerate((range(14, 20), range(15, 20))):
+        expected = torch.zeros(20, 20, dtype=torch.bool)
+        expected[:, columns] = True
+        assert torch.equal(dataset[i]["truth"], expected)
+
+
+def test_areas_are_those_of_the_crop(tmp_path):
+    write_ids(tmp_path, "a", np.tile(np.repeat([1, 2, 1], [30, 40, 30]), (40, 1)))  # the crop shows the middle alone
+    dataset = class_masks(tmp_path, image_size=20, classes=["x", "y"], crop_fraction=1)
+    assert dataset.labels.tolist() == [1] and dataset[0]["truth"].all()
+
+
+def test_imagenet_s_has_the_labels_of_imagenet_and_leaves_out_small_objects(tmp_path):
+    """As published: folders by class, R + 256 · G, 1000 where it is ignored."""
+    layout = {"images": "validation", "masks": "validation-segmentation"}
+    write_ids(tmp_path, f"{WNIDS[0]}/a", regions((0, 4), (1000, 30), (3, 6)), **layout)
+    write_ids(tmp_path, f"{WNIDS[1]}/b", regions((0, 39), (2, 1)), **layout)  # 2.5 %
+    write_ids(tmp_path, f"{WNIDS[2]}/c", regions((0, 38), (2, 2)), **layout)  # 5 %
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(b.bmp\) without a class on 5 % of the sample$"):
+        dataset = class_masks(tmp_path, 40, **layout, ignored=[1000], imagenet=True, crop_fraction=1)
+    assert dataset.labels.tolist() == [999, 1] and len(dataset.classes) == 1000
+    assert torch.equal(dataset[0]["truth"], torch.from_numpy(regions((0, 34), (1, 6)) == 1))
+    before = dataset.fingerprint()
+    write_ids(tmp_path, f"{WNIDS[0]}/a", regions((0, 4), (1000, 30), (2, 6)), **layout)
+    with pytest.warns(UserWarning, match="left out"):
+        after = class_masks(tmp_path, 40, **layout, ignored=[1000], imagenet=True, crop_fraction=1).fingerprint()
+    assert before["label"] != after["label"] and before["truth"] != after["truth"]
+
+
+def test_wrong_masks_of_classes_are_named(tmp_path):
+    write_ids(tmp_path, "a", regions((0, 20), (3, 20)))
+    with pytest.raises(InputError, match=r"a.png: expected ids from 0 to 2, one for each class, got 3: name all"):
+        class_masks(tmp_path, 20, classes=["x", "y"])
+    none = pytest.raises(InputError, match="expected a class on 90 % of the sample in images .*, got none in 1: lower")
+    with none, pytest.warns(UserWarning, match="left out"):
+        class_masks(tmp_path, 20, classes=["x", "y", "z"], least_area=0.9)
+    with pytest.raises(InputError, match="identifiers of ImageNet's 1000 classes, .*, got x, y, z; take the files"):
+        class_masks(tmp_path, 20, classes=["x", "y", "z"], imagenet=True)
+    (tmp_path / "masks" / "a.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="a.png: expected an image, .* skip_corrupt=true"):
+        class_masks(tmp_path, 20, classes=["x", "y", "z"])
+
+
+def write_coco(root, annotations, size=(40, 30)):
+    (root / "val2017").mkdir(exist_ok=True), (root / "annotations").mkdir(exist_ok=True)
+    images = [{"id": i, "file_name": f"{i:012d}.jpg", "width": size[0], "height": size[1]} for i in (7, 3)]
+    for row in images:
+        Image.new("RGB", size).save(root / "val2017" / row["file_name"])
+    categories = [{"id": 90, "name": "zebra"}, {"id": 1, "name": "elephant"}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "annotations" / "instances_val2017.json").write_text(json.dumps(content))
+    return root
+
+
+def instance(image, category, segmentation, area):
+    return {"image_id": image, "category_id": category, "segmentation": segmentation, "area": area}
+
+
+LEFT, UPPER = [[0, 0, 10, 0, 10, 30, 0, 30]], [[0, 0, 40, 0, 40, 5, 0, 5]]
+RIGHT = {"size": [30, 40], "counts": [20 * 30, 20 * 30]}  # column by column
+BOTH = [instance(3, 90, LEFT, 300), instance(3, 1, UPPER, 200), instance(3, 90, RIGHT, 600), instance(7, 1, LEFT, 300)]
+
+
+def test_the_instances_of_the_largest_category_are_the_truth(tmp_path):
+    dataset = coco_masks(write_coco(tmp_path, BOTH), image_size=30, crop_fraction=1, labelled=True)
+    assert dataset.classes == ["elephant", "zebra"] and dataset.labels.tolist() == [1, 0]
+    columns = [dataset[i]["truth"].all(0).nonzero().flatten().tolist() for i in range(2)]  # the crop starts at column 5
+    assert columns == [[*range(5), *range(15, 30)], [*range(5)]]
+    assert coco_masks(tmp_path, image_size=30).labels.tolist() == [-1, -1]
+
+
+def test_a_category_may_be_named(tmp_path):
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(000000000007.jpg\) without instances of zebra"):
+        dataset = coco_masks(write_coco(tmp_path, BOTH), image_size=30, category="zebra")
+    assert [dataset.path(i).name for i in range(len(dataset))] == ["000000000003.jpg"]
+    with pytest.raises(InputError, match="expected a category of COCO, such as elephant, zebra, got lion"):
+        coco_masks(tmp_path, image_size=30, category="lion")
+
+
+def test_wrong_annotations_of_coco_are_named(tmp_path):
+    write_coco(tmp_path, [instance(3, 1, {"size": [30, 40], "counts": [7]}, 7)])
+    with pytest.warns(UserWarning, match="without instances of any category"):
+        dataset = coco_masks(tmp_path, image_size=30)
+    with pytest.raises(InputError, match=r"3.jpg: expected run lengths of 30 × 40 pixels, got 7 of \[30, 40\]: take"):
+        dataset[0]
+    Image.new("RGB", (30, 40)).save(tmp_path / "val2017" / "000000000003.jpg")
+    with pytest.raises(InputError, match="expected instances of the image's size, 30 × 40 .*, got 40 × 30"):
+        dataset[0]
+    (tmp_path / "annotations" / "instances_val2017.json").write_text('{"images": []}')
+    with pytest.raises(InputError, match="instances_val2017.json: expected COCO's .* got none"):
+        coco_masks(tmp_path, image_size=30)
+
+
+def encoded(numbers):
+    """COCO's text, number by number: 5 bits a character until sign and value are said."""
+    text = ""
+    for i, number in enumerate(numbers):
+        rest = number - (numbers[i - 2] if i > 2 else 0)
+        while True:
+            digit, rest = rest & 31, rest >> 5
+            more = rest != (-1 if digit & 16 else 0)
+            text += chr(digit + 32 * more + 48)
+            if not more:
+                break
+    return text
+
+
+def test_compressed_run_lengths_are_the_numbers_that_were_written():
+    generator = np.random.default_rng(0)
+    for most in (3, 40, 5000, 10**6):
+        numbers = generator.integers(0, most, 50).tolist()
+        assert run_lengths(encoded(numbers)) == numbers
+    mask = draw({"size": [30, 40], "counts": encoded(RIGHT["counts"])}, (30, 40))
+    assert np.array_equal(mask, draw(RIGHT, (30, 40))) and mask[:, 20:].all() and not mask[:, :20].any()
+
+
+class MatFile(dict):
+    """What h5py shows of gtsegs_ijcv.mat: names and references are keys; axes are reversed."""
+
+    def __init__(self, path, mode):
+        generator = np.random.default_rng(0)
+        self.images = [generator.integers(0, 256, (30, 40, 3), dtype=np.uint8) for _ in range(2)]
+        self.masks = [np.tri(30, 40, k, dtype=np.uint8) for k in range(2)]
+        self["value"] = {"img", "gt", "id"}
+        for name in self["value"]:
+            self[f"value/{name}"] = np.array([[f"{name} {i}"] for i in range(2)], dtype=object)
+        for i in range(2):
+            self[f"img {i}"] = self.images[i].transpose(2, 1, 0)
+            self[f"gt {i}"] = np.array([[f"mask {i}"]], dtype=object)
+            self[f"mask {i}"] = self.masks[i].T
+            self[f"id {i}"] = np.array([[ord(letter)] for letter in f"n{i}_5"], dtype=np.uint16)
+        if path.read_text() == "another":
+            del self["gt 1"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_imagenet_segmentation_is_unpacked_to_images_and_masks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=MatFile))
+    path = tmp_path / "gtsegs_ijcv.mat"
+    path.write_text("whole")
+    unpack_gtsegs([str(path), str(tmp_path / "out")])
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}: 2 images with masks\n"
+    dataset, file = masked_images(tmp_path / "out", image_size=30, crop_fraction=1), MatFile(path, "r")
+    assert [dataset.path(i).name for i in range(2)] == ["0000_n0_5.png", "0001_n1_5.png"]
+    for i in range(2):
+        assert torch.equal(dataset[i]["image"], torch.from_numpy(file.images[i][:, 5:35]).permute(2, 0, 1))
+        assert torch.equal(dataset[i]["truth"], torch.from_numpy(file.masks[i][:, 5:35] == 1))
+    path.write_text("another")
+    with pytest.raises(SystemExit, match="InputError: expected gtsegs_ijcv.mat, got .*, another file .*; download it"):
+        unpack_gtsegs([str(path), str(tmp_path / "out")])
+
+
+def test_without_h5py_there_is_one_line_of_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(SystemExit, match="expected h5py, which reads gtsegs_ijcv.mat, got none: pip install h5py"):
+        unpack_gtsegs([str(tmp_path / "gtsegs_ijcv.mat"), str(tmp_path)])
