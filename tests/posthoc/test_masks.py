@@ -1,5 +1,7 @@
 """Explanations by masks, against loops and against captum."""
 
+import itertools
+
 import captum.attr
 import pytest
 import references_masks as slow
@@ -122,11 +124,15 @@ def feature_maps(target, normalised, block):
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_score_cam_is_the_reference(make_target, grid, images, name):
     target = make_target(MODELS[name][0], **MODELS[name][1])
-    softmax = ScoreCAM(target, grid, "softmax")(images[:2], CLASSES[:2])
+    explanation = ScoreCAM(target, grid, "softmax").details(images[:2], CLASSES[:2])
+    softmax, similarity = explanation.heatmaps, explanation.numbers["mask_similarity"]
     summed = ScoreCAM(target, grid, block=0)(images[:2], CLASSES[:2])
     for i, image in enumerate(target.normalise(images[:2])):
         features = feature_maps(target, image[None], 1)[0]
         close(softmax[i], slow.score_cam(target.probabilities, image, CLASSES[i], features, 4))
+        pairs = itertools.combinations([slow.unit(slow.bilinear(each, 32)) for each in features], 2)
+        cosines = [1 - slow.distance(*pair) for pair in pairs]
+        assert similarity[i].item() == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
         masks = [slow.unit(slow.bilinear(each, 32)) for each in feature_maps(target, image[None], 0)[0]]
         close(summed[i], slow.summed(target.probabilities, image, CLASSES[i], masks, 4).float())
 
