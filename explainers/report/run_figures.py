@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,44 +77,6 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     for axis in axes[1]:
         axis.set_xlabel("λ₂")
     legend_below(figure, axes.flat)
-    return figure
-
-
-def similarity_scatter(folder: str | Path) -> Figure:
-    """The E-RMSE after a transfer against the cosine of the source's and the target's task vectors.
-
-    The title shows the correlation of both.
-
-    Args:
-        folder: folder of `ExplainabilityVector` runs, with files <source>/<target>/metrics.json.
-
-    Raises:
-        InputError: for fewer than 3 transfers, or without cosines, because the sources have no predicting model.
-    """
-    paths = sorted(path for path in Path(folder).glob("*/*/metrics.json") if path.parts[-3] != path.parts[-2])
-    if len(paths) < 3:
-        raise InputError(
-            f"expected 3 transfers or more, {folder}/<source>/<target>/metrics.json, got {len(paths)}: sweep over"
-            " source and target tasks, as the head of configs/figures/similarity.yaml shows"
-        )
-    metrics = [json.loads(path.read_text()) for path in paths]
-    for path, row in zip(paths, metrics, strict=True):
-        if not math.isfinite(row.get("val/cosine", math.nan)):
-            raise InputError(
-                f"{path}: expected the cosine of two task vectors, got none: the source needs a model that only"
-                " predicts (explainer.predicting=...)"
-            )
-    cosines, errors = ([row[key] for row in metrics] for key in ("val/cosine", "test/transferred/e_rmse"))
-    figure, axis = _single()
-    axis.plot(cosines, errors, "o")
-    names = [f"{path.parts[-3]} to {path.parts[-2]}" for path in paths]
-    for i, (error, cosine, name) in enumerate(sorted(zip(errors, cosines, names, strict=True))):
-        offset = (4, 3 if i % 2 else -8)  # alternately above and below the point, so that names do not overlap
-        axis.annotate(name, (cosine, error), offset, textcoords="offset points", fontsize=7)
-    axis.margins(x=0.25)  # room for the names
-    axis.set_xlabel("cosine of the task vectors of source and target")
-    axis.set_ylabel("E-RMSE after the transfer")
-    axis.set_title(f"{len(paths)} transfers: r = {np.corrcoef(cosines, errors)[0, 1]:.2f}", fontsize=10)
     return figure
 
 

@@ -23,7 +23,6 @@ from explainers.report.run_figures import (
     cost_of_tasks,
     lambda_curves,
     loss_curves,
-    similarity_scatter,
     theorem_1,
     throughput_bars,
 )
@@ -256,24 +255,6 @@ def test_a_sweep_is_drawn_against_lambda_2(tmp_path):
     figure = lambda_curves({"small": tmp_path / "metrics.csv"})
     for i, axis in enumerate(figure.axes, 1):
         assert axis.lines[0].get_xydata().tolist() == [[row[0], row[i]] for row in rows]
-
-
-def test_errors_of_transfers_are_drawn_against_the_similarity_of_their_tasks(tmp_path):
-    pairs = {("a", "b"): (0.1, 3.0), ("a", "c"): (0.2, 2.0), ("b", "c"): (0.3, 1.0), ("c", "c"): (1.0, 9.0)}
-    for (source, to), (cosine, error) in pairs.items():
-        (tmp_path / source / to).mkdir(parents=True)
-        content = {"val/cosine": cosine, "test/transferred/e_rmse": error}
-        (tmp_path / source / to / "metrics.json").write_text(json.dumps(content))
-    (axis,) = similarity_scatter(tmp_path).axes
-    assert axis.lines[0].get_xydata().tolist() == [[0.1, 3.0], [0.2, 2.0], [0.3, 1.0]]  # none onto itself
-    assert axis.get_title() == "3 transfers: r = -1.00"
-    with pytest.raises(InputError, match="expected 3 transfers or more"):
-        similarity_scatter(tmp_path / "a")
-    path = tmp_path / "b/c/metrics.json"
-    for cosine in ({}, {"val/cosine": math.nan}):  # NaN: written by earlier versions
-        path.write_text(json.dumps(cosine | {"test/transferred/e_rmse": 1.0}))
-        with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
-            similarity_scatter(tmp_path)
 
 
 def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axis(benchmark):

@@ -1,0 +1,105 @@
+"""The matrix of transfers between tasks: its numbers, its table, its picture and what it refuses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm, pearsonr
+
+from explainers.errors import InputError
+from explainers.report.transfers import correlation, read_transfers, similarity
+
+PAIRS = {
+    ("a", "b"): (0.1, 3.0),
+    ("a", "c"): (0.2, 2.0),
+    ("b", "c"): (0.3, 2.5),
+    ("c", "a"): (0.4, 1.0),
+    ("c", "c"): (1.0, 0.5),
+}
+"""(Source, target) → cosine, E-RMSE after the transfer."""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a sweep over source and target tasks leaves; c was added to itself."""
+    for (source, target), (cosine, error) in PAIRS.items():
+        numbers = {"untouched/e_rmse": 4.0, "transferred/e_rmse": error}
+        numbers |= {"untouched/accuracy": 0.9, "transferred/accuracy": 0.9 - cosine / 10}
+        write(tmp_path / source / target, {f"test/{name}": value for name, value in numbers.items()}, cosine)
+    return tmp_path
+
+
+def write(run, metrics, cosine):
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "metrics.json").write_text(json.dumps(metrics | {"val/cosine": cosine}))
+
+
+def test_every_transfer_is_a_number_in_its_row_and_column(folder):
+    figure = similarity(folder, paper=-0.32)
+    gains, accuracies, cosines, scatter = figure.axes
+    expected = {
+        gains: {pair: 1 - error / 4 for pair, (_, error) in PAIRS.items()},
+        accuracies: {pair: -cosine / 10 for pair, (cosine, _) in PAIRS.items()},
+        cosines: {pair: cosine for pair, (cosine, _) in PAIRS.items()},
+    }
+    for axis, numbers in expected.items():
+        assert [label.get_text() for label in axis.get_yticklabels()] == list("abc")
+        drawn = axis.images[0].get_array().filled(math.nan)
+        for row, source in enumerate("abc"):
+            for column, target in enumerate("abc"):
+                value = numbers.get((source, target), math.nan)
+                assert drawn[row, column] == pytest.approx(value, nan_ok=True)
+        texts = {("abc"[text.get_position()[1]], "abc"[text.get_position()[0]]): text.get_text() for text in axis.texts}
+        assert texts == {pair: f"{value:.2f}" for pair, value in numbers.items()}
+    points = [tuple(point) for line in scatter.lines for point in line.get_xydata().tolist()]
+    assert sorted(points) == sorted(PAIRS[pair] for pair in PAIRS if pair != ("c", "c"))  # none onto itself
+    r = np.corrcoef([0.1, 0.2, 0.3, 0.4], [3.0, 2.0, 2.5, 1.0])[0, 1]
+    assert scatter.get_title().startswith(f"r = {r:.2f} [") and scatter.get_title().endswith("; paper: -0.32")
+
+
+def test_the_table_has_a_row_for_each_transfer_and_both_correlations(folder, tmp_path):
+    similarity(folder, table=tmp_path / "similarity.md")
+    lines = (tmp_path / "similarity.md").read_text().splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2:7]] == ["a", "a", "b", "c", "c"]
+    assert "| 0.100         | 4.000 → 3.000 | 0.250  | 0.900 → 0.890 |" in lines[2]
+    assert lines[-1].startswith("Cosine against E-RMSE after the transfer: r = -0.83, 95 % interval")
+    assert lines[-1].endswith(
+        "; gain: r = 0.83, 95 % interval -0.65 to 1.00, p = 0.23 (4 transfers between different tasks)."
+    )
+
+
+def test_the_interval_is_that_of_fisher():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=12)
+    y = -0.5 * x + generator.normal(size=12)
+    peer = pearsonr(x, y)
+    r, low, high, p = correlation(x, y)
+    assert r == pytest.approx(peer.statistic)
+    assert (low, high) == pytest.approx(tuple(peer.confidence_interval(0.95)), abs=1e-6)
+    assert p == pytest.approx(2 * norm.sf(abs(np.arctanh(r)) * 3))
+    assert p == pytest.approx(peer.pvalue, abs=0.02)  # by Student's distribution
+    assert correlation([1, 2, 3, 4], [2, 4, 6, 8])[0] == pytest.approx(1)
+    with np.errstate(invalid="ignore"):
+        assert math.isnan(correlation([1, 2, 3, 4], [1, 1, 1, 1])[3])
+
+
+def test_too_few_transfers_are_refused(folder):
+    (folder / "b/c/metrics.json").unlink()
+    with pytest.raises(InputError, match="expected 4 transfers or more between different tasks, .* got 3: sweep over"):
+        read_transfers(folder)
+
+
+def test_a_transfer_without_a_test_or_a_cosine_is_named(folder):
+    write(folder / "b/c", {}, 0.3)
+    with pytest.raises(
+        InputError, match="b/c/metrics.json: expected test metrics of a transfer, got none: .*test=true"
+    ):
+        similarity(folder)
+    metrics = {f"test/{which}/{name}": 1.0 for which in ("untouched", "transferred") for name in ("e_rmse", "accuracy")}
+    write(folder / "b/c", metrics, math.nan)  # written by earlier versions
+    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
+        similarity(folder)
+    (folder / "b/c/metrics.json").write_text(json.dumps(metrics))
+    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
+        similarity(folder)
