@@ -1,6 +1,7 @@
 """Figures of results.json files; figures of training runs and benchmarks are in `run_figures`."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ def fidelity_bars(results: Results) -> Figure:
 def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
     """Agreement with the reference against the number of forward passes per image: one column per task.
 
+    The rows are the error relative to the reference's spread, ρ, and IoU@K where all explainers have it.
+
     Args:
         results: task → explainer → numbers.
         passes: explainer → number of forward passes; these explainers form one line.
@@ -69,9 +72,12 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
     """
     sides = {"relative_error": "error / spread  (lower is better)", "rank_correlation": "ρ with the reference"}
     wanted = [*passes, *one]
+    measured = [explainers.get(name, {}) for explainers in results.values() for name in wanted]
+    overlaps = [name for name in (measured or [{}])[0] if re.fullmatch(r"iou_\d+", name)]
+    sides |= {name: f"IoU@{name[4:]} with the reference" for name in overlaps if all(name in row for row in measured)}
     _require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
-    figure = Figure(figsize=(1 + 3 * len(results), 6), layout="constrained")
-    axes = figure.subplots(2, len(results), squeeze=False, sharex=True, sharey="row")
+    figure = Figure(figsize=(1 + 3 * len(results), 3 * len(sides)), layout="constrained")
+    axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
     colours = colours_of(["line", *one])
     for column, (task, explainers) in enumerate(results.items()):
         for axis, side in zip(axes[:, column], sides, strict=True):
@@ -85,7 +91,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
             axis.grid(alpha=0.3)
         axes[0, column].set_yscale("log")  # heatmaps in other units have errors many times as large
         axes[0, column].set_title(task)
-        axes[1, column].set_xlabel("forward passes an image")
+        axes[-1, column].set_xlabel("forward passes an image")
     for axis, label in zip(axes[:, 0], sides.values(), strict=True):
         axis.set_ylabel(label)
     legend_below(figure, axes.flat)

@@ -60,6 +60,8 @@ def theorem_1(file: str | Path) -> Figure:
 def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     """Accuracy and attribution metrics of a model with an explainability vector, against λ₂.
 
+    A sweep of several λ₁ or ratios has a line for each.
+
     Args:
         files: label → metrics.csv of a validation of `ExplainabilityVector`.
     """
@@ -69,8 +71,10 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     colours = colours_of(files)
     for label, path in files.items():
         lambda_2, *curves = _columns(path, "sweep/lambda_2", *(f"sweep/{side}" for side in sides))
+        lines = np.split(np.arange(len(lambda_2)), np.flatnonzero(np.diff(lambda_2) <= 0) + 1)
         for axis, values in zip(axes.flat, curves, strict=True):
-            axis.plot(lambda_2, values, marker=".", color=colours[label], label=label)
+            for line in lines:
+                axis.plot(lambda_2[line], values[line], marker=".", color=colours[label], label=label)
     for axis, name in zip(axes.flat, sides.values(), strict=True):
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)

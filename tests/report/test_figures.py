@@ -243,18 +243,24 @@ def test_agreement_is_drawn_against_forward_passes_as_a_line_and_points(tmp_path
     assert errors.lines[0].get_xydata().tolist() == [[3, 0.9], [9, 0.5]]
     assert correlations.lines[0].get_xydata().tolist() == [[3, 0.1], [9, 0.2]]
     assert [errors.lines[i].get_xydata().tolist() for i in (1, 3)] == [[[1, 3.0]], [[1, 1.0]]]
+    overlap = {name: numbers | {"iou_5": numbers["rank_correlation"] / 2} for name, numbers in task.items()}
+    figure = quality_against_passes({"a": overlap}, {"shap_9": 9, "shap_3": 3}, ["before", "after"])
+    assert [axis.get_ylabel().split(" ")[0] for axis in figure.axes] == ["error", "ρ", "IoU@5"]
+    assert figure.axes[2].lines[0].get_xydata().tolist() == [[3, 0.05], [9, 0.1]]
     with pytest.raises(ValueError, match="nothing to draw of shap_5 on b"):
         quality_against_passes({"b": task}, {"shap_5": 5}, ["after"])
 
 
 def test_a_sweep_is_drawn_against_lambda_2(tmp_path):
     columns = ["lambda_2", "accuracy", "e_rmse", "iou", "rank_correlation"]
-    rows = [[0.0, 0.9, 3.0, 0.1, -0.1], [0.5, 0.8, 1.0, 0.3, 0.2]]
+    rows = [[0.0, 0.9, 3.0, 0.1, -0.1], [0.5, 0.8, 1.0, 0.3, 0.2], [0.0, 0.7, 2.0, 0.1, 0.0], [0.5, 0.6, 0.9, 0.2, 0.1]]
     lines = [",".join(f"sweep/{name}" for name in columns), *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "metrics.csv").write_text("\n".join(lines))
     figure = lambda_curves({"small": tmp_path / "metrics.csv"})
     for i, axis in enumerate(figure.axes, 1):
-        assert axis.lines[0].get_xydata().tolist() == [[row[0], row[i]] for row in rows]
+        for line, part in zip(axis.lines, (rows[:2], rows[2:]), strict=True):  # of two values of lambda_1
+            assert line.get_xydata().tolist() == [[row[0], row[i]] for row in part]
+    assert len(figure.legends[0].get_texts()) == 1
 
 
 def test_throughput_has_a_bar_for_each_method_at_its_target_on_a_logarithmic_axis(benchmark):
