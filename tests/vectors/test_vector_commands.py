@@ -135,3 +135,11 @@ def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
     assert cfg.explainer.onto == "runs/quickstart_predicting/small/model.safetensors"
     assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/quickstart_transfers/plain/small"
     assert "runs/quickstart_transfers" in (ROOT / "configs/figures/similarity.yaml").read_text().split("folder:")[1]
+
+
+def test_the_models_of_a_task_are_found_by_its_name():
+    """Where experiment=self_explaining and explainability_vector leave them in docs/papers.md."""
+    cfg = composed_once("eval", "experiment=eval_vectors", "tasks=[cars]")
+    assert cfg.tasks.cars.target.head == cfg.explainers.no_transfer.weights == "runs/cars_predicting/model.safetensors"
+    assert cfg.explainers.upper_bound.weights == "runs/cars_explaining/model.safetensors"
+    assert cfg.explainers.transferred.weights == "runs/vector_cars/model.safetensors"
