@@ -2,11 +2,12 @@
 
     python benchmarks/explain.py                                               # ViT-Ti/16
     python benchmarks/explain.py --target vit_base --target swin_base --precision bf16 --output explain.json
+    python benchmarks/explain.py --baselines --target vit_base --target resnet101    # TVE, Figure 6
 
-`plain` is a prediction without an explanation. Every other method explains the predicted class of each image. The
-methods are built from `configs/` with random weights, which do not change the speed. In every round each method runs
-once, so that other work on the machine slows all methods alike. The first round is not counted. Compare numbers of the
-same run only.
+`--baselines` adds those of the TVE paper (`experiment=eval_tve`). `plain` is a prediction without an explanation.
+Every other method explains the predicted class of each image. The methods are built from `configs/` with random
+weights, which do not change the speed. In every round each method runs once, so that other work on the machine slows
+all methods alike. The first round is not counted. Compare numbers of the same run only.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,6 +32,8 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules of this folder that are not installed
 
 import explainers.running.targets  # noqa: F401 (registers what configs of targets interpolate)
+from explainers import posthoc
+from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.saved.records import versions
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
@@ -66,11 +70,31 @@ def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, de
     return {method: modules[method].to(device).eval() for method in methods}
 
 
+def baselines_of(name: str, target: Any) -> dict[str, Any]:
+    """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=eval_tve`.
+
+    Args:
+        name: name of the target's config in configs/target.
+        target: the model to explain.
+    """
+    network = "vit_shapley" if isinstance(target.backbone, VisionTransformer) else "shapley_light"
+    overrides = [f"target={name}", f"explainers@explainers.vit_shapley.explainer={network}"]
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        cfg = compose("eval", ["experiment=eval_tve", *overrides])
+    learned = {"kernel_shap": cfg.explainers.kernel_shap, network: cfg.explainers.vit_shapley.explainer}
+    learned[network].weights = None
+    modules = {method: instantiate(node, target=target) for method, node in learned.items()}
+    methods = posthoc.build_all(cfg.methods, target, instantiate(cfg.grid))
+    device = target.mean.device
+    return {name.partition("(")[0]: module.to(device).eval() for name, module in (modules | methods).items()}
+
+
 def explain(method: str, module: nn.Module, images: Tensor) -> object:
     """Run a method on uint8 images (B, 3, S, S); the oracle on the first image only."""
-    if method == "oracle":
-        return module(images[:1], torch.zeros(1, dtype=torch.long, device=images.device))
-    return module(images)
+    if method in METHODS and method != "oracle":
+        return module(images)
+    given = images[:1] if method == "oracle" else images
+    return module(given, torch.zeros(len(given), dtype=torch.long, device=images.device))
 
 
 def seconds(
@@ -113,7 +137,7 @@ def gflops(call: Call, image: Tensor) -> float:
 
 def parameters(method: str, module: Any) -> int:
     """Number of parameters: of the target for `plain`, otherwise of the network that the method adds to it."""
-    network = {"plain": module, "oracle": nn.Identity()}.get(method) or module.network
+    network = module if method == "plain" else getattr(module, "network", nn.Identity())
     return sum(weight.numel() for weight in network.parameters())
 
 
@@ -132,7 +156,8 @@ def compare_methods(modules: dict[str, Any], images: Tensor, rounds: int) -> dic
         plain = [len(images) / duration for duration in taken["plain"]]
         costs[method] = {
             "parameters": parameters(method, module),
-            "gflops_per_image": gflops(calls[method], images[:1]),
+            # Gradients within a forward pass cannot be counted
+            "gflops_per_image": None if isinstance(module, PixelExplainer) else gflops(calls[method], images[:1]),
             "images_per_second": median(rates),
             "spread": [min(rates), max(rates)],
             "ratio_to_plain": median(rate / plain_rate for rate, plain_rate in zip(rates, plain, strict=True)),
@@ -185,6 +210,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for target in options.target:
         methods = [name for name in METHODS if name not in options.skip]
         modules = build(target, methods, options.checkpoint, options.classes, device)
+        if options.baselines:
+            modules |= baselines_of(target, modules["plain"])
         size = modules["light"].grid.image_size
         images = torch.randint(0, 256, (options.batch_size, 3, size, size), dtype=torch.uint8, device=device)
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
@@ -203,6 +230,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(results: dict[str, Any]) -> str:
     """Two tables: the methods on every target, and the numbers of tasks."""
+
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f}"
+
     lines = [
         "| Target | Method | Parameters (M) | GFLOPs/image | Images/s (slowest, fastest round) | Relative to plain |"
     ]
@@ -210,7 +241,7 @@ def markdown(results: dict[str, Any]) -> str:
     for target, methods in results["networks"].items():
         for method, costs in methods.items():
             lines.append(
-                f"| {target} | {method} | {costs['parameters'] / 1e6:.2f} | {costs['gflops_per_image']:.2f}"
+                f"| {target} | {method} | {costs['parameters'] / 1e6:.2f} | {number(costs['gflops_per_image'])}"
                 f" | {costs['images_per_second']:.2f} ({costs['spread'][0]:.2f}, {costs['spread'][1]:.2f})"
                 f" | {costs['ratio_to_plain']:.2f} |"
             )
@@ -227,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--skip", action="append", default=[], choices=["shared", "paper", "oracle"], help="method, repeatable"
     )
+    parser.add_argument("--baselines", action="store_true", help="also the baselines of the TVE paper")
     parser.add_argument("--classes", type=int, default=10, help="number of classes of every task (10)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")

@@ -126,6 +126,27 @@ def fidelity_ranking(results: Results) -> Figure:
     return figure
 
 
+def fidelity_against_speed(results: Results) -> Figure:
+    """Fidelity⁺ against explained images per second (TVE, Figure 1): one column per task, one point per explainer."""
+    _require(results, "fidelity_plus", "images_per_second")
+    figure = Figure(figsize=(1 + 3.2 * len(results), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
+    colours = colours_of(names_in(results))
+    for axis, (task, explainers) in zip(axes, results.items(), strict=True):
+        for name, numbers in explainers.items():
+            place = numbers["images_per_second"], numbers["fidelity_plus"]
+            axis.errorbar(
+                *place, numbers.get("fidelity_plus_error"), fmt="o", color=colours[name], label=title_of(name)
+            )
+        axis.set_xscale("log")
+        axis.grid(alpha=0.3)
+        axis.set_title(task)
+        axis.set_xlabel("images per second")
+    axes[0].set_ylabel(SIDES["fidelity_plus"])
+    legend_below(figure, axes)
+    return figure
+
+
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
     """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages where all are known.
 

@@ -1,7 +1,7 @@
 """Explains the images of a task with the explainer of a general classifier (TVE, Section 6.4)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,15 @@ from explainers.target.inputs import checked_classes
 class General(nn.Module):
     """Explains a class of a general classifier, such as one of ImageNet's 1000 classes, in the images of a task.
 
-    TVE-H_g and a transferred ViT-Shapley explain in this way tasks that share no class with the general classifier.
+    TVE-H_g and a transferred ViT-Shapley explain in this way tasks that share no class with the general classifier. So
+    does an explainer of another backbone that knows the same classes, such as that of ViT-B for ResNet-50 (Table 5).
 
     Args:
         target: the model of the task.
         explainer: explains the classes of `classifier`.
         classifier: the general classifier.
-        class_map: the general class to explain for each class of the task. `None` explains the class that the general
-            classifier predicts, and ignores the requested class.
+        class_map: the general class to explain for each class of the task; `same` for the class of the same number.
+            `None` explains the class that the general classifier predicts, and ignores the requested class.
 
     Raises:
         InputError: if `class_map` has another length than the task has classes, or names a class that `classifier`
@@ -35,9 +36,13 @@ class General(nn.Module):
         target: TargetModel,
         explainer: nn.Module,
         classifier: TargetModel,
-        class_map: Sequence[int] | None = None,
+        class_map: Sequence[int] | Literal["same"] | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(class_map, str):
+            if class_map != "same":
+                raise InputError(f"expected class_map=same, a list of classes or null, got {class_map}")
+            class_map = range(classifier.num_classes)
         self.explainer = explainer.eval()
         self.classifier = classifier.eval()
         self.ignores_classes = class_map is None

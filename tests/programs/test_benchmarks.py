@@ -23,14 +23,15 @@ def found(tmp_path_factory):
             patch.setitem(explain.METHODS, method, explain.METHODS[method] + small)
         path = tmp_path_factory.mktemp("benchmark") / "explain.json"
         once = ["--rounds", "1", "--batch-size", "2", "--tasks", "4", "--threads", "1", "--device", "cpu"]
-        explain.main(["--target", "tiny", *once, "--output", str(path)])
+        explain.main(["--target", "tiny", "--baselines", *once, "--output", str(path)])
         return json.loads(path.read_text())
 
 
 @pytest.mark.slow
 def test_every_method_is_measured_beside_plain_inference(found):
     assert found["networks"].keys() == found["throughput"].keys() == {"tiny"}
-    assert list(found["networks"]["tiny"]) == ["plain", "light", "anyhead", "shared", "paper", "oracle"]
+    baselines = ["kernel_shap", "vit_shapley", "LIME", "RISE", "IntegratedGradients", "DeepLift", "GradientSHAP"]
+    assert list(found["networks"]["tiny"]) == ["plain", "light", "anyhead", "shared", "paper", "oracle", *baselines]
     for method, numbers in found["networks"]["tiny"].items():
         low, high = numbers["spread"]
         assert 0 < low <= numbers["images_per_second"] <= high
@@ -49,6 +50,8 @@ def test_the_oracle_costs_two_forwards_a_patch_and_the_shared_trunk_less_than_tw
     assert numbers["shared"]["gflops_per_image"] < numbers["paper"]["gflops_per_image"]
     assert numbers["shared"]["parameters"] < numbers["paper"]["parameters"]
     assert numbers["oracle"]["parameters"] == 0
+    assert numbers["LIME"]["gflops_per_image"] == pytest.approx(25 * (backbone + head), rel=1e-3)
+    assert numbers["IntegratedGradients"]["gflops_per_image"] is None  # of gradients
 
 
 def test_tasks_are_doubled_and_explained_together_and_one_by_one(found):

@@ -14,6 +14,7 @@ from explainers.report.figures import (
     ablation_bars,
     approximation_scatter,
     colours_of,
+    fidelity_against_speed,
     fidelity_bars,
     fidelity_curves,
     fidelity_ranking,
@@ -129,6 +130,16 @@ def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
     assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "light", "oracle"]
     plus, minus = (container.lines[0].get_xdata() for container in loop.containers)
     np.testing.assert_allclose([*plus, *minus], [0.3, 0.4, 0.6, 0.3, -0.1, 0.0])
+
+
+def test_fidelity_is_drawn_against_speed_with_a_point_for_each_explainer():
+    results = {task: {"tve": found(0.4, 0.1) | {"images_per_second": 50.0}} for task in ("odd", "loop")}
+    results["odd"]["RISE"] = found(0.3, 0.2) | {"images_per_second": 2.0}
+    first, second = fidelity_against_speed(results).axes
+    points = {bar.get_label(): bar.lines[0].get_xydata().tolist() for bar in first.containers}
+    assert points == {"TVE": [[50, 0.4]], "RISE": [[2, 0.3]]} and len(second.containers) == 1
+    with pytest.raises(InputError, match="its results hold no images_per_second"):
+        fidelity_against_speed({"odd": {"tve": found(0.4, 0.1)}})
 
 
 def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():

@@ -120,10 +120,10 @@ def test_values_without_the_names_of_their_numbers_are_refused():
 def test_the_papers_values_are_found(tmp_path):
     cfg = composed("experiment=quickstart_eval", "reference=paper", folder=tmp_path, config="eval")
     reference = instantiate(cfg.reference)
-    assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_plus") == 0.16
-    assert reference.value("cats_vs_dogs", "tve_paper", "fidelity_minus") == 0.09
+    assert reference.value("cats_vs_dogs", "tve", "fidelity_plus") == 0.16
+    assert reference.value("cats_vs_dogs", "tve", "fidelity_minus") == 0.09
     assert reference.value("cifar100", "RISE(masks=50, cells=7)", "fidelity_minus") == 0.348
-    assert reference.value("odd", "tve_paper", "fidelity_minus") is None
+    assert reference.value("odd", "tve", "fidelity_minus") is None
     assert reference.value("imagenet_val", "ViTCX", "pointing_game") == 0.8642
     assert reference.value("imagenet_val", "ViTCX(sigma=0)", "deletion") is None  # its ablation is of DeiT
     deit = composed("experiment=eval_vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")

@@ -41,6 +41,18 @@ def test_with_a_map_the_counterpart_of_the_class_is_explained(target, grid, imag
     assert not torch.equal(heatmaps, oracle(images, TASK))
 
 
+@torch.no_grad()
+def test_an_explainer_of_another_backbone_explains_the_class_of_the_same_number(target, make_target, grid, images):
+    other = make_target(seed=1)
+    oracle = Oracle(other, grid, hops=1)
+    heatmaps = General(target, oracle, other, class_map="same")(images, TASK)
+    assert torch.equal(heatmaps, oracle(images, TASK))
+    with pytest.raises(InputError, match="each of the task's 2 classes, got 5 classes"):
+        General(two_classes(target), oracle, other, class_map="same")
+    with pytest.raises(InputError, match="expected class_map=same, a list of classes or null, got sane"):
+        General(target, oracle, other, class_map="sane")
+
+
 @pytest.mark.parametrize("class_map", [[4], [4, 2, 1]])
 def test_a_map_of_another_number_of_classes_than_the_task_has_is_refused(target, grid, class_map):
     with pytest.raises(InputError, match=f"each of the task's 2 classes, got {len(class_map)} classes"):
