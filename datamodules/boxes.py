@@ -15,7 +15,7 @@ def annotated_images(
     image_size: int,
     annotations: str = "annotations.json",
     classes: str | None = None,
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:

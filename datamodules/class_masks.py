@@ -11,7 +11,7 @@ from datamodules.decoding import CorruptImage, stored_size
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
 from datamodules.listing import several
 from datamodules.masks import Masks, pairs_of_files, read_ids
-from datamodules.truth import Crop
+from datamodules.truth import Crop, short_side
 from explainers.errors import InputError, check_range
 from explainers.progress import progress
 
@@ -25,7 +25,7 @@ def class_masks(
     ignored: Sequence[int] = (),
     least_area: float = 0.05,
     imagenet: bool = False,
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:
@@ -55,8 +55,9 @@ def class_masks(
     folder = Path(root) / images
     pairs = pairs_of_files(Path(root), images, masks)
     names = list(classes) if classes else sorted(path.name for path in folder.iterdir() if path.is_dir())
-    short_side = round(image_size / crop_fraction)
-    largest = LargestClass(image_size, short_side, len(names), tuple(ignored), least_area, skip_corrupt)
+    largest = LargestClass(
+        image_size, short_side(image_size, crop_fraction), len(names), tuple(ignored), least_area, skip_corrupt
+    )
     chosen = [pairs[i] for i in spread(len(pairs), limit)]
     ids = largest.of_all(chosen)
     without = [image for (image, _), number in zip(chosen, ids, strict=True) if number == 0]
@@ -80,7 +81,7 @@ class LargestClass:
 
     Args:
         image_size: side of the sample, in pixels.
-        short_side: short side of the resized image, in pixels.
+        short_side: short side of the resized image, in pixels; `None` stretches it to the square.
         classes: number of classes; their ids are 1, 2, ...
         ignored: ids that are no class.
         least_area: smallest area, as a fraction of the sample.
@@ -88,7 +89,7 @@ class LargestClass:
     """
 
     image_size: int
-    short_side: int
+    short_side: int | None
     classes: int
     ignored: tuple[int, ...]
     least_area: float

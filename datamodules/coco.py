@@ -27,7 +27,7 @@ def coco_masks(
     annotations: str = "annotations/instances_val2017.json",
     category: str | None = None,
     labelled: bool = False,
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:

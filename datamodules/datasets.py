@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
-from datamodules.decoding import CorruptImage, read_image, resize_short_side
+from datamodules.decoding import CorruptImage, read_image
 from datamodules.fingerprints import digest
 from datamodules.listing import existing_folder, list_images
-from datamodules.truth import Crop, Truth
+from datamodules.truth import Crop, Truth, short_side
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.saved.files import file_hashes
 
@@ -34,10 +35,10 @@ def spread(length: int, limit: int | None) -> list[int]:
     return [i * length // limit for i in range(limit)]
 
 
-def check_crop(image_size: int, crop_fraction: float) -> None:
+def check_crop(image_size: int, crop_fraction: float | None) -> None:
     """Raise an InputError unless the crop has pixels, and keeps at most the whole image."""
     check_positive(image_size=image_size)
-    if not 0 < crop_fraction <= 1:
+    if crop_fraction is not None and not 0 < crop_fraction <= 1:
         raise InputError(f"expected crop_fraction to be above 0 and at most 1, got {crop_fraction}")
 
 
@@ -53,7 +54,8 @@ class ImageFiles(Dataset[Sample | None]):
         image_size: side of the crop, in pixels.
         classes: class names in the order of their labels; empty if the classes have no names.
         truth: where the objects are in the images of `paths`; each sample then has a `truth` mask.
-        crop_fraction: fraction of the short side that the crop keeps, above 0 and at most 1.
+        crop_fraction: fraction of the short side that the crop keeps, above 0 and at most 1; `None` stretches the whole
+            image to the square instead, as Chefer et al. (2021) do.
         limit: maximum number of samples, spread evenly over `paths`; `None` takes all.
         skip_corrupt: for an image that cannot be decoded, warn, return None and mark it in `corrupt`, instead of
             raising an error.
@@ -66,7 +68,7 @@ class ImageFiles(Dataset[Sample | None]):
         image_size: int,
         classes: Sequence[str] = (),
         truth: Truth | None = None,
-        crop_fraction: float = 0.875,
+        crop_fraction: float | None = 0.875,
         limit: int | None = None,
         skip_corrupt: bool = False,
     ) -> None:
@@ -80,7 +82,7 @@ class ImageFiles(Dataset[Sample | None]):
         self.skip_corrupt = skip_corrupt
         self.corrupt = torch.zeros(len(self.positions), dtype=torch.bool).share_memory_()  # loader processes mark them
         self.image_size = image_size
-        self.short_side = round(image_size / crop_fraction)
+        self.short_side = short_side(image_size, crop_fraction)
 
     def fingerprint(self) -> dict[str, str]:
         """A hash for each entry of the samples: equal for equal contents in the same order; file names do not count."""
@@ -110,8 +112,8 @@ class ImageFiles(Dataset[Sample | None]):
 
     def _read(self, index: int) -> Sample:
         stored = read_image(self.path(index), upright=self.truth is None)
-        resized = resize_short_side(stored, self.short_side)
         crop = Crop((stored.height, stored.width), self.short_side, self.image_size)
+        resized = stored.resize((crop.resized[1], crop.resized[0]), Image.Resampling.BICUBIC)  # antialiased
         row, column = crop.offset
         pixels = pil_to_tensor(resized.crop((column, row, column + crop.size, row + crop.size)))
         sample: Sample = {"image": pixels.contiguous(), "label": int(self.labels[index]), "index": index}
@@ -126,7 +128,7 @@ class ImageFiles(Dataset[Sample | None]):
 def unlabelled_images(
     roots: Sequence[str],
     image_size: int,
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
     exclude: Sequence[str] = (),

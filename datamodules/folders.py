@@ -13,7 +13,7 @@ from explainers.errors import InputError
 def image_folder(
     root: str | Path,
     image_size: int,
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
     half: int | None = None,
@@ -53,7 +53,7 @@ class ImageFolders(Images):
         root: folder that holds the splits.
         image_size: side of the images, in pixels.
         splits: split → its folder below `root`; a split whose folder is `None` or left out has no images.
-        crop_fraction: fraction of the short side that the centre crop keeps.
+        crop_fraction: fraction of the short side that the centre crop keeps; `None` stretches images, see `ImageFiles`.
         limit: split → maximum number of images, spread evenly over the classes; `None` takes all.
         halve: if `val` and `test` are the same folder, each takes every second image of it.
         skip_corrupt: warn of images that cannot be decoded, and replace them or leave them out, see `Images`;
@@ -70,7 +70,7 @@ class ImageFolders(Images):
         root: str,
         image_size: int,
         splits: Mapping[str, str | None],
-        crop_fraction: float = 0.875,
+        crop_fraction: float | None = 0.875,
         limit: Mapping[str, int | None] | None = None,
         halve: bool = False,
         skip_corrupt: bool = False,

@@ -36,7 +36,7 @@ def imagenet_boxes(
     image_size: int,
     boxes: str | None = None,
     images: str | None = None,
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:

@@ -24,7 +24,7 @@ def masked_images(
     image_size: int,
     images: str = "images",
     masks: str = "masks",
-    crop_fraction: float = 0.875,
+    crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
 ) -> ImageFiles:

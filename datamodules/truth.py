@@ -14,24 +14,29 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Size = tuple[int, int]  # height, width, in pixels
 
 
+def short_side(image_size: int, crop_fraction: float | None) -> int | None:
+    """The short side of a resized image of which the square in the centre keeps `crop_fraction`, in pixels."""
+    return None if crop_fraction is None else round(image_size / crop_fraction)
+
+
 @dataclass(frozen=True)
 class Crop:
     """The square in the centre of a resized image, which a sample shows.
 
     Args:
         stored: height and width of the stored image.
-        short_side: short side of the resized image, in pixels.
+        short_side: short side of the resized image, in pixels; `None` stretches the image to the square.
         size: H and W, the side of the square, in pixels.
     """
 
     stored: Size
-    short_side: int
+    short_side: int | None
     size: int
 
     @property
     def resized(self) -> Size:
         """Height and width of the resized image."""
-        return scaled(self.stored, self.short_side)
+        return (self.size, self.size) if self.short_side is None else scaled(self.stored, self.short_side)
 
     @property
     def offset(self) -> Size:

@@ -62,7 +62,7 @@ CHANGES = {
         "labels": (lambda _: [0, 1, 0, 1], {"label"}),
         "image_size": (lambda _: 16, {"image", "truth"}),
         "truth": (lambda _: Boxes(BOXES[::-1]), {"truth"}),
-        "crop_fraction": (lambda _: 0.5, {"image", "truth"}),
+        "crop_fraction": (lambda _: None, {"image", "truth"}),
         "limit": (lambda _: 2, {"image", "label", "truth"}),
     },
     image_arrays: {

@@ -49,6 +49,14 @@ def test_each_pixel_is_that_of_the_mask_at_its_centre(tmp_path, size, scale):
             assert truth[row, column] == mask[int(y + 1e-9), int(x + 1e-9)]
 
 
+def test_an_image_may_be_stretched_with_its_mask(tmp_path):
+    """The whole image, as in the protocol of Chefer et al.: the object's box scales by 40 / 90 and 40 / 60."""
+    write_pair(tmp_path, box=(45, 15, 90, 60))
+    sample = masked_images(tmp_path, image_size=40, crop_fraction=None)[0]
+    assert torch.equal(sample["image"][0] > 127, sample["truth"])
+    assert sample["truth"][10:, 20:].all() and sample["truth"].sum() == 30 * 20
+
+
 def test_grey_edges_are_cut_in_their_middle(tmp_path):
     write_pair(tmp_path)
     Image.fromarray(np.array([[0, 100, 127, 128, 200, 255]] * 4, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
