@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
@@ -35,22 +36,55 @@ class DistilledHead(nn.Module):
         return (self.head(class_token) + self.head_dist(distillation_token)) / 2
 
 
+class NoHead(nn.Module):
+    """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify."""
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Raise an InputError."""
+        raise InputError(
+            "expected a model with a classification layer, got one without: fit one with `python train.py"
+            " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"
+            " head=...)"
+        )
+
+
+def two_logits(head: nn.Module) -> nn.Module:
+    """Convert a linear head of a single logit z, whose probability is sigmoid(z), to the head of two logits ∓ z / 2.
+
+    Their softmax is (1 − sigmoid(z), sigmoid(z)), so their cross entropy is the binary cross entropy of z. The
+    attributions of class 0 are those of class 1 with the other sign. Other heads are returned as they are.
+
+    >>> import torch
+    >>> sigmoid = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(sigmoid.weight, 4.0)
+    >>> two_logits(sigmoid)(torch.tensor([[1.0]])).tolist()
+    [[-2.0, 2.0]]
+    """
+    if isinstance(head, DistilledHead):
+        return DistilledHead(two_logits(head.head), two_logits(head.head_dist))
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        return head
+    linear = nn.Linear(head.in_features, 2, head.bias is not None, device=head.weight.device)
+    linear.load_state_dict({name: torch.cat([-one, one]) / 2 for name, one in head.state_dict().items()})
+    return linear.to(head.weight.dtype).requires_grad_(head.weight.requires_grad)
+
+
 def take_head(model: Any) -> nn.Module:
     """Take the classification layer off a timm model: the layer is H, and what remains of the model is G.
 
     Args:
         model: a timm classifier, which is changed in place.
 
+    Returns:
+        The layer; `NoHead` if the model has none (num_classes=0).
+
     Raises:
-        InputError: if the model has no classification layer, or several layers between embeddings and logits.
+        InputError: if there are several layers between embeddings and logits.
     """
     weights = set(model.parameters())
-    layer: Any = model.get_classifier() if hasattr(model, "get_classifier") else None
+    layer: Any = model.get_classifier()
     if any(part is None or isinstance(part, nn.Identity) for part in (layer if isinstance(layer, tuple) else [layer])):
-        raise InputError(
-            "expected a model with a classification layer, got one without (num_classes=0): create it with"
-            " num_classes, or give a head, as in TargetModel(model, head=...)"
-        )
+        return NoHead()
     if isinstance(model, VisionTransformerDistilled):
         layer = DistilledHead(*layer)
     model.reset_classifier(0)

@@ -16,7 +16,7 @@ from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_identity
 from explainers.target.grids import check_grid, own_grid
-from explainers.target.heads import DistilledHead, load_head, take_head
+from explainers.target.heads import DistilledHead, load_head, take_head, two_logits
 from explainers.target.inputs import zero_to_one
 
 
@@ -29,10 +29,12 @@ class TargetModel(nn.Module):
     Args:
         model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
         head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
+            A linear head of a single logit is converted, see `heads.two_logits`. A model without a head, such as
+            DINOv2, only embeds.
 
     Raises:
-        InputError: if no head is given and the model has none or several, if `head` expects embeddings of another
-            width, or if its file names another backbone.
+        InputError: if no head is given and the model has several, if `head` expects embeddings of another width, or if
+            its file names another backbone.
     """
 
     mean: Tensor
@@ -40,6 +42,8 @@ class TargetModel(nn.Module):
 
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
+        if not hasattr(model, "reset_classifier"):
+            raise InputError(f"expected a classifier of timm, got {type(model).__name__}: take another, such as a ViT")
         model, head = copy.deepcopy((model, head))
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
@@ -50,9 +54,11 @@ class TargetModel(nn.Module):
         elif not isinstance(head, nn.Module):
             head, fitted = load_head(head)
         model.reset_classifier(0)
-        # Convolutions are faster in this format. The type is Any because timm has none for what its models share
-        self.backbone: Any = model.to(memory_format=torch.channels_last)
-        self.head: Any = head
+        # Convolutions are faster in this format, which LambdaNets, with weights of five dimensions, lack. The type is
+        # Any because timm has none for what its models share
+        flat = all(weight.dim() <= 4 for weight in model.parameters())
+        self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
+        self.head: Any = two_logits(head)
         self.classes: list[str] = list(fitted.get("classes", ()))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         config = timm.data.resolve_model_data_config(model)

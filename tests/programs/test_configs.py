@@ -201,6 +201,21 @@ def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp
     assert {name: cfg.tasks[name].target.head for name in names} == dict.fromkeys(names, "shared") | {"cifar10": "own"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["cifar100", "mura"])
+def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, tmp_path):
+    """One trains a head, another one measures with it; MURA has also a model of a single logit."""
+    text = (ROOT / f"configs/tasks/{task}.yaml").read_text()
+    commands = re.findall(r"^#   python (train|eval)\.py (.*)$", text, re.MULTILINE)
+    train_of, *evals = [composed(*line.split(), folder=tmp_path, config=script) for script, line in commands]
+    for cfg in evals:
+        target = OmegaConf.merge(cfg.target, cfg.tasks[task].target)
+        fitted, single = f"runs/{train_of.name}/head.safetensors", target.model.get("num_classes")
+        assert (target.head, single) in ((fitted, None), (None, 1))
+        assert cfg.tasks[task].data._target_ == train_of.data._target_
+        assert target.model.model_name == train_of.target.model.model_name
+
+
 def test_every_projection_composes(tmp_path):
     for path in (ROOT / "configs/projection").glob("*.yaml"):
         overrides = ("experiment=self_explaining", f"projection@explainer.projection={path.stem}")

@@ -16,7 +16,7 @@ from explainers.masking import PatchGrid
 from explainers.saved.identity import weights_hash
 from explainers.shapley import Surrogate
 from explainers.target import TargetModel
-from explainers.target.heads import load_head, save_head
+from explainers.target.heads import load_head, save_head, two_logits
 from explainers.training import Classifier
 from explainers.training.sources import Features
 from explainers.vectors import SelfExplaining
@@ -290,18 +290,56 @@ def test_the_callers_head_stays_as_it_is(make_model):
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
-def test_a_model_without_a_head_is_refused(make_model, name):
-    with pytest.raises(
-        InputError, match=r"^expected a model with a classification layer, got one without .*head=\.\.\."
-    ):
-        TargetModel(make_model(name, num_classes=0))
+def test_a_model_without_a_head_embeds_and_asks_for_one_to_classify(make_model, images, name):
+    target = TargetModel(make_model(name, num_classes=0))
+    embeddings = target.embed(target.normalise(images))
+    assert embeddings.shape == (5, target.embed_dim)
+    message = r"^expected a model with a classification layer, got one without: fit one with .*target.head=\.\.\."
+    for use in (lambda: target(images), lambda: target.num_classes, lambda: Evaluation(target.grid)(target, {})):
+        with pytest.raises(InputError, match=message):
+            use()
+    fitted = Classifier(target, 3, partial(torch.optim.SGD, lr=0.1))
+    torch.testing.assert_close(fitted(images), fitted.target.head(embeddings))
 
 
 def test_an_encoder_without_a_classifier_is_refused():
-    model = nn.Identity()
-    model.head_hidden_size = 8
-    with pytest.raises(InputError, match="^expected a model with a classification layer"):
-        TargetModel(model)
+    with pytest.raises(InputError, match="^expected a classifier of timm, got Identity: take another"):
+        TargetModel(nn.Identity())
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
+def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, images, name):
+    model = make_model(name, num_classes=1)
+    target, labels = TargetModel(model), torch.tensor([0, 1, 1, 0, 1])
+    with torch.no_grad():
+        z = model(normalised_by_hand(model, images))[:, 0]
+    sigmoid = 1 / (1 + torch.exp(-z))
+    probabilities = target.probabilities(target.normalise(images))
+    assert target.num_classes == 2
+    torch.testing.assert_close(probabilities, torch.stack([1 - sigmoid, sigmoid], 1))
+    binary = -(labels * sigmoid.log() + (1 - labels) * (1 - sigmoid).log()).mean()
+    torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
+
+
+def test_a_step_on_two_logits_is_the_step_on_the_single_logit():
+    """The gradient of z, once through binary cross entropy, and once through cross entropy of the two logits."""
+    torch.manual_seed(0)
+    single, embeddings, labels = nn.Linear(4, 1), torch.randn(6, 4), torch.tensor([0, 1, 1, 0, 1, 0])
+    double = two_logits(single)
+    nn.functional.binary_cross_entropy_with_logits(single(embeddings)[:, 0], labels.float()).backward()
+    nn.functional.cross_entropy(double(embeddings), labels).backward()
+    for one, both in zip(single.parameters(), double.parameters(), strict=True):
+        torch.testing.assert_close(both.grad, torch.cat([-one.grad, one.grad]))
+
+
+def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
+    save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
+    target = TargetModel(make_model(), head=tmp_path / "head.safetensors")
+    target.check_classes(["negative", "positive"])
+    embeddings = target.embed(target.normalise(images))
+    logits = target(images)
+    torch.testing.assert_close(logits[:, 1] - logits[:, 0], embeddings.sum(1) + 0.5)
+    torch.testing.assert_close(logits[:, 0], -logits[:, 1])
 
 
 DPN = {"small": True, "num_init_features": 8, "k_r": 8, "groups": 2, "k_sec": (1, 1, 1, 1), "inc_sec": (4, 4, 4, 4)}
