@@ -48,7 +48,7 @@ def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else(
         assert {key for key in read if not key.startswith(".")} <= {"grid.image_size", "data_dir", "seed"}
 
 
-@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize("name", [*PRETRAINED, "deit_base_distilled", "eva_large", "vit_base_patch8"])
 def test_the_weights_of_a_target_are_those_that_timm_has(name, tmp_path):
     model = composed(f"target={name}", folder=tmp_path).target.model
     assert model.pretrained and model.model_name in timm.list_pretrained(name.split("_")[0] + "*")
