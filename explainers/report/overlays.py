@@ -87,7 +87,7 @@ def draw_heatmaps(
     5
     """
     columns = ["image", *map(title_of, heatmaps)]
-    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.6))
+    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.9))
     figure.set_layout_engine("constrained", h_pad=0.08)  # inches: titles above square panels would be cut
     axes = figure.subplots(len(images), len(columns), squeeze=False)
     for row, image in enumerate(images.cpu()):
