@@ -53,7 +53,7 @@ def evaluate(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise an InputError for settings that nothing reads, that have a wrong type, or that leave nothing to do."""
-    check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool)
+    check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool, differences=str)
     if cfg.overlays and not cfg.pictures:
         raise InputError("expected pictures, which overlays=true draws, got pictures=null: remove one of the two")
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring
@@ -140,7 +140,8 @@ def publish(cfg: DictConfig) -> None:
     """Write tables, figures and the gallery from the files of results and pictures."""
     folder = run_dir()
     every_class = bool(cfg.pictures) and not isinstance(cfg.pictures.classes, int)
-    table = publish_results(folder, cfg.results.files, instantiate(cfg.get("reference")), cfg.overlays, every_class)
+    reference, minus = instantiate(cfg.get("reference")), cfg.differences
+    table = publish_results(folder, cfg.results.files, reference, cfg.overlays, every_class, minus)
     for name, figure in (cfg.get("figures") or {}).items():
         with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
             instantiate(figure).savefig(unfinished, dpi=120)

@@ -17,6 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
+from explainers.metrics.pairs import Pairs
+from explainers.report.differences import Compared
 from explainers.report.labels import colours_of, names_in, title_of
 from explainers.report.overlays import BLUE, RED, colour_scale
 from explainers.report.tables import rows
@@ -29,7 +31,7 @@ STEPS = 127
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
-SCRIPTS = "images.js", "results.js", "page.js"
+SCRIPTS = "images.js", "results.js", "differences.js", "page.js"
 """Parts of the page's script, in their order."""
 
 CURVE = "_curve"
@@ -89,9 +91,10 @@ def write_gallery(
     results: Results,
     columns: Mapping[str, str],
     notes: Sequence[str] = (),
+    pairs: Compared | None = None,
 ) -> None:
     """Write the page of `gallery_html` to a file."""
-    write_atomically(path, gallery_html(title, pictures, results, columns, notes))
+    write_atomically(path, gallery_html(title, pictures, results, columns, notes, pairs))
 
 
 def gallery_html(
@@ -100,6 +103,7 @@ def gallery_html(
     results: Results,
     columns: Mapping[str, str],
     notes: Sequence[str] = (),
+    pairs: Compared | None = None,
 ) -> str:
     """Make a page that shows heatmaps over images in the colours of `overlays`, a sortable table, and curves.
 
@@ -109,6 +113,7 @@ def gallery_html(
         results: task → explainer → numbers; without any, the page has no table and no curves.
         columns: number → column title, in the order of the columns; an arrow says which values are better.
         notes: lines below the title.
+        pairs: the explainers `compared` on the same images; without any, the page has no table of differences.
 
     Returns:
         HTML, in ASCII.
@@ -140,6 +145,7 @@ def gallery_html(
                 "name": task,
                 "pictures": [_picture(picture, explainers) for picture in pictures.get(task, ())],
                 "rows": _rows(results.get(task, {}), {name: columns[name] for name in numbers}, curves, explainers),
+                "differences": [_differences((pairs or {}).get(task, {}).get(name), explainers) for name in numbers],
             }
             for task in tasks
         ],
@@ -178,6 +184,19 @@ def _rows(
         }
         for (name, numbers), line in zip(measured.items(), written, strict=True)
     ]
+
+
+def _differences(pair: tuple[list[str], Pairs] | None, explainers: list[str]) -> dict[str, Any] | None:
+    """Numbers of explainers, and the matrices of what each has more than each other; `None` without pairs."""
+    if pair is None:
+        return None
+    names, pairs = pair
+    matrices = {"mean": pairs.mean, "half": pairs.half_width, "significant": pairs.significant}
+    rounded = {
+        key: [[_finite(float(f"{value:.4g}")) for value in row] for row in matrix.tolist()]
+        for key, matrix in matrices.items()
+    }
+    return {"explainers": [explainers.index(name) for name in names]} | rounded
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torchvision.transforms.functional import to_pil_image
 
+from explainers.report.differences import compared, difference_tables
 from explainers.report.gallery import Picture, write_gallery
 from explainers.report.overlays import draw_heatmaps, overlay
 from explainers.report.pictures import of_other_settings, picture_file, read_pictures
 from explainers.report.tables import Reference, in_all_formats
 from explainers.results.reading import Results, load, read_columns, read_results
+from explainers.results.scores import read_scores
 from explainers.results.settings import row_keys
 from explainers.saved.files import atomic, file_name, write_atomically
 
@@ -30,8 +32,11 @@ def publish(
     reference: Reference | None = None,
     overlays: bool = False,
     every_class: bool = False,
+    minus: str | None = None,
 ) -> str:
     """Write table.md, table.tex, results.csv, gallery.html and a PNG file with the heatmaps of each task.
+
+    If the files keep the numbers of images, differences.md and differences.csv compare the explainers in pairs.
 
     Args:
         folder: folder to write to.
@@ -39,14 +44,21 @@ def publish(
         reference: published values to show next to the results.
         overlays: also write one PNG file of each picture and explainer, to the folder overlays/<task>.
         every_class: draw all explained classes of each picture; otherwise only that of the metrics.
+        minus: explainer that differences.md subtracts from the others; `None` subtracts the best of each number.
 
     Returns:
         The table, as Markdown; empty if there are no results.
     """
     results, columns = read_results(files), read_columns(files)
-    tables = in_all_formats(results, columns, reference)
+    pairs = compared(results, read_scores(files), columns)
+    differences = difference_tables(results, pairs, columns, minus)
+    tables = in_all_formats(results, columns, reference) | differences
     for name, text in tables.items():
         write_atomically(folder / name, text)
+    if minus and not pairs:
+        print("differences: no file of results keeps the numbers of images: measure again (fresh=true)")
+    for name in {"differences.md", "differences.csv"} - differences.keys():
+        (folder / name).unlink(missing_ok=True)  # of earlier settings
     if results and reference and (line := reference.missing(results)):
         print(line)
     pictures = {task: shown for task in results if (shown := _pictures(files, task, results))}
@@ -60,7 +72,7 @@ def publish(
             _write_overlays(shown, folder / "overlays" / file_name(task), every_class)
     if results:
         notes = [line for path in files for line in _notes(load(path))]
-        write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes)
+        write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes, pairs)
     return tables.get("table.md", "")
 
 

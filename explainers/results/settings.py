@@ -17,6 +17,7 @@ NOT_MEASURED = {
     "fresh": "measures what is there already",
     "results": "files that tables are made of",
     "reference": "published values in tables",
+    "differences": "made of results",
     "figures": "made of results",
     "pictures": "pictures",
     "overlays": "pictures",

@@ -106,6 +106,7 @@ class Built:
 
     def __init__(self, built):
         self.results, self.columns, self.forward_passes, self.callback_metrics, self.explainers = {}, {}, {}, {}, {}
+        self.scores = None
         for name in ("fit", "validate", "test"):
             setattr(self, name, lambda *_, name=name, **settings: built.append([name, str(settings)]))
 
@@ -147,7 +148,7 @@ def build(tmp_path, monkeypatch):
             for module in (training, evaluation, trainer):
                 patch.setattr(module, "instantiate", trace)
             patch.setattr(evaluation.posthoc, "build_all", lambda methods, *_: trace.built.append(str(methods)) or {})
-            patch.setattr(evaluation, "publish_results", lambda *args: trace.built.append(str([args[1], args[3]])))
+            patch.setattr(evaluation, "publish_results", lambda *args: trace.built.append(str([args[1], *args[3:]])))
             for name, result in (("launch", False), ("start_record", None), ("check_number_of_images", None)):
                 for module in (training, evaluation):
                     patch.setattr(module, name, lambda *_, result=result, **__: result)

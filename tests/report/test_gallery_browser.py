@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from explainers.metrics.pairs import paired_differences
 from explainers.report.gallery import Picture, write_gallery
 from explainers.report.overlays import BLUE, RED, colour_scale, overlay
 
@@ -50,6 +51,10 @@ RESULTS = {
 }
 
 
+EACH = torch.tensor([[1.0, 2.0], [3.0, 4.5], [2.0, 3.0], [5.0, 6.5]])  # four images of two explainers
+PAIRS = {"pets": {"fidelity_plus": (["light", "gae"], paired_differences(EACH))}}
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
@@ -62,7 +67,9 @@ def browser(tmp_path_factory):
     classes, maps = {"cat": 0.9, NASTY: 0.1}, {"light": {"cat": TVE, NASTY: TVE_DOG}, "gae": {"cat": GAE}}
     pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH) for number in range(15)]
     cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"light": {"van": GAE}})]
-    write_gallery(folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY])
+    write_gallery(
+        folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY], PAIRS
+    )
     driver.address = (folder / "gallery.html").as_uri()
     yield driver
     driver.quit()
@@ -157,23 +164,23 @@ def test_a_hidden_explainer_vanishes_from_images_table_and_curves(page):
     find(page, "#boxes label:first-child").click()
     assert find(page, "summary").text == "Explainers 2 of 3"
     assert texts(page, "article:first-child figcaption") == ["image", "", "gae"]
-    assert texts(page, "tbody th") == ["gae", "chance"]
+    assert texts(page, "#table tbody th") == ["gae", "chance"]
     assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 4
     assert texts(page, "#legend span") == ["gae", "chance"]
     find(page, "#all").click()
-    assert texts(page, "tbody th") == ["light", "gae", "chance", "light"]
+    assert texts(page, "#table tbody th") == ["light", "gae", "chance", "light"]
 
 
 def test_a_click_on_a_title_sorts_and_a_second_click_reverses(page):
     def clicked(column):
-        page.find_elements(By.CSS_SELECTOR, "thead button")[column].click()
-        rows = texts(page, "tbody tr")
+        page.find_elements(By.CSS_SELECTOR, "#table thead button")[column].click()
+        rows = texts(page, "#table tbody tr")
         return [row.split()[0] + " " + row.split()[1] for row in rows], [
-            head.get_attribute("aria-sort") for head in page.find_elements(By.CSS_SELECTOR, "thead th")
+            head.get_attribute("aria-sort") for head in page.find_elements(By.CSS_SELECTOR, "#table thead th")
         ]
 
-    assert texts(page, "tbody tr:first-child td") == ["pets", "0.500 ± 0.010", "0.200", "–"]
-    assert texts(page, "tbody strong") == ["0.750", "0.125", "0.750", "0.375", "0.300"]
+    assert texts(page, "#table tbody tr:first-child td") == ["pets", "0.500 ± 0.010", "0.200", "–"]
+    assert texts(page, "#table tbody strong") == ["0.750", "0.125", "0.750", "0.375", "0.300"]
     names = ["pets gae", "pets light", "cars light", "pets chance"]
     assert clicked(2) == (names, ["none", "none", "descending", "none", "none"])
     assert clicked(2) == (names[::-1], ["none", "none", "ascending", "none", "none"])
@@ -222,3 +229,17 @@ def test_the_policy_of_the_page_refuses_the_network(page):
         new Image().src = "https://example.org/a.png";"""
     assert page.execute_async_script(script) == "img-src"
     page.get_log("browser")  # the refusal
+
+
+def test_differences_are_from_the_selected_explainer(page):
+    def cells():
+        return [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in lines()]
+
+    def lines():
+        return page.find_elements(By.CSS_SELECTOR, "#differences tbody tr")
+
+    assert cells() == [["light", "−1.250 ± 0.459 *"]]  # from the best
+    Select(find(page, "#base")).select_by_visible_text("light")
+    assert cells() == [["gae", "+1.250 ± 0.459 *"]]
+    Select(find(page, "#task")).select_by_visible_text("cars")
+    assert cells() == []

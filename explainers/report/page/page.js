@@ -81,6 +81,7 @@ function start() {
   follow("smooth", "change", ({ checked }) => { state.smooth = checked; redraw(); });
   follow("outline", "change", ({ checked }) => { state.outline = checked; redraw(); });
   follow("task", "change", ({ value }) => { state.task = data.tasks[value]; render(); });
+  $("base").onchange = ({ target }) => { base = Number(target.value); renderDifferences(); };
   document.onclick = ({ target }) => { $("explainers").open &&= $("explainers").contains(target); };
   $("dialog").querySelector("button").onclick = () => $("dialog").close();
   $("dialog").onclick = ({ target }) => target === $("dialog") && $("dialog").close();
@@ -96,6 +97,7 @@ function hideUnused() {
     looks: pictures.some(({ heatmaps }) => heatmaps.length),
     "outline-label": pictures.some(({ truth }) => truth),
     table: data.columns.length,
+    differences: data.tasks.some(({ differences }) => differences.some((pairs) => pairs)),
     curves: data.curves.length,
   };
   for (const [id, shown] of Object.entries(used)) {

@@ -5,6 +5,7 @@ let order = null; // column and direction by which the user sorts the table
 
 function renderResults() {
   renderTable();
+  renderDifferences();
   renderCurves();
 }
 

@@ -1,0 +1,88 @@
+"""Differences between explainers on the same images, with confidence intervals and corrected p-values."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import stdtr, stdtrit
+from torch import Tensor
+
+from explainers.metrics.means import moments
+
+CONFIDENCE = 0.95
+"""Confidence of the intervals; a corrected p-value below 1 − `CONFIDENCE` counts as significant."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Explainer i minus explainer j for all pairs, (n, n) each; NaN where they share fewer than two images.
+
+    Args:
+        mean: mean difference over the images that both have a number for.
+        error: its standard error, of the differences of single images.
+        half_width: half of the confidence interval, by Student's t.
+        p: two-sided p-value of the paired t-test.
+        corrected: the p-value after Holm's correction over all pairs.
+        images: number of shared images.
+    """
+
+    mean: Tensor
+    error: Tensor
+    half_width: Tensor
+    p: Tensor
+    corrected: Tensor
+    images: Tensor
+
+    @property
+    def significant(self) -> Tensor:
+        """Where the corrected p-value is below 0.05, boolean (n, n)."""
+        return self.corrected < 1 - CONFIDENCE
+
+
+def paired_differences(numbers: Tensor) -> Pairs:
+    """Compare explainers in pairs, on the same images.
+
+    Images differ far more from each other than explainers do, and the difficulty of an image cancels in a difference.
+    So two explainers whose standard errors overlap may differ significantly. The t-test assumes that the mean
+    difference is normal; that holds for some 30 images or more.
+
+    Args:
+        numbers: the number of each image for each explainer, (images, n); NaN where there is none.
+
+    The second explainer is better by 1 or 2 on images of very different difficulty:
+
+    >>> pairs = paired_differences(torch.tensor([[10.0, 11.0], [200.0, 202.0], [3000.0, 3001.0], [5.0, 7.0]]))
+    >>> pairs.mean[1, 0].item(), round(pairs.half_width[1, 0].item(), 3), round(pairs.p[1, 0].item(), 3)
+    (1.5, 0.919, 0.014)
+    """
+    numbers = numbers.double()
+    columns = [numbers[:, [i]] - numbers for i in range(numbers.shape[1])]  # one explainer minus all, (images, n)
+    images = torch.stack([(~column.isnan()).sum(0) for column in columns])
+    mean, _, error = (torch.stack(parts) for parts in zip(*map(moments, columns), strict=True))
+    mean = mean.masked_fill(images < 2, torch.nan)
+    free = np.maximum(images.numpy() - 1, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = torch.from_numpy(2 * stdtr(free, -np.abs(mean.numpy() / error.numpy())))
+    p = p.masked_fill((mean == 0) & (error == 0), 1.0).fill_diagonal_(torch.nan)
+    half_width = torch.from_numpy(stdtrit(free, (1 + CONFIDENCE) / 2)) * error
+    first, second = torch.triu_indices(len(p), len(p), 1)
+    corrected = torch.full_like(p, torch.nan)
+    corrected[first, second] = corrected[second, first] = holm(p[first, second])
+    return Pairs(mean, error, half_width, p, corrected, images)
+
+
+def holm(p: Tensor) -> Tensor:
+    """Correct p-values (m,) for their number (Holm, 1979); NaN is not counted.
+
+    The smallest of m values is multiplied by m, the next by m − 1, and so on; a value is at least the one before it and
+    at most 1. So the probability of any false finding is below the level at which the result is read.
+
+    >>> holm(torch.tensor([0.125, 0.5, 0.25])).tolist()
+    [0.375, 0.5, 0.5]
+    """
+    order = p.argsort()
+    known = int((~p.isnan()).sum())
+    factors = (known - torch.arange(len(p))).clamp(min=1)
+    corrected = torch.empty_like(p)
+    corrected[order] = (p[order] * factors).cummax(0).values.clamp(max=1)
+    return corrected
