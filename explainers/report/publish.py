@@ -51,14 +51,10 @@ def publish(
     """
     results, columns = read_results(files), read_columns(files)
     pairs = compared(results, read_scores(files), columns)
-    differences = difference_tables(results, pairs, columns, minus)
-    tables = in_all_formats(results, columns, reference) | differences
-    for name, text in tables.items():
-        write_atomically(folder / name, text)
+    tables = in_all_formats(results, columns, reference)
+    _write_tables(folder, tables, difference_tables(results, pairs, columns, minus))
     if minus and not pairs:
         print("differences: no file of results keeps the numbers of images: measure again (fresh=true)")
-    for name in {"differences.md", "differences.csv"} - differences.keys():
-        (folder / name).unlink(missing_ok=True)  # of earlier settings
     if results and reference and (line := reference.missing(results)):
         print(line)
     pictures = {task: shown for task in results if (shown := _pictures(files, task, results))}
@@ -74,6 +70,14 @@ def publish(
         notes = [line for path in files for line in _notes(load(path))]
         write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes, pairs)
     return tables.get("table.md", "")
+
+
+def _write_tables(folder: Path, tables: Mapping[str, str], differences: Mapping[str, str]) -> None:
+    """Write files by their names; differences of earlier settings are removed."""
+    for name, text in {**tables, **differences}.items():
+        write_atomically(folder / name, text)
+    for name in {"differences.md", "differences.csv"} - differences.keys():
+        (folder / name).unlink(missing_ok=True)
 
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:

@@ -29,7 +29,9 @@ def config(tmp_path_factory):
     OmegaConf.set_struct(cfg, False)
     for missing in OmegaConf.missing_keys(cfg):
         OmegaConf.update(cfg, missing, "given")
-    return OmegaConf.to_container(cfg, resolve=True)
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    plain["reference"]["values"] = {"ViT-Base": {"odd": {"tve": {"fidelity_plus": 0.5}}}}  # without dots in names
+    return plain
 
 
 def everything(task, config, hashes):
