@@ -48,6 +48,8 @@ def evaluate(cfg: DictConfig) -> None:
         names = file.missing(task)
         if names is not None:
             measure(cfg, task, names, images, file)
+        elif cfg.pictures and not isinstance(cfg.pictures.classes, int):
+            print(f"{task}: pictures of the earlier command stay (fresh=true explains pictures.classes)")
     publish(cfg)
 
 
