@@ -22,6 +22,7 @@ from explainers.errors import InputError
 from explainers.running.folder import locked, run_dir
 from explainers.running.messages import of_the_command, of_the_run
 from explainers.running.signals import LOCKED, answer_signals, is_first_process
+from explainers.running.targets import check_not_hidden
 
 TRACEBACK = "HYDRA_FULL_ERROR"
 """Environment variable; with 1, a user asks for tracebacks."""
@@ -81,6 +82,7 @@ def command() -> Iterator[None]:
     quiet_libraries()
     answer_signals()
     with errors_in_one_line(), locked(run_dir()):
+        check_not_hidden()
         yield
 
 

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -76,6 +78,19 @@ class TimmIsSearched(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("timm", "timm://")
+
+
+def check_not_hidden() -> None:
+    """Raise an InputError if the chosen model of timm hides a file in a folder that the command adds.
+
+    Hydra asks plugins before folders of --config-dir and hydra.searchpath.
+    """
+    runtime = HydraConfig.get().runtime
+    name = str(runtime.choices.get("target"))
+    files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
+    own = {provider: file for provider, file in files.items() if file.is_file()}
+    if is_in_timm(name) and own and "main" not in own:
+        raise InputError(f"expected a file of another name than a model of timm, got {[*own.values()][0]}: rename it")
 
 
 def of_model(name: str, *, _root_: DictConfig) -> Any:

@@ -33,14 +33,17 @@ def own_grid(backbone: Any) -> PatchGrid:
     embed = getattr(backbone, "patch_embed", None)
     height, width = getattr(embed, "img_size", None) or timm.data.resolve_model_data_config(backbone)["input_size"][1:]
     if height != width:
-        raise InputError(f"expected a model of square images, got one of {height} × {width} pixels: take another")
+        raise InputError(
+            f"expected a model of square images, got one of {height} × {width} pixels: set"
+            f" ++target.model.img_size={min(height, width)}"
+        )
     own = own_patch_size(backbone)
     patch = own or OTHERWISE
     covered = height - height % patch
     if covered != height and (own or getattr(embed, "strict_img_size", False)):
         raise InputError(
             f"expected a model whose images consist of patches of {patch} pixels, got images of {height} × {height}:"
-            f" set target.model.img_size={covered}"
+            f" set ++target.model.img_size={covered}"
         )
     return PatchGrid(covered, patch)
 
@@ -58,7 +61,7 @@ def check_grid(backbone: Any, name: str, grid: PatchGrid) -> None:
     if images is not None and images != (side, side):
         raise InputError(
             f"expected a grid of images of {images[0]} × {images[1]} pixels, as {name} takes, got {side} × {side}: set"
-            f" grid.image_size={images[0]}, or target.model.img_size={side}"
+            f" grid.image_size={images[0]}, or ++target.model.img_size={side}"
         )
     own = own_patch_size(backbone)
     if own not in (None, grid.patch_size) and not grid.differs:

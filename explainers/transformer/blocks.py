@@ -13,7 +13,7 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaBlockPostNorm
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 from torch import Tensor, nn
 
 from explainers.errors import InputError
@@ -43,7 +43,8 @@ def blocks_of(target: TargetModel) -> list[nn.Module]:
 def _is_known(block: nn.Module) -> bool:
     """Whether a block runs attention and then an MLP, and normalises their inputs rather than their outputs."""
     attention = getattr(block, "attn", None)
-    unusual = isinstance(block, ResPostBlock | EvaBlockPostNorm) or isinstance(attention, DiffAttention)
+    post_norm = isinstance(block, ResPostBlock | ResPostRelPosBlock | EvaBlockPostNorm)
+    unusual = post_norm or isinstance(attention, DiffAttention)
     return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 

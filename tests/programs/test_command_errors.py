@@ -74,7 +74,7 @@ RUNS = {
     ("train", "title=${nothing}"): "Interpolation key 'nothing' not found",
     ("train", "target.model.model_name=vit_tyny"): "no model named vit_tyny in timm: did you mean ",
     ("train", "target=timm"): "expected a model of timm: name it, as in target=vit_small_patch16_224",
-    ("train", "target=vit_so400m_patch14_siglip_384"): "got images of 384 × 384: set target.model.img_size=378",
+    ("train", "target=vit_so400m_patch14_siglip_384"): "got images of 384 × 384: set ++target.model.img_size=378",
     ("train", "++target.model.widht=1"): "got an unexpected keyword argument 'widht'",
     ("train", "+misspelt=1"): "no setting misspelt: nothing reads it; ",
     ("train", "++titel=mine"): "no setting titel: nothing reads it; did you mean title?",

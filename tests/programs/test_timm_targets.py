@@ -7,7 +7,8 @@ import torch
 from commands import composed
 from omegaconf import OmegaConf
 
-from explainers.running.targets import _that_follow
+from explainers.errors import InputError
+from explainers.running.targets import _that_follow, check_not_hidden
 
 FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), [8, 9, 10, 11])
@@ -32,6 +33,7 @@ MODELS = {
     "efficientnet_b3": (288, 16, [2, 3, 4], []),
     "inception_v3": (288, 16, [2, 3, 4], []),  # of 299 pixels
     "swinv2_tiny_window8_256": (256, 16, [1, 2, 3], []),
+    "vit_relpos_small_patch16_rpn_224": (224, 16, TWELVE[0], []),  # blocks that normalise their outputs
     "vit_base_patch16_siglip_224": (224, 16, TWELVE[0], []),  # attention pools its tokens
 }
 
@@ -64,6 +66,17 @@ def test_a_name_of_timm_is_a_file_that_names_the_model(config, tmp_path):
 
 def test_a_file_comes_before_the_model_of_its_name(tmp_path):
     assert composed("target=resnet50", folder=tmp_path).target.model.model_name == "resnet50.tv_in1k"
+
+
+def test_a_file_that_a_model_of_timm_hides_is_told(tmp_path):
+    (tmp_path / "target").mkdir()
+    file = tmp_path / "target/test_vit.yaml"
+    file.write_text("# @package _global_\ndefaults: [tiny]\n")
+    composed("target=test_vit", f"hydra.searchpath=[file://{tmp_path}]", folder=tmp_path)
+    with pytest.raises(InputError, match=f"of another name than a model of timm, got {file}: rename it"):
+        check_not_hidden()
+    composed("target=test_vit", folder=tmp_path)
+    check_not_hidden()
 
 
 def test_a_user_may_set_what_follows_from_the_model(tmp_path):
