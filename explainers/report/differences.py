@@ -8,7 +8,7 @@ import torch
 
 from explainers.errors import InputError
 from explainers.metrics.pairs import CONFIDENCE, Pairs, paired_differences
-from explainers.report.labels import names_in, title_of
+from explainers.report.labels import direction, names_in, title_of
 from explainers.report.tables import markdown
 from explainers.results.reading import Results
 from explainers.results.scores import ImageScores
@@ -69,15 +69,6 @@ def difference_tables(
     columns = list(dict.fromkeys(key for line in lines for key in line))
     table = markdown([{key: line.get(key, "–") for key in columns} for line in lines])
     return {"differences.md": f"{legend(minus)}\n\n{table}", "differences.csv": _comma_separated(pairs)}
-
-
-def direction(title: str) -> int:
-    """1 if the arrow in a title says that high values are better, −1 for low ones, 0 without an arrow.
-
-    >>> direction("Deletion ↓"), direction("Masks")
-    (-1, 0)
-    """
-    return ("↑" in title) - ("↓" in title)
 
 
 def legend(minus: str | None) -> str:

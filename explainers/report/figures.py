@@ -1,4 +1,4 @@
-"""Figures of results.json files; figures of training runs and benchmarks are in `run_figures`."""
+"""Figures of results.json files; rankings are in `rankings`, those of training runs and benchmarks in `run_figures`."""
 
 import math
 import re
@@ -75,7 +75,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
     measured = [explainers.get(name, {}) for explainers in results.values() for name in wanted]
     overlaps = [name for name in (measured or [{}])[0] if re.fullmatch(r"iou_\d+", name)]
     sides |= {name: f"IoU@{name[4:]} with the reference" for name in overlaps if all(name in row for row in measured)}
-    _require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
+    require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
     figure = Figure(figsize=(1 + 3 * len(results), 3 * len(sides)), layout="constrained")
     axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
     colours = colours_of(["line", *one])
@@ -98,37 +98,9 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
     return figure
 
 
-def fidelity_ranking(results: Results) -> Figure:
-    """Fidelity⁻ and Fidelity⁺ of many explainers, two points each: one column per task, the largest distance on top.
-
-    Their distance, Fidelity⁺ − Fidelity⁻, is near 0 for random heatmaps.
-    """
-    _require(results, *SIDES)
-    rows = max(map(len, results.values()))
-    figure = Figure(figsize=(1.6 + 4.2 * len(results), 1.2 + 0.19 * rows), layout="constrained")
-    axes = figure.subplots(1, len(results), squeeze=False)[0]
-    colours = colours_of(SIDES)
-    for axis, (task, explainers) in zip(axes, results.items(), strict=True):
-        names = sorted(
-            explainers, key=lambda name: explainers[name]["fidelity_plus"] - explainers[name]["fidelity_minus"]
-        )
-        ends = {side: [explainers[name][side] for name in names] for side in SIDES}
-        axis.hlines(range(len(names)), *ends.values(), color="lightgrey", linewidth=3, zorder=0)
-        for side, label in SIDES.items():
-            errors = [explainers[name].get(f"{side}_error", math.nan) for name in names]
-            style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "color": colours[side], "label": label}
-            axis.errorbar(ends[side], range(len(names)), xerr=errors, **style)
-        axis.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
-        axis.set_ylim(-0.7, len(names) - 0.3)
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_title(task)
-    legend_below(figure, axes)
-    return figure
-
-
 def fidelity_against_speed(results: Results) -> Figure:
     """Fidelity⁺ against explained images per second (TVE, Figure 1): one column per task, one point per explainer."""
-    _require(results, "fidelity_plus", "images_per_second")
+    require(results, "fidelity_plus", "images_per_second")
     figure = Figure(figsize=(1 + 3.2 * len(results), 3.6), layout="constrained")
     axes = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
     colours = colours_of(names_in(results))
@@ -158,7 +130,7 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
         InputError: if an explainer was not measured on every task, because averages over different tasks are not
             comparable.
     """
-    _require(results, *SIDES)
+    require(results, *SIDES)
     names = list(explainers or names_in(results))
     missing = [f"{name} on {task}" for task, measured in results.items() for name in names if name not in measured]
     if missing:
@@ -190,7 +162,7 @@ def approximation_scatter(results: Results, explainer: str = "two_point") -> Fig
         explainer: name of the attribution; `two_point` is Equation 3.
     """
     chosen = {task: {explainer: measured[explainer]} for task, measured in results.items() if explainer in measured}
-    _require(chosen, "attribution", "subsets")
+    require(chosen, "attribution", "subsets")
     counts = next(iter(chosen.values()))[explainer]["subsets"]
     figure = Figure(figsize=(1 + 3.8 * len(counts), 0.4 + 3.6 * len(chosen)), layout="constrained")
     axes = figure.subplots(len(chosen), len(counts), squeeze=False, sharex="row", sharey="row")
@@ -238,11 +210,11 @@ def _sides(results: Results, ending: str = "") -> dict[str, str]:
     measured = [numbers for explainers in results.values() for numbers in explainers.values()]
     shared = {name: CURVES[name].title for name in CURVES if all(f"{name}{ending}" in row for row in measured)}
     if not measured or not shared:
-        _require(results, *(f"{side}{ending}" for side in SIDES))
+        require(results, *(f"{side}{ending}" for side in SIDES))
     return SIDES if SIDES.keys() <= shared.keys() else shared
 
 
-def _require(results: Results, *columns: str) -> None:
+def require(results: Results, *columns: str) -> None:
     """Check that there are results, and that every explainer has these numbers."""
     if not results:
         raise InputError("nothing to draw: name files of results that hold it, results.files=[runs/.../results.json]")

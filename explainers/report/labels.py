@@ -21,6 +21,15 @@ def title_of(explainer: str) -> str:
     return "-".join([METHODS[method], *variant]) if method in METHODS else explainer
 
 
+def direction(title: str) -> int:
+    """1 if the arrow in a title says that high values are better, −1 for low ones, 0 without an arrow.
+
+    >>> direction("Deletion ↓"), direction("Masks")
+    (-1, 0)
+    """
+    return ("↑" in title) - ("↓" in title)
+
+
 def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The names of all explainers, each once, in the order of their first appearance.
 

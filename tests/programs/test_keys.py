@@ -27,7 +27,7 @@ CONFIGS = {
     "eval figures": (
         "eval",
         "tasks=[digits]",
-        "figures=[ablation,approximation,bars,cost,curves,lambdas,losses,passes,ranking,similarity,theorem1,throughput]",
+        "figures=[ablation,approximation,bars,cost,curves,lambdas,losses,passes,radar,ranking,similarity,theorem1,throughput]",
         "figures.similarity.folder=x",
         *FILES,
         "reference=paper",

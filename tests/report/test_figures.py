@@ -17,9 +17,9 @@ from explainers.report.figures import (
     fidelity_against_speed,
     fidelity_bars,
     fidelity_curves,
-    fidelity_ranking,
     quality_against_passes,
 )
+from explainers.report.rankings import radar, ranking
 from explainers.report.run_figures import (
     cost_of_tasks,
     lambda_curves,
@@ -41,9 +41,23 @@ def found(plus, minus):
     }
 
 
+TITLES = {
+    "fidelity_plus": "Fidelity⁺ ↑",
+    "fidelity_minus": "Fidelity⁻ ↓",
+    "deletion": "Deletion ↓",
+    "masks": "Masks",
+    "images_per_second": "Images/s ↑",
+}
+
+
 RESULTS = {
     "odd": {"chance": found(0.2, 0.3), "light": found(0.5, 0.1)},
     "loop": {"oracle": found(0.6, 0.0), "light": found(0.4, -0.1), "chance": found(0.3, 0.3)},
+}
+MORE = {"masks": 7, "images_per_second": 9.0}
+MANY = {
+    task: {name: row | MORE | {"deletion": 1 - row["fidelity_plus"]} for name, row in explainers.items()}
+    for task, explainers in RESULTS.items()
 }
 STUDY = {
     "subsets": [16, 32],
@@ -58,7 +72,9 @@ STUDY = {
 DRAWN = {
     "curves": lambda: fidelity_curves(RESULTS),
     "bars": lambda: fidelity_bars(RESULTS),
-    "ranking": lambda: fidelity_ranking(RESULTS),
+    "ranking": lambda: ranking(RESULTS),
+    "ranking of any": lambda: ranking(MANY, TITLES, ["deletion", "fidelity_plus"]),
+    "radar": lambda: radar(MANY, TITLES),
     "ablation": lambda: ablation_bars(RESULTS, ["chance", "light"]),
     "one task": lambda: fidelity_bars({"odd": RESULTS["odd"]}),
     "study": lambda: approximation_scatter({"digits": {"two_point": STUDY}, "others": RESULTS["odd"]}),
@@ -125,7 +141,7 @@ def test_bars_are_the_areas_with_their_errors_and_a_missing_explainer_leaves_a_g
 
 
 def test_a_ranking_has_the_largest_distance_of_the_fidelities_on_top():
-    odd, loop = fidelity_ranking(RESULTS).axes
+    odd, loop = ranking(RESULTS).axes
     assert [label.get_text() for label in odd.get_yticklabels()] == ["chance", "light"]
     assert [label.get_text() for label in loop.get_yticklabels()] == ["chance", "light", "oracle"]
     plus, minus = (container.lines[0].get_xdata() for container in loop.containers)
@@ -140,6 +156,64 @@ def test_fidelity_is_drawn_against_speed_with_a_point_for_each_explainer():
     assert points == {"TVE": [[50, 0.4]], "RISE": [[2, 0.3]]} and len(second.containers) == 1
     with pytest.raises(InputError, match="its results hold no images_per_second"):
         fidelity_against_speed({"odd": {"tve": found(0.4, 0.1)}})
+
+
+def test_any_number_is_ranked_with_its_errors_and_the_best_on_top():
+    figure = ranking(MANY, TITLES, ["deletion", "fidelity_plus"])
+    deletion, plus = figure.axes[2:]
+    assert [axis.get_title() for axis in figure.axes] == ["Deletion ↓", "Fidelity⁺ ↑"] * 2
+    assert [label.get_text() for label in deletion.get_yticklabels()] == ["chance", "light", "oracle"]
+    assert deletion.get_ylabel() == "loop"
+    ((points, _, (bars_of_errors,)),) = plus.containers
+    np.testing.assert_allclose([*points.get_xdata()], [0.3, 0.4, 0.6])
+    np.testing.assert_allclose([np.ptp(each[:, 0]) / 2 for each in bars_of_errors.get_segments()], [0.03, 0.04, 0.06])
+    assert plus.lines[-1].get_xdata() == [0.3, 0.3]  # chance
+    curves = {"odd": {name: {"deletion": row["deletion"], "aopc": 1.0} for name, row in MANY["odd"].items()}}
+    shown = ranking(curves, {"aopc": "AOPC ↑", "deletion": "Deletion ↓"}).axes  # without fidelities
+    assert [axis.get_title() for axis in shown] == ["AOPC ↑", "Deletion ↓"]
+
+
+def test_a_radar_has_an_axis_for_each_number_from_the_worst_to_the_best_explainer():
+    odd, loop = radar(MANY, TITLES).axes
+    labels = [label.get_text() for label in loop.get_xticklabels()]
+    assert labels == [
+        "Fidelity⁺ ↑\n0.300 → 0.600",
+        "Fidelity⁻ ↓\n0.300 → -0.100",  # lower is better
+        "Deletion ↓\n0.700 → 0.400",
+    ]
+    radii = {line.get_label(): line.get_ydata() for line in loop.lines}
+    np.testing.assert_allclose(radii["chance"], [0.25] * 4)
+    np.testing.assert_allclose(radii["oracle"], [1, 0.25 + 0.75 * 3 / 4, 1, 1])
+    np.testing.assert_allclose(radii["light"], [0.5, 1, 0.5, 0.5])
+    styles = [{line.get_label(): (line.get_color(), line.get_marker()) for line in axis.lines} for axis in (odd, loop)]
+    assert styles[0].items() <= styles[1].items() and len(set(styles[1].values())) == 3
+    (only,) = radar({"odd": MANY["odd"]}, TITLES, explainers=["light"]).axes
+    np.testing.assert_allclose(only.lines[0].get_ydata(), 1)  # the worst is the best
+
+
+def test_labels_of_a_radar_are_within_the_figure():
+    figure = radar(MANY, TITLES)
+    figure.canvas.draw()
+    for axis in figure.axes:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"numbers": ["deletion", "fidelity_plus"]},
+            "three numbers or more .* got deletion, fidelity_plus: name others",
+        ),
+        ({"numbers": ["deletion", "fidelity_plus", "masks"]}, "whose titles have an arrow, got masks without one: "),
+        ({"numbers": ["deletion", "fidelity_plus", "aopc"]}, "nothing to draw of chance on odd: .* hold no aopc"),
+        ({"explainers": ["light", "lihgt"]}, "expected explainers among chance, light, oracle, got lihgt: correct"),
+    ],
+)
+def test_a_radar_that_cannot_be_drawn_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        radar(MANY, TITLES, **settings)
 
 
 def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
@@ -172,9 +246,7 @@ def test_the_scatter_has_a_panel_for_each_number_of_subsets():
     assert figure.axes[1].collections[0].get_offsets().tolist() == [[0.0, 0.3], [1.0, 0.2], [2.0, 0.1]]
 
 
-@pytest.mark.parametrize(
-    "draw", [fidelity_curves, fidelity_bars, fidelity_ranking, ablation_bars, approximation_scatter]
-)
+@pytest.mark.parametrize("draw", [fidelity_curves, fidelity_bars, ranking, ablation_bars, approximation_scatter])
 def test_of_no_results_the_way_to_give_some_is_told(draw):
     with pytest.raises(ValueError, match="nothing to draw: .*results.files"):
         draw({})
