@@ -46,7 +46,8 @@ def ranking(results: Results, titles: Mapping[str, str] | None = None, numbers: 
     axes = figure.subplots(len(results), len(numbers), squeeze=False, sharey="row", height_ratios=heights)
     for row, (task, explainers) in zip(axes, results.items(), strict=True):
         sign = direction(titles.get(numbers[0], "")) or 1
-        names = sorted(explainers, key=lambda name, of=explainers, sign=sign: sign * of[name][numbers[0]])
+        values = {name: sign * numbers_of[numbers[0]] for name, numbers_of in explainers.items()}
+        names = sorted(values, key=values.__getitem__)
         for axis, number, colour in zip(row, numbers, colours_of(numbers).values(), strict=True):
             _points(axis, explainers, names, number, colour)
             axis.set_title(titles.get(number, number), fontsize=10)
@@ -66,9 +67,8 @@ def _fidelity_ranking(results: Results) -> Figure:
     axes = figure.subplots(1, len(results), squeeze=False)[0]
     colours = colours_of(SIDES)
     for axis, (task, explainers) in zip(axes, results.items(), strict=True):
-        names = sorted(
-            explainers, key=lambda name, of=explainers: of[name]["fidelity_plus"] - of[name]["fidelity_minus"]
-        )
+        distances = {name: row["fidelity_plus"] - row["fidelity_minus"] for name, row in explainers.items()}
+        names = sorted(distances, key=distances.__getitem__)
         ends = {side: [explainers[name][side] for name in names] for side in SIDES}
         axis.hlines(range(len(names)), *ends.values(), color="lightgrey", linewidth=3, zorder=0)
         for side, label in SIDES.items():
