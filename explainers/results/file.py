@@ -36,7 +36,7 @@ class ResultsFile:
     The file holds `results`, `columns`, `identity` (see `EvaluationModule`), `settings` and the fingerprint of the
     `data` of every task, the resolved `config`, the hashes of the `files` that the config names, and `runs`: for each
     command its versions, devices and what it `measured`. If earlier results are dropped, the earlier file is copied to
-    results_earlier.json.
+    results_earlier.json. The numbers of single images are in a file beside it, see `write_scores`.
 
     Args:
         path: path of results.json.
@@ -68,6 +68,7 @@ class ResultsFile:
         kept = list(self.kept)
         if any(rows.keys() - self.kept.get(task, ()) for task, rows in earlier.get("results", {}).items()):
             write_atomically(path.with_name("results_earlier.json"), path.read_text())
+            write_scores(path.with_name("results_earlier.json"), load_scores(path, earlier["results"]))
         self.settings = {task: known[task] for task in kept} | now
         record = {"command": sys.argv, "python": platform.python_version()}
         self.record: dict[str, Any] = record | {"packages": versions(), "devices": devices(), "measured": {}}

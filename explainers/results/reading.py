@@ -101,4 +101,5 @@ def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -
 
 
 def _without_costs(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in numbers.items() if key not in COSTS}
+    """The numbers without costs, and without standard deviations, which files of earlier versions do not have."""
+    return {key: value for key, value in numbers.items() if key not in COSTS and not key.endswith("_sd")}
