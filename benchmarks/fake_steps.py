@@ -43,6 +43,7 @@ def composed(*overrides: str) -> DictConfig:
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         cfg = compose("train", list(overrides))
     cfg.target.model.update(pretrained=False, checkpoint_path="")
+    OmegaConf.to_container(cfg.grid, resolve=True)  # what follows from the model is remembered, before tensors are fake
     with open_dict(cfg):
         part = cfg.get("module") or cfg.explainer
         part.update({key: None for key in ("weights", "surrogate") if key in part and "scale" not in part})
