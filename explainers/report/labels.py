@@ -1,5 +1,6 @@
 """Names, colours and legends that tables, figures and the gallery share."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,8 +52,10 @@ def colours_of(names: Iterable[str]) -> dict[str, Any]:
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Draw one legend for all panels, below them."""
+    """Draw one legend for all panels, below them; for more than three lines of names the figure grows."""
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     longest = 0.6 + 0.09 * max(map(len, handles), default=0)  # width in inches: the line sample and the letters
     columns = max(1, int(figure.get_figwidth() // longest))
+    lines = math.ceil(len(handles) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.21 * max(0, lines - 3))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from explainers.errors import InputError
 from explainers.report.figures import SIDES, require
@@ -137,7 +138,7 @@ def radar(
         )
     names = names_in(chosen)
     angles = np.linspace(0, 2 * np.pi, len(numbers), endpoint=False)
-    figure = Figure(figsize=(5.6 * len(chosen), 5.4), layout="constrained")
+    figure = Figure(figsize=(6.4 * len(chosen), 5.4), layout=ConstrainedLayoutEngine(h_pad=0.12))
     axes = figure.subplots(1, len(chosen), squeeze=False, subplot_kw={"projection": "polar"})[0]
     for axis, (task, measured) in zip(axes, chosen.items(), strict=True):
         ends = {number: _worst_and_best(measured, number, direction(titles[number])) for number in numbers}

@@ -2,6 +2,7 @@ import csv
 import inspect
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -189,6 +190,16 @@ def test_a_radar_has_an_axis_for_each_number_from_the_worst_to_the_best_explaine
     assert styles[0].items() <= styles[1].items() and len(set(styles[1].values())) == 3
     (only,) = radar({"odd": MANY["odd"]}, TITLES, explainers=["light"]).axes
     np.testing.assert_allclose(only.lines[0].get_ydata(), 1)  # the worst is the best
+
+
+def test_a_figure_grows_with_the_legend_of_many_explainers(tmp_path):
+    many = {f"a method with a long name {i}": found(i / 20, -i / 20) | {"deletion": i} for i in range(24)}
+    figure = radar({"odd": many}, TITLES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns where there is no room for the axes
+        figure.draw_without_rendering()
+    assert figure.axes[0].get_window_extent().height > 200
+    assert len({(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}) == 24
 
 
 def test_labels_of_a_radar_are_within_the_figure():
