@@ -34,6 +34,8 @@ SUMMED = {
     ResLRP: relevance.res_lrp,
     LRP: relevance.lrp,
 }
+OF_EACH_KIND = [InputXGradient, GradCAMPlusPlus, AttIxG, AttentionGradient, GenAtt, DecompX, ResLRP, LRP, FullGrad]
+"""Methods that record different tensors, or have different rules."""
 LABELS = torch.tensor([3, 0, 4, 1, 2])
 
 
@@ -80,7 +82,7 @@ def test_rollout_of_rows_for_several_functionals():
     torch.testing.assert_close(rollout(matrices, row, 0.3, 0.7), (row[:, :, None] @ product)[:, :, 0])
 
 
-@pytest.mark.parametrize("method", [*SUMMED, FullGrad])
+@pytest.mark.parametrize("method", OF_EACH_KIND)
 def test_functionals_at_once_are_those_one_by_one(target, grid, images, method):
     functionals = torch.randn(5, 3, 24, dtype=torch.double)
     target = references.in_double(target)  # gradients of attention nearly cancel
@@ -93,7 +95,7 @@ def test_functionals_at_once_are_those_one_by_one(target, grid, images, method):
             torch.testing.assert_close(together[:, i], alone, rtol=1e-4, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("method", [*SUMMED, FullGrad])
+@pytest.mark.parametrize("method", OF_EACH_KIND)
 def test_the_functional_of_a_class_is_its_row_of_the_head(double, grid, images, method):
     explainer = PLUS(double, grid, method)
     rows = torch.stack([references.of_class(double, label) for label in LABELS.tolist()])
@@ -128,10 +130,11 @@ def test_the_functional_of_the_log_odds_is_a_row_minus_the_mean_of_its_alternati
 
 
 def test_the_log_odds_of_a_single_logit_are_the_logit(make_target):
-    target, embeddings, first = make_target(num_classes=1), torch.randn(2, 24), torch.tensor([0, 0])
-    of_logit = class_functionals(target, embeddings, first)
-    assert of_logit.abs().max() > 0
-    assert torch.equal(class_functionals(target, embeddings, first, "log_odds"), of_logit)
+    """Its head has the two logits ∓ z / 2."""
+    target, embeddings = make_target(num_classes=1), torch.randn(2, 24)
+    of_half = class_functionals(target, embeddings, torch.tensor([1, 0]))
+    assert of_half.abs().max() > 0
+    torch.testing.assert_close(class_functionals(target, embeddings, torch.tensor([1, 0]), "log_odds"), 2 * of_half)
 
 
 def test_a_probability_is_explained_by_its_functional(target, grid, images):
