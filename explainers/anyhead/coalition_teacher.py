@@ -148,7 +148,7 @@ class CoalitionTeacher:
 
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; the class is the predicted one."""
-        head = class_rows(self.target.head, self.target.embed_dim, vectors)
+        head = class_rows(self.target.head, self.target.embed_dim, vectors, directions=True)
         classes = self.target.classify(rows["embedding"]).argmax(-1)
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
             return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head - head.mean(0), classes)

@@ -16,13 +16,15 @@ LIKELY = 20
 """Number of most probable classes after the predicted one, of which `other` is drawn."""
 
 
-def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor) -> Tensor:
+def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, directions: bool = False) -> Tensor:
     """Compute the functional W_y of every class of a linear head, without its bias.
 
     Args:
         head: embeddings (..., D) → logits (..., K).
         embed_dim: D.
         like: a tensor on the device of the head.
+        directions: also take a head that divides embeddings by their length, such as CLIP's or one of prototypes. Its
+            classes are then functionals up to a factor of each image, which a loss that ignores lengths can learn.
 
     Returns:
         W, (K, D).
@@ -35,6 +37,8 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor) -
     """
     if isinstance(head, nn.Linear):
         return head.weight.detach()
+    if directions and getattr(head, "normalise", False):
+        return head.directions()  # type: ignore[attr-defined]
     with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
         points = torch.eye(embed_dim, device=like.device)
         mixed = torch.arange(embed_dim, device=like.device) % 4 - 1.5  # of both signs, and exact in low precision

@@ -106,7 +106,7 @@ class PropagationTeacher:
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         seed = stream("functionals", self.seed, epoch)
-        rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean)
+        rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean, directions=True)
         functionals = []
         attributions = []
         for i in range(0, len(batch["index"]), self.chunk_size):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
-from explainers.report.labels import colours_of, legend_below, names_in, title_of
+from explainers.report.labels import colours_of, legend_below, logarithmic, names_in, title_of
 from explainers.results.reading import Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
@@ -87,9 +87,9 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
             for name in one:
                 axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
                 axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
-            axis.set_xscale("log")
+            logarithmic(axis, "x")
             axis.grid(alpha=0.3)
-        axes[0, column].set_yscale("log")  # heatmaps in other units have errors many times as large
+        logarithmic(axes[0, column], "y")  # heatmaps in other units have errors many times as large
         axes[0, column].set_title(task)
         axes[-1, column].set_xlabel("forward passes an image")
     for axis, label in zip(axes[:, 0], sides.values(), strict=True):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
-from explainers.report.labels import colours_of, legend_below, names_in, title_of
+from explainers.report.labels import colours_of, legend_below, logarithmic, names_in, title_of
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
@@ -100,7 +100,7 @@ def throughput_bars(file: str | Path) -> Figure:
         heights = [speeds[method] for speeds in targets.values() if method in speeds]
         offset = (i - (len(methods) - 1) / 2) * width
         axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=title_of(method))
-    axis.set_yscale("log")
+    logarithmic(axis, "y")
     axis.set_ylabel("images per second")
     axis.set_xticks(range(len(targets)), list(targets))
     axis.grid(axis="y", alpha=0.3)
@@ -121,8 +121,7 @@ def cost_of_tasks(file: str | Path) -> Figure:
         seconds = {int(count): cost for count, cost in _benchmark(file, part).items()}
         counts |= seconds.keys()
         axis.plot(sorted(seconds), [seconds[count] for count in sorted(seconds)], marker="o", label=label)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
+    logarithmic(axis, "xy")
     axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
     axis.minorticks_off()
     axis.set_xlabel("number of tasks T")

@@ -83,6 +83,10 @@ class FixedHead(nn.Module):
         logits = self.scale * F.linear(self._project(embeddings, self.normalise), self.weight)
         return logits if self.bias is None else logits + self.bias
 
+    def directions(self) -> Tensor:
+        """The functionals of the classes, (K, D), without the division by the length of the embedding."""
+        return self.weight if self.projection is None else self.weight @ self.projection
+
     def attributions(self, patches: Tensor, embeddings: Tensor) -> Tensor:
         """Compute the attributions of every patch to every class, (B, N, K).
 

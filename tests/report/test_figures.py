@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from commands import ROOT, composed
 from hydra.utils import get_method
+from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
 from explainers.errors import InputError
@@ -343,6 +344,24 @@ def test_agreement_is_drawn_against_forward_passes_as_a_line_and_points(tmp_path
     assert figure.axes[2].lines[0].get_xydata().tolist() == [[3, 0.05], [9, 0.1]]
     with pytest.raises(ValueError, match="nothing to draw of shap_5 on b"):
         quality_against_passes({"b": task}, {"shap_5": 5}, ["after"])
+
+
+def test_logarithmic_axes_have_plain_numbers_where_formulas_are_not_drawn(benchmark):
+    """As in eval.py, because a name of a user may have a $."""
+    task = {name: {"relative_error": 10.0**i, "rank_correlation": 0.1} for i, name in enumerate("abc", -1)}
+    with rc_context({"text.parse_math": False}):
+        figures = (quality_against_passes({"a": task}, {"a": 50, "b": 500}, ["c"]), throughput_bars(benchmark))
+        for figure in (*figures, cost_of_tasks(benchmark)):
+            figure.canvas.draw()
+            labels = [
+                label.get_text()
+                for axis in figure.axes
+                for side in (axis.xaxis, axis.yaxis)
+                for label in (*side.get_ticklabels(), *side.get_ticklabels(minor=True))
+            ]
+            assert not [label for label in labels if "$" in label] and any(
+                label in ("1", "10", "100") for label in labels
+            )
 
 
 def test_a_sweep_is_drawn_against_lambda_2(tmp_path):

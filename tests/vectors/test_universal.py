@@ -17,8 +17,9 @@ from explainers.errors import InputError
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import TargetModel
 from explainers.vectors.explainability_vector import ExplainabilityVector
+from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.projections import simplex_of
+from explainers.vectors.projections import simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -93,6 +94,26 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
     loss = module.training_step(batch, 0).item()
     assert loss == pytest.approx(0.3 * divergence + 0.7 * explaining, rel=1e-3)
     assert divergence > 1e-4
+
+
+@pytest.mark.parametrize(
+    "teacher",
+    [TEACHERS["coalitions"], partial(PropagationTeacher, functionals=["predicted"])],
+    ids=["coalitions", "propagation"],
+)
+def test_a_teacher_reads_a_head_of_prototypes_as_a_linear_one(target, grid, teacher):
+    """Losses do not depend on the lengths of functionals; so models with such heads, as the upper bound, can learn."""
+    prototypes, linear = copy.deepcopy(target), copy.deepcopy(target)
+    prototypes.head = FixedHead(simplex(5, target.embed_dim), scale=10.0)
+    linear.head = FixedHead(simplex(5, target.embed_dim), normalise=False)
+    batch, losses = Unlabelled(4, seed=3)[torch.arange(4)], []
+    vectors = torch.randn(4, grid.num_patches, target.embed_dim)
+    for each in (prototypes, linear):
+        source = teacher(each.eval(), grid)
+        with torch.no_grad():
+            rows = source(batch) | {"embedding": each.embed(each.normalise(batch["image"]))}
+        losses.append(source.loss(vectors, rows).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.slow
