@@ -71,3 +71,33 @@ def mean_iou(areas):
             residual += (both - ratios[kind] * either) / sum(other[kind][1] for other in areas) / 2
         squares += residual**2
     return sum(ratios) / 2, (squares * len(areas) / (len(areas) - 1)) ** 0.5
+
+
+def components(pixels):
+    """The connected sets of (row, column) of a set, found by visiting neighbours, corners included."""
+    rest, found = set(pixels), []
+    while rest:
+        queue = [rest.pop()]
+        region = set(queue)
+        while queue:
+            row, column = queue.pop()
+            near = {(row + i, column + j) for i in (-1, 0, 1) for j in (-1, 0, 1)} & rest
+            rest -= near
+            region |= near
+            queue += near
+        found.append(region)
+    return found
+
+
+def box_hit(heatmap, truth, threshold):
+    """Whether a box of the object and the box around the largest region from the threshold on overlap by half."""
+
+    def filled(region):
+        rows, columns = [row for row, _ in region], [column for _, column in region]
+        return {(i, j) for i in range(min(rows), max(rows) + 1) for j in range(min(columns), max(columns) + 1)}
+
+    scores = scaled(heatmap, len(truth))
+    hot = {(i // len(truth), i % len(truth)) for i, score in enumerate(scores) if score >= Fraction(threshold)}
+    box = filled(max(components(hot), key=lambda region: (len(region), [-place for place in min(region)])))
+    objects = [filled(region) for region in components(map(tuple, truth.nonzero().tolist()))]
+    return any(2 * len(box & each) >= len(box | each) for each in objects)

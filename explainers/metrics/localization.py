@@ -10,8 +10,9 @@ from torchmetrics import MetricCollection
 
 from explainers.errors import InputError, checks_choices
 from explainers.metrics.means import MeanOfImages, PerImage
+from explainers.metrics.object_boxes import BoxAccuracy, check_truth
 
-Localized = Literal["pointing_game", "average_precision", "segmentation"]
+Localized = Literal["pointing_game", "average_precision", "segmentation", "box_accuracy"]
 
 
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     >>> hits(torch.tensor([[[0.1, 0.2], [0.3, 0.9]], [[0.1, 0.2], [0.9, 0.9]]]), truth).tolist()
     [1.0, 0.5]
     """
-    _check(heatmaps, truth)
+    check_truth(heatmaps, truth)
     scores, side = heatmaps.flatten(1), heatmaps.shape[-1]
     peaks = scores == scores.amax(1, keepdim=True)
     patches = torch.arange(side, device=truth.device)
@@ -67,7 +68,7 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     >>> average_precision(torch.tensor([[[3, 4], [1, 2]]]), truth).tolist()
     [0.8333...]
     """
-    _check(heatmaps, truth)
+    check_truth(heatmaps, truth)
     side = heatmaps.shape[-1]
     if any(size % side for size in truth.shape[1:]):
         raise InputError(
@@ -104,7 +105,7 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
     >>> [number.item() for number in segmentation(torch.tensor([[[0, 1], [0, 1]]]), truth)]
     [0.25, 0.5, 0.6979...]
     """
-    _check(heatmaps, truth)
+    check_truth(heatmaps, truth)
     # Subtract the minimum first: interpolation may round equal scores to unequal ones, unless they are 0
     scores = heatmaps.double() - heatmaps.double().amin((1, 2), keepdim=True)
     scores = F.interpolate(scores[:, None], truth.shape[1:], mode="bilinear").flatten(1)  # (B, H·W)
@@ -130,15 +131,6 @@ def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Te
     positives = positives.gather(1, order)
     precision = positives.cumsum(1).gather(1, not_lower - 1).double() / (pixels * not_lower)
     return (positives * precision).sum(1) / positives.sum(1)
-
-
-def _check(heatmaps: Tensor, truth: Tensor) -> None:
-    if truth.dtype != torch.bool or truth.dim() != 3 or len(truth) != len(heatmaps):
-        kind = str(truth.dtype).removeprefix("torch.")
-        raise InputError(
-            f"expected truth as the pixels of the object in each of {len(heatmaps)} images, bool of shape"
-            f" [{len(heatmaps)}, H, W], got {kind} of shape {list(truth.shape)}: give one mask for each image"
-        )
 
 
 def _of_objects(numbers: Tensor, truth: Tensor) -> Tensor:
@@ -226,6 +218,7 @@ LOCALIZATIONS: dict[str, Any] = {
     "pointing_game": PointingGame,
     "average_precision": AveragePrecision,
     "segmentation": Segmentation,
+    "box_accuracy": BoxAccuracy,
 }
 """Name → metric. Its `columns` map the names of its numbers to titles in tables."""
 
