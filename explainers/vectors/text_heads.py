@@ -1,5 +1,6 @@
 """The projection W of a fixed head from the text embeddings of class names, by the text tower of CLIP or SigLIP."""
 
+import logging
 import re
 import warnings
 from collections import Counter
@@ -68,12 +69,7 @@ def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templat
     without = [template for template in templates if "{}" not in template]
     if without or not templates:
         raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
-    open_clip = require_open_clip()
-    clip: Any = open_clip.create_model(model, pretrained=pretrained or None).eval()
-    try:
-        tokenise = open_clip.get_tokenizer(model)
-    except ImportError as error:  # SigLIP's tokenisers
-        raise InputError(f"the tokeniser of {model} needs transformers: pip install transformers") from error
+    clip, tokenise = _open(model, pretrained)
     means = []
     for name in classes:
         prompts = [template.replace("{}", name) for template in templates]
@@ -81,6 +77,20 @@ def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templat
             embeddings = clip.encode_text(tokenise(prompts))
         means.append(F.normalize(embeddings, dim=-1).mean(0))
     return F.normalize(torch.stack(means), dim=-1)
+
+
+def _open(model: str, pretrained: str) -> tuple[Any, Any]:
+    """Build a model of open_clip and its tokeniser, without the log of it."""
+    open_clip = require_open_clip()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        tokenise = open_clip.get_tokenizer(model)
+        return open_clip.create_model(model, pretrained=pretrained or None).eval(), tokenise
+    except ImportError as error:  # SigLIP's tokenisers
+        raise InputError(f"the tokeniser of {model} needs transformers: pip install transformers") from error
+    finally:
+        logging.disable(disabled)
 
 
 def text_of(

@@ -21,6 +21,7 @@ CONFIGS = {
     "tiny": TINY,
     "tiny-quickgelu": TINY | {"quick_gelu": True},
     "tiny-wide": TINY | {"embed_dim": 20},
+    "tiny-map": TINY | {"vision_cfg": {"image_size": 32, "timm_model_name": "vit_base_patch16_siglip_224"}},
     "tiny-deep": TINY | {"vision_cfg": VISION | {"layers": 3}},
 }
 
@@ -44,4 +45,5 @@ def clip(name="tiny-quickgelu"):
 
 def image_tower(name=OPENAI, **settings):
     """A small image tower of timm."""
-    return TargetModel(wake(timm.create_model(name, **IMAGE | settings))).eval()
+    arguments = {key: value for key, value in (IMAGE | settings).items() if value is not None}
+    return TargetModel(wake(timm.create_model(name, **arguments))).eval()

@@ -13,6 +13,7 @@ from toys import Marked
 
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.vectors.fixed_head import projected_head
 from explainers.vectors.projections import prototypes_of
 from explainers.vectors.text_heads import TEMPLATES, readable_names, tell_accuracy, text_embeddings, text_of
 
@@ -95,6 +96,19 @@ def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(a
         head(marked(), names=["dog", "fox"])
     with pytest.raises(InputError, match=r"expected names of the 0 classes .* or take images with classes"):
         head(marked(()))
+
+
+@torch.no_grad()
+def test_patches_of_siglip_are_attributed_without_a_head_of_its_own(asked, images, capsys):
+    target = image_tower("vit_base_patch16_siglip_224", num_classes=None, embed_dim=16, num_heads=2)
+    weight = text_of(target, marked(), "tiny-map", "", images=6)
+    assert asked == [("tiny-map", None)] and " % on 6 validation images" in capsys.readouterr().out
+    head = projected_head(target, weight, True, 100.0, "patch", 1.0)
+    embeddings, patches = target.embed_with_patches(target.normalise(images))
+    attributions = head.attributions(patches, embeddings)
+    assert head.projection is None and head(embeddings).shape == (5, 3)
+    expected = torch.nn.functional.cosine_similarity(patches[2, 7], weight[1], dim=0)
+    torch.testing.assert_close(attributions[2, 7, 1], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
