@@ -1,7 +1,8 @@
 """What train.py and eval.py share. The library imports none of it.
 
 A command starts and ends in `program`: it locks the `folder` of its run and answers `signals`. It checks `keys` of its
-config, writes the `record` of the run, and starts its other `processes`; `trainer` builds Lightning's trainer.
+config, writes the `record` of the run, and starts its other `processes`; `trainer` builds Lightning's trainer. Hydra
+finds every model of timm as a file of configs/target (`targets`).
 
 On Ctrl-C or SIGTERM, a command first ends the processes that it has started, then exits with 128 + the number of the
 signal (`signals`). Before that, a training finishes its step and writes `last.ckpt` (`callbacks/last_checkpoint.py`),

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation, TwoPointStudy
 from explainers.masking import PatchGrid
@@ -330,6 +331,14 @@ def test_a_step_on_two_logits_is_the_step_on_the_single_logit():
     nn.functional.cross_entropy(double(embeddings), labels).backward()
     for one, both in zip(single.parameters(), double.parameters(), strict=True):
         torch.testing.assert_close(both.grad, torch.cat([-one.grad, one.grad]))
+
+
+@pytest.mark.parametrize("method", ["InputXGradient", "DecompX-SkipPLUS"])
+def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_target, images, grid, method):
+    explainer = posthoc.build(method, make_target(num_classes=1), grid)
+    negative, positive = (explainer(images, torch.full((5,), label)) for label in (0, 1))
+    assert positive.std() > 1e-3
+    torch.testing.assert_close(negative, -positive)
 
 
 def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
