@@ -47,8 +47,8 @@ class PaperNetwork(nn.Module):
 
     The first FFN layer has no skip connection, because the widths of its input and output differ. The last has no GELU.
 
-    The paper's autoencoder has an output of 768 channels. These are the 16 × 16 × 3 pixels that it reconstructs of each
-    patch: the decoder itself is 512 wide, in the published weights too. The released code reads the decoder's tokens.
+    The paper's autoencoder has an output of 768 channels. We read them as the 16 × 16 × 3 pixels that it reconstructs
+    of each patch, because its decoder is 512 wide, in the published weights too. The released code reads the decoder.
 
     Args:
         target: the model to explain.
