@@ -110,7 +110,7 @@ def fidelity_against_speed(results: Results) -> Figure:
             axis.errorbar(
                 *place, numbers.get("fidelity_plus_error"), fmt="o", color=colours[name], label=title_of(name)
             )
-        axis.set_xscale("log")
+        logarithmic(axis, "x")
         axis.grid(alpha=0.3)
         axis.set_title(task)
         axis.set_xlabel("images per second")
