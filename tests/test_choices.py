@@ -23,6 +23,7 @@ from explainers.results import read_results
 from explainers.results.settings import explainers_of
 from explainers.sampling import stream
 from explainers.transformer import blocks
+from explainers.tve import General
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.vectors import ExplainabilityVector
 
@@ -33,6 +34,7 @@ EXCLUDED = {
     stream: "its purposes are written in the code, not in a config",
     token_tm.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",
+    General: "its class_map is `same` or a list of numbers",
 }
 
 

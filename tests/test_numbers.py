@@ -24,7 +24,8 @@ from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
-from explainers.vectors.projections import prototypes_of, text_of
+from explainers.vectors.projections import prototypes_of
+from explainers.vectors.text_heads import text_embeddings
 
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
@@ -131,8 +132,8 @@ def test_all_that_works_in_chunks_is_found():
         (lambda: prototypes_of(None, None, limit=0), "expected limit above 0, got limit=0"),
         (lambda: prototypes_of(None, None, batch_size=0), "expected batch_size above 0, got batch_size=0"),
         (
-            lambda: text_of(None, Classes(), "ViT-B-32", "", templates=[]),
-            "expected at least one template, such as 'a photo of a {}', got none",
+            lambda: text_embeddings("ViT-B-32", "", ["cat"], templates=[]),
+            "expected templates with {} for the name, as 'a photo of a {}.', got none",
         ),
         (
             lambda: in_chunks(lambda images, masks: masks, torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4).bool(), 0),
@@ -144,10 +145,6 @@ def test_all_that_works_in_chunks_is_found():
 def test_numbers_without_a_target_are_checked_too(build, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         build()
-
-
-class Classes:
-    classes = ("cat", "dog")
 
 
 @pytest.mark.parametrize(
