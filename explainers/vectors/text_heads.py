@@ -122,7 +122,7 @@ def text_of(
             " explainer.projection.names, or take images with classes"
         )
     tower = text_tower(target, model, pretrained)
-    prompts = templates or getattr(data, "templates", ()) or TEMPLATES
+    prompts = (getattr(data, "templates", ()) or TEMPLATES) if templates is None else templates
     weight = text_embeddings(*tower, names or readable_names(data.classes), prompts)
     if images:
         tell_accuracy(target, data, weight, images)
