@@ -116,7 +116,10 @@ def embedded_images(
     dataset = data.dataset(split)
     count = min(limit, len(dataset))
     images = Subset(dataset, [i * len(dataset) // count for i in range(count)])
-    loader = DataLoader(images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt)
+    own_numbers = torch.Generator()  # so that the global ones stay as they were
+    loader = DataLoader(
+        images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt, generator=own_numbers
+    )
     embedded = [(_embed(target, batch["image"]), batch["label"]) for batch in loader if batch is not None]
     if not embedded:
         raise InputError(f"expected readable {split} images for the head, got {count} that are all corrupt")

@@ -1,6 +1,7 @@
 """Text heads: names of classes, prompts, embeddings of small CLIPs, and the accuracy that is printed."""
 
 import sys
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -20,16 +21,24 @@ from explainers.vectors.text_heads import TEMPLATES, readable_names, tell_accura
 QUICK = "tiny-quickgelu"
 
 
+@cache
+def tokeniser():
+    """The tokeniser of the small CLIPs, which takes long to build."""
+    return open_clip().get_tokenizer(QUICK)
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """The arguments of every call to `open_clip.create_model`, which gives the same model each time."""
     library, model, calls = open_clip(), clip(), []
+    tokenise = tokeniser()
 
     def create_model(name, pretrained=None):
         calls.append((name, pretrained))
         return model.train()
 
     monkeypatch.setattr(library, "create_model", create_model)
+    monkeypatch.setattr(library, "get_tokenizer", lambda _: tokenise)
     return calls
 
 
@@ -57,7 +66,7 @@ def test_the_names_of_imagenet_are_distinct():
 
 @torch.no_grad()
 def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(asked):
-    model, tokenise = clip(), open_clip().get_tokenizer(QUICK)
+    model, tokenise = clip(), tokeniser()
     classes, templates = ["ant", "honey bee"], ["a photo of a {}.", "{}"]
     weight = text_embeddings(QUICK, "", classes, templates)
     assert asked == [(QUICK, None)] and not model.training
@@ -125,6 +134,8 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match="text head, .* %, is not clearly above chance: are image and"):
         tell_accuracy(target, data, -weight, 30)
+    tell_accuracy(target, SimpleNamespace(), weight, 30)
+    assert "text head: accuracy not measured, because SimpleNamespace reads no single" in capsys.readouterr().out
 
 
 def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):

@@ -20,7 +20,7 @@ TINYCLIP = "vit_medium_patch16_clip_224.tinyclip_yfcc15m"
 def shapes(name):
     """A model of timm, in shapes alone."""
     with torch.device("meta"):
-        model = timm.create_model(name)
+        model = timm.create_model(name, weight_init="skip")
         return TargetModel(model, head=None if model.num_classes else nn.Identity())
 
 
@@ -30,6 +30,7 @@ def tower_of(name, *given):
     return text_tower(shapes(name), *given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "weights"),
     [
@@ -47,6 +48,7 @@ def test_the_text_tower_follows_from_timms_name(name, model, weights):
     assert tower_of(name, model, "") == (model, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "given", "line"),
     [
