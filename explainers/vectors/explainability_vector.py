@@ -62,8 +62,8 @@ class ExplainabilityVector(LightningModule, Loadable):
         onto: file of the target task's prediction-only model, θ_onto.
         lambda_1: values of λ₁ to try.
         lambda_2: values of λ₂ to try.
-        ratios: ratios of the vectors to try, each a list of M numbers, such as [[1, 1], [1, 0.5]]; with λ₂ = 1, they
-            are the λ₂ of each source. `None`: all ratios are 1. Expects several sources.
+        ratios: ratios of several vectors to try, each with one number per source, such as [[1, 1], [1, 0.5]]. With
+            λ₂ = 1, they are the λ₂ of each source. `None`: all ratios are 1.
         labels: builds the source of the reference attributions from the model of `onto` and the grid.
         tolerance: maximum accuracy drop, as a fraction.
         select: metric that selects the point.
