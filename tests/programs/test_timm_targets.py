@@ -14,24 +14,18 @@ FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), [8, 9, 10, 11])
 FILES = {
     "clip_vit_b32": (224, 32, *TWELVE),
-    "deit_base": (224, 16, *TWELVE),
     "digits": (64, 8, [2, 3, 4], []),
     "digits_vit": (48, 8, [0, 1], [0, 1]),
     "resnet50": (224, 16, [2, 3, 4], []),
-    "resnet101": (224, 16, [2, 3, 4], []),
-    "resnet152": (224, 16, [2, 3, 4], []),
     "swin_base": (224, 16, [1, 2, 3], []),
-    "swin_large": (224, 16, [1, 2, 3], []),
     "tiny": (64, 8, [0, 1], [0, 1]),
     "vit_base": (224, 16, *TWELVE),
     "vit_large": (224, 16, [3, 7, 11, 15, 19, 23], list(range(16, 24))),
-    "vit_tiny": (224, 16, *TWELVE),
 }
 MODELS = {
     "deit_tiny_distilled_patch16_224": (224, 16, TWELVE[0], []),  # its embedding is of two tokens
     "vit_small_patch14_dinov2.lvd142m": (518, 14, *TWELVE),
     "efficientnet_b3": (288, 16, [2, 3, 4], []),
-    "inception_v3": (288, 16, [2, 3, 4], []),  # of 299 pixels
     "swinv2_tiny_window8_256": (256, 16, [1, 2, 3], []),
     "vit_relpos_small_patch16_rpn_224": (224, 16, TWELVE[0], []),  # blocks that normalise their outputs
     "vit_base_patch16_siglip_224": (224, 16, TWELVE[0], []),  # attention pools its tokens
