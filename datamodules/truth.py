@@ -140,5 +140,5 @@ def check_scale(name: str, drawn_on: Size, stored: Size) -> None:
         (height, width), (rows, columns) = stored, drawn_on
         raise InputError(
             f"expected {name} of the image's size, {width} × {height} pixels, at any scale, got {columns} × {rows}:"
-            f" take the {name} and the image of one original"
+            " take both of one original"
         )
