@@ -24,7 +24,7 @@ COMMANDS = {
     ): "no target named vit_smal_patch16_224: did you mean vit_small_patch16_224, ",
     ("eval", "target=vit_bas"): "no target named vit_bas: did you mean vit_base, ",
     ("eval", "target=vit_tiny_patch16_224.qqqq"): "no target named vit_tiny_patch16_224.qqqq: did you mean vit_tiny_",
-    ("train", "target=qqqq"): "no target named qqqq: there are clip_vit_b32, ",
+    ("train", "target=qqqq"): "no target named qqqq: there are clip_vit_b16, ",
     ("train", "experiment=nothing"): "no experiment named nothing: there are anyhead_finetune, ",
     ("train", "experiment=tve_vitg"): "no experiment named tve_vitg: did you mean tve_vitb",
     (

@@ -289,7 +289,7 @@ def test_the_examples_of_the_library_page_run(trained, tmp_path, monkeypatch):
     """All but the export, see `test_export`; on smaller images."""
     hub = Hub()
     monkeypatch.setattr(pretrained, "HfApi", lambda: hub)
-    shutil.copytree(trained, tmp_path / "runs" / "tve_vitb")
+    shutil.copytree(trained, tmp_path / "runs" / "tve_vit_base")
     monkeypatch.chdir(tmp_path)
     names = {}
     *examples, export = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
