@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 from PIL import Image
+from safetensors.torch import load_file
 
 HISTORY = "run/csv/version_0/metrics.csv"
 """The only result that grows while a command runs: rows of a later epoch are left out when the command runs again."""
@@ -62,6 +63,18 @@ def differences(found: Parts, expected: Parts, whole: bool) -> list[str]:
 
 def _bytes(name: str, path: Path) -> Parts:
     return {name: path.read_bytes()}
+
+
+def _safetensors(name: str, path: Path) -> Parts:
+    """The bytes of weights; the scores of images by task, because they are written after each."""
+    if not path.stem.endswith("_scores"):
+        return _bytes(name, path)
+    scores = load_file(path)
+    tasks = {key.partition("/")[0] for key in scores}
+    return {
+        f"{name}: {task}": {key: scores[key].numpy().tobytes() for key in scores if key.startswith(f"{task}/")}
+        for task in tasks
+    }
 
 
 def _config(name: str, path: Path) -> Parts:
@@ -142,7 +155,7 @@ def _nothing(name: str, path: Path) -> Parts:
 
 
 READERS: dict[str, Callable[[str, Path], Parts]] = {
-    ".safetensors": _bytes,
+    ".safetensors": _safetensors,
     ".yaml": _config,
     ".json": _json,
     ".csv": _table,
