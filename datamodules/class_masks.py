@@ -64,10 +64,10 @@ def class_masks(
     area = f"a class on {100 * least_area:g} % of the sample"
     if without:
         warnings.warn(f"left out: {several(without)} without {area}", stacklevel=2)
-    found = [(*pair, number) for pair, number in zip(chosen, ids, strict=True) if number]
-    if not found:
+    large_enough = [(*pair, number) for pair, number in zip(chosen, ids, strict=True) if number]
+    if not large_enough:
         raise InputError(f"expected {area} in images of {folder}, got none in {len(chosen)}: lower least_area")
-    paths, files, numbers = zip(*found, strict=True)
+    paths, files, numbers = zip(*large_enough, strict=True)
     labels = imagenet_labels(names, folder) if imagenet else range(len(names))
     of_samples = [labels[number - 1] for number in numbers]
     truth = Masks(files, numbers)

@@ -79,10 +79,10 @@ def coco_masks(
 
 def named(category: str | None, names: Mapping[int, str]) -> int | None:
     """The id of a category; `None` for `None`."""
-    found = [number for number, name in names.items() if name == category]
-    if category is not None and not found:
+    matching = [number for number, name in names.items() if name == category]
+    if category is not None and not matching:
         raise InputError(f"expected a category of COCO, such as {', '.join(list(names.values())[:3])}, got {category}")
-    return found[0] if found else None
+    return matching[0] if matching else None
 
 
 def instances_of(annotations: Sequence[Any], category: int | None) -> dict[int, tuple[int, list[Any]]]:
@@ -96,9 +96,9 @@ def instances_of(annotations: Sequence[Any], category: int | None) -> dict[int, 
     for one in annotations:
         of_images[one["image_id"]][one["category_id"]].append(one)
     if category is not None:
-        return {image: (category, found[category]) for image, found in of_images.items() if category in found}
+        return {image: (category, kinds[category]) for image, kinds in of_images.items() if category in kinds}
     areas = {
-        image: {number: sum(one["area"] for one in found) for number, found in sorted(by_category.items())}
+        image: {number: sum(one["area"] for one in instances) for number, instances in sorted(by_category.items())}
         for image, by_category in of_images.items()
     }
     largest = {image: max(own, key=lambda number: own[number]) for image, own in areas.items()}

@@ -22,9 +22,9 @@ def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int
     if not chosen:
         raise InputError("expected pictures.classes as a number, or as one or more classes, got none")
     by_name = {name.lower(): index for index, name in enumerate(names)}
-    found = [_index(one, by_name, names) for one in chosen]
-    check_distinct(**{"pictures.classes": [names[index] for index in found]})
-    return found
+    indices = [_index(one, by_name, names) for one in chosen]
+    check_distinct(**{"pictures.classes": [names[index] for index in indices]})
+    return indices
 
 
 def _index(one: int | str, by_name: dict[str, int], names: Sequence[str]) -> int:

@@ -70,13 +70,13 @@ def by_start(explainers: Mapping[str, Mapping[str, Any]]) -> ByStart:
     >>> by_start({"DecompX-PLUS(start=3)": {"ap": 0.6}, "DecompX-PLUS(start=0)": {"ap": 0.5}, "GAE": {"ap": 0.4}})
     {'DecompX-PLUS': {0: {'ap': 0.5}, 3: {'ap': 0.6}}}
     """
-    found: ByStart = {}
+    by_method: ByStart = {}
     for label, numbers in explainers.items():
         if match := re.fullmatch(r"(.+)\((.*, )?start=(\d+)(, .*)?\)", label):
             name, before, start, after = match.groups()
             others = f"{before or ''}{after or ''}".strip(", ").replace(", , ", ", ")
-            found.setdefault(f"{name}({others})" if others else name, {})[int(start)] = numbers
-    return {method: dict(sorted(starts.items())) for method, starts in found.items()}
+            by_method.setdefault(f"{name}({others})" if others else name, {})[int(start)] = numbers
+    return {method: dict(sorted(starts.items())) for method, starts in by_method.items()}
 
 
 def _draw(axis: Axes, name: str, methods: ByStart, colours: Mapping[str, Any]) -> None:

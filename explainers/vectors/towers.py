@@ -39,14 +39,14 @@ def text_tower(target: TargetModel, model: str | None = None, pretrained: str | 
         InputError: if no tower, or several, follow from timm's names, or if image and text tower are not of one model.
     """
     if model is None or pretrained is None:
-        found = towers_of(target)
+        towers = towers_of(target)
         if model is not None:
-            found = [tower for tower in found if tower.model == model]
+            towers = [tower for tower in towers if tower.model == model]
         if pretrained is not None:
-            found = list(dict.fromkeys(TextTower(tower.model, pretrained) for tower in found))
-        if len(found) != 1:
-            raise InputError(_several_or_none(target, found))
-        model, pretrained = found[0]
+            towers = list(dict.fromkeys(TextTower(tower.model, pretrained) for tower in towers))
+        if len(towers) != 1:
+            raise InputError(_several_or_none(target, towers))
+        model, pretrained = towers[0]
     tower = TextTower(model, pretrained)
     check_towers(target, tower)
     return tower
@@ -190,10 +190,11 @@ def _image_name(target: TargetModel) -> str:
     return ".".join(filter(None, (target.name, target.backbone.pretrained_cfg.get("tag"))))
 
 
-def _several_or_none(target: TargetModel, found: list[TextTower]) -> str:
+def _several_or_none(target: TargetModel, towers: list[TextTower]) -> str:
     """The message where no text tower follows, or several."""
     alike = [name for name in require_open_clip().list_models() if _may_be_of(target, name)]
-    advice = " or ".join(" ".join(tower) for tower in found) or f"models of its layout are {', '.join(alike) or 'none'}"
+    listed = " or ".join(" ".join(tower) for tower in towers)
+    advice = listed or f"models of its layout are {', '.join(alike) or 'none'}"
     return (
         f"expected an image tower with one known text tower, as target=clip_vit_b32 has, got {_image_name(target)}: set"
         f" explainer.projection.model and explainer.projection.pretrained to open_clip's names of it ({advice})"

@@ -85,6 +85,7 @@ def test_towers_of_two_models_are_refused_in_one_line(name, given, line):
 
 
 def test_widths_and_layers_of_small_towers_are_compared():
+    open_clip()  # with the small towers of these tests
     target = image_tower("vit_base_patch32_clip_224")
     assert text_tower(target, "tiny", "") == TextTower("tiny", "")
     with pytest.raises(InputError, match="of one width, got 16 of vit_base_patch32_clip_224 and 20 of tiny-wide"):
