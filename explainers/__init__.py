@@ -81,7 +81,7 @@ class FunctionalExplainer(Protocol):
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Details:
     """Heatmaps, and what some methods compute besides.
 
     Args:
@@ -100,6 +100,6 @@ class Explanation:
 class DetailedExplainer(Protocol):
     """An explainer that scores single pixels, or measures something of every image while it explains it."""
 
-    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+    def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain one class of each image, with the arguments of `Explainer.__call__`."""
         ...

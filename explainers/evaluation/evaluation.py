@@ -8,7 +8,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from explainers import Explanation, SelfExplainer
+from explainers import Details, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
 from explainers.evaluation.checks import check_heatmaps, check_reference, check_target
 from explainers.evaluation.passes import explain, forward_passes
@@ -214,7 +214,7 @@ class EvaluationModule(LightningModule):
         """The name and the metrics of every measured explainer."""
         return list(zip(self.names, self.metrics, strict=True))
 
-    def _explain(self, name: str, images: Tensor, classes: Tensor, timed: bool) -> Explanation:
+    def _explain(self, name: str, images: Tensor, classes: Tensor, timed: bool) -> Details:
         """The explanation of one explainer; if it is measured, the metrics of its cost and numbers are updated."""
         explainer = self.explainers[name]
         explanation, passes, seconds, memory = explain(explainer, self.target, images, classes)
@@ -227,7 +227,7 @@ class EvaluationModule(LightningModule):
                 metrics["cost"].update(len(images), seconds, memory)
         return explanation
 
-    def _update(self, name: str, metrics: Any, batch: dict[str, Tensor], explained: Mapping[str, Explanation]) -> None:
+    def _update(self, name: str, metrics: Any, batch: dict[str, Tensor], explained: Mapping[str, Details]) -> None:
         """Update the metrics of one explainer that need no masked images."""
         if isinstance(explainer := self.explainers[name], SelfExplainer):
             metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explainers import DetailedExplainer, Explanation
+from explainers import DetailedExplainer, Details
 from explainers.target import TargetModel
 
 ENTRANCES = "forward_features", "forward_intermediates"
@@ -27,7 +27,7 @@ def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
 
 def explain(
     explainer: nn.Module, target: TargetModel, images: Tensor, classes: Tensor
-) -> tuple[Explanation, int, float, float]:
+) -> tuple[Details, int, float, float]:
     """Call an explainer, and measure what the call costs.
 
     Args:
@@ -48,7 +48,7 @@ def explain(
         if isinstance(explainer, DetailedExplainer):
             explanation = explainer.details(images, classes)
         else:
-            explanation = Explanation(explainer(images, classes))
+            explanation = Details(explainer(images, classes))
     seconds = now(images.device) - start
     memory = torch.cuda.max_memory_allocated(images.device) / 1e9 if on_gpu else 0.0
     return explanation, passes_taken(explainer, count, len(images)), seconds, memory

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers import Explanation
+from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
@@ -18,7 +18,7 @@ Order = Literal["patches", "pixels", "saliency"]
 
 
 @checks_choices
-def ranked(explanation: Explanation, order: Order) -> Tensor:
+def ranked(explanation: Details, order: Order) -> Tensor:
     """The map that is ranked, and compared with objects: (B, H, W) for `saliency` if there is one, or (B, P, P)."""
     return explanation.heatmaps if order != "saliency" or explanation.pixels is None else explanation.pixels
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from explainers import Explanation
+from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal, neighbourhoods
 from explainers.posthoc.soft_masks import (
@@ -150,7 +150,7 @@ class RISE(nn.Module):
         self.seed = seed
 
     @torch.no_grad()
-    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+    def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain images, with saliency maps of pixels."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
@@ -168,7 +168,7 @@ class RISE(nn.Module):
         )
         sums = weighted_sums(masks, scores.view(-1, count), self.chunk_size)
         pixels = (sums / (self.probability * count)).float()
-        return Explanation(patch_means(pixels, self.grid), pixels)
+        return Details(patch_means(pixels, self.grid), pixels)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         return self.details(images, classes).heatmaps
@@ -212,7 +212,7 @@ class ScoreCAM(nn.Module):
         self.forward_passes = target.map_channels([self.block])[0] + 1
 
     @torch.no_grad()
-    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+    def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain images, with saliency maps of pixels; `mask_similarity` is that of their feature maps."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
@@ -236,7 +236,7 @@ class ScoreCAM(nn.Module):
         weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))
         weighted = upsample(torch.einsum("bc,bcij->bij", weights.double(), maps.double()).float(), size)
         pixels = weighted.relu() if softmax else weighted
-        return Explanation(patch_means(pixels, self.grid), pixels, {"mask_similarity": similarity})
+        return Details(patch_means(pixels, self.grid), pixels, {"mask_similarity": similarity})
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         return self.details(images, classes).heatmaps

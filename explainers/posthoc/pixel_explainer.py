@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from explainers import Explanation
+from explainers import Details
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
@@ -83,7 +83,7 @@ class PixelExplainer(nn.Module):
         self.grid = grid
         self.chunk_size = chunk_size
 
-    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+    def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W), with saliency maps of pixels."""
         self.grid.check(images)
         return self._explanation(images, checked_classes(classes, images, self.target.num_classes))
@@ -98,12 +98,12 @@ class PixelExplainer(nn.Module):
         check_functionals(functionals, images, self.target.embed_dim)
         return self._explanation(images, functionals).heatmaps
 
-    def _explanation(self, images: Tensor, wanted: Tensor) -> Explanation:
+    def _explanation(self, images: Tensor, wanted: Tensor) -> Details:
         with torch.inference_mode(False), torch.enable_grad():
             # Autograd refuses tensors that were made in inference mode; their copies are ordinary
             normalised, wanted = self.target.normalise(images.clone()), wanted.clone()
             pixels = self.pixels(normalised, wanted).detach()
-        return Explanation(self.over_patches(pixels), pixels)
+        return Details(self.over_patches(pixels), pixels)
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         """Explain classes (B,) or functionals (B, D) of normalised images (B, C, H, W) → (B, H, W)."""

@@ -8,7 +8,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
-from explainers import Explanation
+from explainers import Details
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.numbers import overdetermination
@@ -202,7 +202,7 @@ class ViTCX(nn.Module):
         return list((probabilities(noise) + (clean[image] - noisy)).split(counts))
 
     @torch.no_grad()
-    def details(self, images: Tensor, classes: Tensor) -> Explanation:
+    def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain images, and count their masks; see `metrics.numbers` for the names of the numbers."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
@@ -216,7 +216,7 @@ class ViTCX(nn.Module):
             scores = self.scores(normalised, classes, masks)
             numbers |= overdetermination(scores)
         pixels = torch.stack([self._combined(own.masks, each) for own, each in zip(masks, scores, strict=True)])
-        return Explanation(patch_means(pixels, self.grid), pixels, numbers)
+        return Details(patch_means(pixels, self.grid), pixels, numbers)
 
     def _combined(self, masks: Masks, scores: Tensor) -> Tensor:
         if self.combine == "corrected":

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 from datamodules.digits import Digits
-from explainers import Explanation
+from explainers import Details
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.passes import counted_passes
@@ -293,7 +293,7 @@ class OneRow(nn.Module):
         heatmaps, pixels = torch.zeros(len(images), 4, 4), torch.zeros(len(images), 32, 32)
         heatmaps[:, 3, 0] = 1.0
         pixels[:, 13] = 1.0 + torch.arange(32) / 32
-        return Explanation(heatmaps, pixels, {"masks": torch.arange(len(images)) + 60})
+        return Details(heatmaps, pixels, {"masks": torch.arange(len(images)) + 60})
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""What people use without training: one call, one command, one page."""
