@@ -43,7 +43,10 @@ class TargetModel(nn.Module):
     def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
         super().__init__()
         if not hasattr(model, "reset_classifier"):
-            raise InputError(f"expected a classifier of timm, got {type(model).__name__}: take another, such as a ViT")
+            raise InputError(
+                f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
+                " explainers.conversion.as_target(model)"
+            )
         model, head = copy.deepcopy((model, head))
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)

@@ -1,0 +1,76 @@
+"""Settings that override those of a model: normalisation, size of the images, names of the classes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from explainers.errors import InputError, check_range
+from explainers.target import TargetModel
+
+Statistics = float | Sequence[float] | None
+"""Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
+
+
+def with_settings(
+    target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
+) -> TargetModel:
+    """Give a target, which is changed in place, other settings than its own; see `as_target`.
+
+    Raises:
+        InputError: for a normalisation that does not fit three channels, a size that the model cannot take, or another
+            number of class names than of classes.
+    """
+    config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
+    for name, given in (("mean", mean), ("std", std)):
+        if given is not None:
+            values = channels(name, given, len(getattr(target, name)))
+            config[name] = tuple(values)
+            getattr(target, name).copy_(torch.tensor(values)[:, None, None])
+    target.backbone.pretrained_cfg = config
+    if image_size is not None:
+        _resize(target, image_size)
+    if classes:
+        target.classes = class_names(classes, target.num_classes)
+    return target
+
+
+def channels(name: str, given: Any, count: int) -> list[float]:
+    """Return one number for each of `count` channels.
+
+    >>> channels("std", 0.5, 3)
+    [0.5, 0.5, 0.5]
+    """
+    values = [given] * count if isinstance(given, int | float) else list(given)
+    fits = len(values) == count and all(isinstance(value, int | float) for value in values)
+    if not fits or not all(value > 0 if name == "std" else 0 <= value <= 1 for value in values):
+        allowed = "above 0" if name == "std" else "from 0 to 1"
+        raise InputError(
+            f"expected {name} of pixels from 0 to 1, {count} numbers {allowed}, got {given}: give, for example,"
+            f" {name}=0.5, and divide those of pixels to 255 by 255"
+        )
+    return [float(value) for value in values]
+
+
+def class_names(classes: Sequence[str], count: int) -> list[str]:
+    """Return the names of the classes, and raise an InputError unless there is one for each of `count` classes."""
+    if isinstance(classes, str) or len(classes) != count:
+        given = repr(classes) if isinstance(classes, str) else f"{len(classes)}"
+        raise InputError(
+            f"expected a list of names of the model's {count} classes, got {given}: give one for each logit, in order"
+        )
+    return [str(name) for name in classes]
+
+
+def _resize(target: TargetModel, image_size: int) -> None:
+    """Change the size of the images that a target takes; a transformer interpolates its positions."""
+    backbone = target.backbone
+    check_range(1, image_size=image_size)
+    try:
+        if hasattr(backbone, "set_input_size"):
+            backbone.set_input_size(img_size=(image_size, image_size))
+        backbone.pretrained_cfg["input_size"] = (len(target.mean), image_size, image_size)
+        target.check_grid(target.grid)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"expected image_size that {target.name} can take, got {image_size}: {reason}") from error
