@@ -37,7 +37,7 @@ def as_target(
     if isinstance(model, TargetModel):
         if weights is None and mean is None and std is None and image_size is None and not classes:
             return model
-        raise InputError("expected a TargetModel alone, which has settings of its own, got further arguments: drop them")
+        raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
     if isinstance(model, str):
         return with_settings(TargetModel(_by_name(model, weights)).eval(), mean, std, image_size, classes)
     if not isinstance(model, nn.Module):
@@ -46,7 +46,7 @@ def as_target(
             " such as vit_tiny_patch16_224, or a TargetModel"
         )
     if weights is not None:
-        raise InputError("expected weights for the name of a timm model, got a module: load the weights into the module")
+        raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     return with_settings(TargetModel(model).eval(), mean, std, image_size, classes)
 
 

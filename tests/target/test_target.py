@@ -304,7 +304,7 @@ def test_a_model_without_a_head_embeds_and_asks_for_one_to_classify(make_model, 
 
 
 def test_an_encoder_without_a_classifier_is_refused():
-    with pytest.raises(InputError, match="^expected a classifier of timm, got Identity: take another"):
+    with pytest.raises(InputError, match="^expected a classifier of timm, got Identity: convert"):
         TargetModel(nn.Identity())
 
 
