@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
@@ -18,6 +19,28 @@ class InputError(ValueError):
     The entry points print this message without a traceback. They print every other exception, which is a bug of this
     project or of a library, with its traceback.
     """
+
+
+def needs(package: str, extra: str, purpose: str = "") -> None:
+    """Raise an InputError unless an optional package is installed. Call it where the package is imported.
+
+    Args:
+        package: its name in Python, such as `sklearn`.
+        extra: the extra of this project that installs it.
+        purpose: what needs it, such as `explainers serve`.
+
+    >>> needs("no_such_package", "app", "explainers serve")
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected no_such_package for explainers serve, got an installation without it: \
+pip install 'transferable-explainers[app]'
+    """
+    try:
+        import_module(package)
+    except ModuleNotFoundError as error:
+        wanted = f"{package} for {purpose}" if purpose else package
+        raise InputError(
+            f"expected {wanted}, got an installation without it: pip install 'transferable-explainers[{extra}]'"
+        ) from error
 
 
 def check_positive(**numbers: float) -> None:
