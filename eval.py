@@ -11,10 +11,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from matplotlib import rc_context
 from omegaconf import DictConfig, OmegaConf
 
-from datamodules.listing import several
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import EvaluationModule
+from explainers.listing import several
 from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile
 from explainers.results.settings import row_keys

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.datasets import ImageFiles
-from datamodules.listing import existing_folder
 from datamodules.truth import Boxes
 from explainers.errors import InputError
+from explainers.listing import existing_folder
 
 
 def annotated_images(

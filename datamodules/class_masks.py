@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.datasets import ImageFiles, check_crop, spread
-from datamodules.decoding import CorruptImage, stored_size
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
-from datamodules.listing import several
 from datamodules.masks import Masks, pairs_of_files, read_ids
 from datamodules.truth import Crop, short_side
+from explainers.decoding import CorruptImage, stored_size
 from explainers.errors import InputError, check_range
+from explainers.listing import several
 from explainers.progress import progress
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from datamodules.boxes import read_json
 from datamodules.datasets import ImageFiles
-from datamodules.listing import existing_folder, several
 from datamodules.truth import Crop, Size, check_scale
 from explainers.errors import InputError
+from explainers.listing import existing_folder, several
 
 FORMAT = 'COCO\'s {"images": [...], "annotations": [...], "categories": [...]} with segmentations'
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
-from datamodules.decoding import CorruptImage, read_image
 from datamodules.fingerprints import digest
-from datamodules.listing import existing_folder, list_images
 from datamodules.truth import Crop, Truth, short_side
+from explainers.decoding import CorruptImage, read_image
 from explainers.errors import InputError, check_distinct, check_positive
+from explainers.listing import existing_folder, list_images
 from explainers.saved.files import file_hashes
 
 Sample = dict[str, Tensor | int]

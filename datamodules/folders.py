@@ -6,8 +6,8 @@ from pathlib import Path
 
 from datamodules.datasets import ImageFiles
 from datamodules.images import Images
-from datamodules.listing import existing_folder, list_images
 from explainers.errors import InputError
+from explainers.listing import existing_folder, list_images
 
 
 def image_folder(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from datamodules.datasets import ImageFiles
-from datamodules.decoding import decode
-from datamodules.listing import existing_folder, list_images, several
 from datamodules.truth import Crop, check_scale
+from explainers.decoding import decode
 from explainers.errors import InputError
+from explainers.listing import existing_folder, list_images, several
 from explainers.saved.files import file_hashes
 
 LAYOUT = "<root>/images/<name>.jpg and <root>/masks/<name>.png"

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 from datamodules.datasets import ImageFiles
-from datamodules.listing import existing_folder, list_images
 from explainers.errors import InputError, checks_choices
+from explainers.listing import existing_folder, list_images
 
 CLASSES = ("negative", "positive")
 LAYOUT = "<root>/<split>/XR_WRIST/patient00001/study1_positive/image1.png"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from datamodules.decoding import scaled
+from explainers.decoding import scaled
 from explainers.errors import InputError
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels

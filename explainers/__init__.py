@@ -1,7 +1,8 @@
 """Learned and post-hoc explainers of vision models.
 
-`explainers.load` loads a trained explainer, `explainers.overlay` draws a heatmap over its image, and `Explainer` below
-is the interface of every explainer.
+`explainers.explain` explains images. `explainers.load` loads a trained explainer, `explainers.available` lists those
+that are shipped, `explainers.overlay` draws a heatmap over its image, and `Explainer` below is the interface of every
+explainer.
 
 `images` are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N), and True at
 visible patches. Patches are numbered row by row. A letter for a shape means the same in every file:
@@ -15,7 +16,7 @@ visible patches. Patches are numbered row by row. A letter for a shape means the
 `S` is a set of patches (a coalition), and `t` a temperature.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
@@ -24,7 +25,13 @@ from torch import Tensor
 
 __version__ = "0.1.0"
 
-SHORTCUTS = {"load": "explainers.share", "overlay": "explainers.report.overlays"}
+SHORTCUTS = {
+    "explain": "explainers.app.explaining",
+    "Explanation": "explainers.app.explanation",
+    "load": "explainers.share",
+    "available": "explainers.share.catalogue",
+    "overlay": "explainers.report.overlays",
+}
 """Shortcut for users → its module. It is imported at first use, because every module imports this file first."""
 
 
@@ -77,6 +84,20 @@ class FunctionalExplainer(Protocol):
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""
+        ...
+
+
+@runtime_checkable
+class PreparedExplainer(Protocol):
+    """An explainer that computes what all classes need once, so that every further class costs almost nothing."""
+
+    def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:
+        """Do the expensive part for uint8 images (B, C, H, W).
+
+        Returns:
+            A function of the class to explain in each image, (B,) → heatmaps (B, P, P), equal to those of
+            `Explainer.__call__`.
+        """
         ...
 
 

@@ -1,13 +1,13 @@
-"""Classes that a user names."""
+"""Classes that a user names for pictures."""
 
-import difflib
 from collections.abc import Sequence
 
 from explainers.errors import InputError, check_distinct
+from explainers.target.names import class_index
 
 
 def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Find classes by their names, in capital or small letters, or by their indices.
+    """Find classes by their names or indices, see `class_index`.
 
     Args:
         chosen: names or indices.
@@ -21,21 +21,6 @@ def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int
     """
     if not chosen:
         raise InputError("expected pictures.classes as a number, or as one or more classes, got none")
-    by_name = {name.lower(): index for index, name in enumerate(names)}
-    indices = [_index(one, by_name, names) for one in chosen]
+    indices = [class_index(one, names, "pictures.classes") for one in chosen]
     check_distinct(**{"pictures.classes": [names[index] for index in indices]})
     return indices
-
-
-def _index(one: int | str, by_name: dict[str, int], names: Sequence[str]) -> int:
-    if isinstance(one, int):
-        if 0 <= one < len(names):
-            return one
-        raise InputError(f"expected pictures.classes from 0 to {len(names) - 1}, or names of classes, got {one}")
-    wanted = one.lower()
-    if wanted in by_name:
-        return by_name[wanted]
-    containing = [name for name in by_name if wanted in name]
-    close = list(dict.fromkeys([*difflib.get_close_matches(wanted, by_name, 3), *containing]))[:5]
-    hint = f"did you mean {', '.join(names[by_name[name]] for name in close)}?" if close else "name it by its index"
-    raise InputError(f"expected pictures.classes among the {len(names)} classes of the model, got {one}: {hint}")

@@ -1,12 +1,10 @@
 """Collects the heatmaps of some images while explainers are measured, and keeps them in a file beside the results."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import timm.data
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -18,6 +16,7 @@ from explainers.report.gallery import Picture
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_weights, save_weights
+from explainers.target.names import class_names
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -143,28 +142,6 @@ def picture_file(folder: Path, task: str) -> Path:
 def image_name(samples: Any, index: int) -> str:
     """The name of an image's file, or its number in a data set that is not made of files."""
     return printable(samples.path(index).name) if hasattr(samples, "path") else f"image {index}"
-
-
-def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
-    """Names of the target's classes that people can read.
-
-    Args:
-        target: the explained model; a head that was trained here knows the names of its classes.
-        of_data: names of the classes in the data set, used if they are as many.
-
-    Returns:
-        A name for each class: WordNet identifiers of ImageNet are replaced by the first name that timm has for them.
-    """
-    count = target.num_classes
-    subset = timm.data.infer_imagenet_subset(target.backbone)
-    info = timm.data.ImageNetInfo(subset or "imagenet-1k")
-    known, names = info.label_names(), list(target.classes or (of_data if len(of_data) == count else ()))
-    if not names:
-        names = known if subset and len(known) == count else [f"class {number}" for number in range(count)]
-    identifiers = set(known)
-    short = [info.label_name_to_description(name).split(",")[0] if name in identifiers else name for name in names]
-    times = Counter(short)  # two classes of ImageNet are called crane
-    return [f"{name} ({original})" if times[name] > 1 else name for name, original in zip(short, names, strict=True)]
 
 
 def write_pictures(

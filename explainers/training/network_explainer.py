@@ -101,6 +101,17 @@ class NetworkExplainer(TrainingModule, Pretrained, ABC):
         rows = self._rows(images)
         return self._heatmaps(self.predict(rows), rows)
 
+    def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:
+        """Apply target and network to uint8 images (B, C, H, W): a function of classes (B,) → heatmaps (B, P, P)."""
+        rows = self._rows(images)
+        predicted = self.predict(rows)
+        kept = {"image": images, "embedding": self._embeddings(rows)}
+
+        def heatmaps(classes: Tensor) -> Tensor:
+            return self._heatmaps(predicted, kept, checked_classes(classes, images, self.target.num_classes))
+
+        return heatmaps
+
     def _rows(self, images: Tensor) -> dict[str, Tensor]:
         """The images, and what the network reads of them."""
         self.grid.check(images)

@@ -1,57 +1,24 @@
 """The projection W of a fixed head from the text embeddings of class names, by the text tower of CLIP or SigLIP."""
 
 import logging
-import re
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from timm.data import ImageNetInfo
 from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.target import TargetModel
+from explainers.target.names import readable_names
 from explainers.vectors.fixed_head import projected_head
 from explainers.vectors.projections import embedded_images
 from explainers.vectors.towers import require_open_clip, text_tower
 
 TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "a close-up of a {}.", "a blurry picture of a {}.")
 """Prompts for data sets that have none of their own."""
-
-
-def readable_names(classes: Sequence[str]) -> list[str]:
-    """Names of classes as prompts need them: WordNet's for its numbers (wnids), spaces for underscores.
-
-    A name of WordNet that several classes have is followed by its definition, such as those of the two cranes.
-
-    >>> readable_names(["n01440764", "polar_bear", "n99999999"])
-    ['tench', 'polar bear', 'n99999999']
-    """
-    names = [_described(name).split(", ")[0] for name in classes]
-    count = Counter(name.lower() for name in names)
-    return [
-        _described(original, detailed=True) if count[name.lower()] > 1 else name
-        for original, name in zip(classes, names, strict=True)
-    ]
-
-
-def _described(name: str, detailed: bool = False) -> str:
-    """What WordNet calls a wnid that it knows: its names, and with `detailed` its definition; else the name itself."""
-    wnid = re.fullmatch(r"n\d{8}", name)
-    try:
-        return _wordnet().label_name_to_description(name, detailed) if wnid else name.replace("_", " ")
-    except KeyError:
-        return name
-
-
-@cache
-def _wordnet() -> ImageNetInfo:
-    return ImageNetInfo()
 
 
 def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templates: Sequence[str]) -> Tensor:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules.decoding import CorruptImage
 from datamodules.masks import masked_images
 from datamodules.truth import Boxes, Crop, check_scale
+from explainers.decoding import CorruptImage
 from explainers.errors import InputError
 
 

@@ -18,11 +18,11 @@ from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
-from datamodules.decoding import CorruptImage
 from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.write_beton import main, write_beton
+from explainers.decoding import CorruptImage
 from explainers.errors import InputError
 
 pytestmark = test_ffcv.pytestmark

@@ -14,9 +14,10 @@ from toys import Marked
 
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.target.names import readable_names
 from explainers.vectors.fixed_head import projected_head
 from explainers.vectors.projections import prototypes_of
-from explainers.vectors.text_heads import TEMPLATES, readable_names, tell_accuracy, text_embeddings, text_of
+from explainers.vectors.text_heads import TEMPLATES, tell_accuracy, text_embeddings, text_of
 
 QUICK = "tiny-quickgelu"
 

@@ -1,0 +1,42 @@
+"""One call: `explainers.explain("photo.jpg", "vit_tiny_patch16_224")`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from explainers.app.explanation import Explanation
+from explainers.app.photos import is_single
+from explainers.app.session import Session
+
+
+def explain(
+    images: Any,
+    model: Any,
+    *,
+    classes: Any = None,
+    method: Any = "auto",
+    weights: str | Path | None = None,
+    top: int = 5,
+    device: str | torch.device | None = None,
+) -> Explanation | list[Explanation]:
+    """Explain what a model sees in images.
+
+    To explain images again and again with one model, make a `Session`, which builds the model once.
+
+    Args:
+        images: a path, a folder (with all folders below it), a PIL image, uint8 pixels as an array or a tensor, or a
+            list of them. The model sees the square in the centre.
+        model: a name of timm, a module, or a `TargetModel`. It is not changed.
+        classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
+        method: `auto` takes a trained explainer if one is shipped for this backbone, else the method that fits best. Or
+            a method of `explainers.posthoc`, the folder of a trained explainer, or an explainer, see `choose`.
+        weights: file of the model's weights; `None` for those of timm.
+        top: number of most probable classes that an explanation lists.
+        device: where to compute; `None` for the model's device, or a GPU for a name of timm.
+
+    Returns:
+        One explanation; a list for a folder, a list or a batch.
+    """
+    explanations = Session(model, method, weights, device).explain(images, classes, top)
+    return explanations[0] if is_single(images) else explanations

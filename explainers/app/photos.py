@@ -1,0 +1,166 @@
+"""Images as people have them: files, folders, PIL images, arrays and tensors become the squares that a model sees."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from explainers.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
+from explainers.errors import InputError
+from explainers.listing import list_images, several
+from explainers.saved.files import printable
+
+ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
+CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class Photo:
+    """An image that is decoded when it is needed.
+
+    Args:
+        name: name of its file, relative to the folder that was given; or its number.
+        decode: reads the pixels, upright RGB.
+        in_folder: whether it was found in a folder, so that it is left out if it cannot be decoded.
+    """
+
+    name: str
+    decode: Callable[[], Image.Image]
+    in_folder: bool = False
+
+
+def photos_of(images: Any) -> list[Photo]:
+    """List the images that a caller means, of which no file is decoded yet.
+
+    Args:
+        images: a path, a folder (with all folders below it), a PIL image, uint8 pixels as an array or a tensor, (H, W),
+            (H, W, C), (C, H, W) or a batch of them; or a list.
+
+    Raises:
+        InputError: for anything else, a missing file, or no image at all.
+    """
+    listed = [images] if is_single(images) or isinstance(images, Tensor | np.ndarray | str | Path) else images
+    if isinstance(listed, Mapping) or not isinstance(listed, Iterable):
+        raise InputError(f"expected {ACCEPTED}, got {type(images).__name__}")
+    photos: list[Photo] = []
+    for each in listed:
+        photos += _photos(each, len(photos))
+    if not photos:
+        raise InputError(f"expected at least one image, got an empty {type(images).__name__}")
+    return photos
+
+
+def is_single(images: Any) -> bool:
+    """Whether a caller gave one image, and no folder, list or batch.
+
+    >>> is_single("photo.jpg"), is_single(["photo.jpg"]), is_single("."), is_single(np.zeros((2, 8, 8, 3)))
+    (True, False, False, False)
+    """
+    if isinstance(images, str | Path):
+        return not Path(images).expanduser().is_dir()
+    return isinstance(images, Image.Image) or isinstance(images, Tensor | np.ndarray) and images.ndim <= 3
+
+
+def _photos(image: Any, number: int) -> list[Photo]:
+    """The photos of one entry of a list; `number` is the position of the first one."""
+    if isinstance(image, str | Path):
+        return _of_path(image)
+    if isinstance(image, Image.Image):
+        name = printable(Path(getattr(image, "filename", "") or f"image {number}").name)
+        return [Photo(name, partial(_converted, image, name))]
+    if isinstance(image, Tensor):
+        image = image.detach().cpu().numpy() if image.dtype != torch.bfloat16 else image.detach().float().cpu().numpy()
+    if not isinstance(image, np.ndarray):
+        raise InputError(f"expected {ACCEPTED}, got {type(image).__name__}")
+    batch = image if image.ndim == 4 else image[None]
+    pixels = [_as_pil(each) for each in batch]
+    return [Photo(f"image {number + i}", partial(as_rgb, each)) for i, each in enumerate(pixels)]
+
+
+def _of_path(given: str | Path) -> list[Photo]:
+    """The file at a path, or all images below a folder."""
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(given)):
+        raise InputError(f"expected a file, got a URL: download it first ({given})")
+    path = Path(given).expanduser()
+    if path.is_file():
+        return [Photo(printable(path.name), partial(_read, path))]
+    if not path.is_dir():
+        raise InputError(f"expected an image file or a folder, got {given!s:.200}: there is no such file")
+    (files,) = list_images([path])
+    if not files:
+        raise InputError(f"expected images below {path}, got none: give another folder")
+    return [Photo(printable(file.relative_to(path).as_posix()), partial(_read, file), in_folder=True) for file in files]
+
+
+def _read(path: Path) -> Image.Image:
+    try:
+        return read_image(path)
+    except OSError as error:  # of the disk or the permissions
+        raise InputError(f"expected an image that can be read, got {path}: {error.strerror}") from error
+
+
+def _converted(image: Image.Image, name: str) -> Image.Image:
+    """Convert a copy of a PIL image to upright RGB."""
+    try:
+        copy = image.copy()
+    except (OSError, ValueError, SyntaxError) as error:  # it is decoded at its first use
+        raise CorruptImage(f"expected an image, got {name}, which cannot be decoded ({error})") from error
+    turn_upright(copy)
+    return as_rgb(copy)
+
+
+def _as_pil(pixels: np.ndarray) -> Image.Image:
+    """Turn an array (H, W), (H, W, C) or (C, H, W) of uint8, or grey uint16, into a PIL image."""
+    shape = list(pixels.shape)
+    if pixels.dtype == np.uint16 and pixels.ndim == 2 and pixels.size:
+        return Image.fromarray(pixels)
+    if pixels.dtype != np.uint8:
+        remedy = "give (pixels * 255).round() as uint8 if they are from 0 to 1, or the image's file if they are not"
+        raise InputError(f"expected uint8 pixels from 0 to 255, got {pixels.dtype}: {remedy}")
+    channels_last = pixels.ndim == 3 and shape[2] in CHANNELS
+    channels_first = pixels.ndim == 3 and shape[0] in CHANNELS
+    if not pixels.size or not (pixels.ndim == 2 or channels_last or channels_first):
+        raise InputError(
+            f"expected an image of shape (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels, got {shape}"
+        )
+    if channels_first and not channels_last:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def squares(photos: Sequence[Photo], size: int, resampling: Image.Resampling) -> tuple[list[Photo], Tensor]:
+    """Decode photos to what a model sees of them, see `middle_square`; broken files of folders are left out.
+
+    Returns:
+        The photos that could be decoded, and their pixels, uint8 (B, 3, size, size).
+    """
+    readable = []
+    pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
+    for photo in photos:
+        try:
+            square = middle_square(photo.decode(), size, resampling)
+        except CorruptImage:
+            if not photo.in_folder:
+                raise
+            continue
+        readable.append(photo)
+        pixels.append(torch.from_numpy(np.array(square)).permute(2, 0, 1)[None])
+    return readable, torch.cat(pixels)
+
+
+def tell_left_out(photos: Sequence[Photo]) -> None:
+    """Warn of files in folders that could not be decoded."""
+    if photos:
+        warnings.warn(
+            f"left out: {several([Path(photo.name) for photo in photos])} that cannot be decoded", stacklevel=2
+        )
