@@ -8,7 +8,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from explainers.report.overlays import draw_heatmaps
+from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
 
 

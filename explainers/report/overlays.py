@@ -1,21 +1,34 @@
-"""Heatmaps as colours over images: red supports the class, blue opposes it."""
+"""Heatmaps as colours over images: red supports the class, blue opposes it. This needs no plotting library."""
 
-from collections.abc import Mapping, Sequence
-from textwrap import fill
-from typing import Any
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from contextlib import suppress
 
+import numpy as np
 import torch
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_range
-from explainers.report.labels import title_of
 
 RED, BLUE = (220, 20, 40), (20, 60, 220)
 """RGB of the highest and the lowest values."""
+
+GREY = (140, 140, 140)
+"""RGB of the median in legends; in overlays the median has the grey of the image."""
+
+ENDS = "opposes the class", "median", "supports it"
+"""What the lowest value, the median and the highest value mean."""
+
+TEXT = (28, 30, 33)
+"""RGB of letters."""
+
+FONTS = "DejaVuSans.ttf", "arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular.ttc", "msyh.ttc"
+"""Fonts of Linux, Windows and macOS for titles with characters that Pillow's own font lacks."""
+
+PIXELATED = 160
+"""Side in pixels up to which images are enlarged without interpolation: it would blur them."""
 
 SATURATED = 0.05
 """Fraction of patches that have the full colour, so that one outlier does not make all others pale."""
@@ -33,84 +46,168 @@ def colour_scale(heatmap: Tensor) -> tuple[float, float]:
     return heatmap.median().item(), limit.item() or distances.max().item() or 1.0
 
 
-def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8) -> Tensor:
+def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool = False) -> Tensor:
     """Lay a heatmap over the grey image: the farther a patch is from the median, the stronger its red or blue.
 
     Args:
         image: uint8, (3, H, W).
         heatmap: (P, P); higher is more important.
         opacity: opacity of the strongest colours, from 0 to 1.
+        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
 
     Returns:
         uint8, (3, H, W).
 
     Raises:
-        InputError: unless both are of one image.
+        InputError: unless both are of one image, and for NaN.
 
     >>> image = torch.full((3, 2, 2), 100, dtype=torch.uint8)
     >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1)[:, 1].tolist()
     [[100, 220], [100, 20], [100, 40]]
     """
-    check_range(0, 1, opacity=opacity)
-    if image.dim() != 3 or image.dtype != torch.uint8 or heatmap.dim() != 2:
-        raise InputError(
-            f"expected one uint8 image (3, H, W) and one heatmap (P, P), got {image.dtype} {list(image.shape)} and"
-            f" {list(heatmap.shape)}: take one of a batch, as in overlay(images[0], heatmaps[0])"
-        )
+    _check(image, heatmap, opacity)
     centre, limit = colour_scale(heatmap)
     values = ((heatmap.detach().float().cpu() - centre) / limit).clamp(-1, 1)
-    values = F.interpolate(values[None, None], image.shape[-2:], mode="nearest")[0]  # (1, H, W)
+    mode = "bilinear" if smooth else "nearest"
+    values = F.interpolate(values[None, None], image.shape[-2:], mode=mode)[0]  # (1, H, W)
     grey = image.cpu().float().mean(0, keepdim=True)
     red, blue = (torch.tensor(colour).view(3, 1, 1) for colour in (RED, BLUE))
     strength = opacity * values.abs()
     return (grey + strength * (torch.where(values > 0, red, blue) - grey)).round().to(torch.uint8)
 
 
-def draw_heatmaps(
-    images: Tensor,
-    heatmaps: Mapping[str, Tensor],
-    truth: Tensor | None = None,
-    titles: Sequence[str] | None = None,
-) -> Figure:
-    """Draw one row per image: the image with the object's outline, then the `overlay` of each explainer's heatmap.
+def _check(image: Tensor, heatmap: Tensor, opacity: float) -> None:
+    check_range(0, 1, opacity=opacity)
+    if image.dim() != 3 or len(image) != 3 or image.dtype != torch.uint8 or heatmap.dim() != 2:
+        raise InputError(
+            f"expected one uint8 image (3, H, W) and one heatmap (P, P), got {image.dtype} {list(image.shape)} and"
+            f" {list(heatmap.shape)}: take one of a batch, as in overlay(images[0], heatmaps[0])"
+        )
+    if not heatmap.isfinite().all():
+        raise InputError("expected a finite heatmap, got NaN or infinity: it has no colours")
 
-    Each heatmap has its own colour scale, see `colour_scale`.
+
+def annotated(
+    image: Tensor,
+    heatmap: Tensor,
+    title: str,
+    opacity: float = 0.8,
+    smooth: bool = False,
+    size: int | None = None,
+    legend: bool = True,
+) -> Image.Image:
+    """Draw the `overlay` of an image large, below a title and above a legend of its colours.
 
     Args:
-        images: uint8, (B, 3, H, W).
-        heatmaps: explainer's name → heatmaps (B, P, P).
-        truth: True in the boxes of the object, boolean (B, H, W); `None` draws no outlines.
-        titles: label of each row.
+        image: uint8, (3, H, W).
+        heatmap: (P, P); higher is more important.
+        title: such as the class and its probability; a long one is wrapped to two lines and shortened in the middle.
+            Characters that no font of the machine has become boxes.
+        opacity: opacity of the strongest colours, from 0 to 1.
+        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
+        size: longer side of the overlay in pixels, from 192 to 8192; by default that of the image, and at least 448.
+        legend: whether to draw the legend.
 
-    >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    >>> len(draw_heatmaps(images, {"tve": torch.rand(2, 4, 4)}).axes)  # 2 rows of 2 columns, and the colour bar
-    5
+    Raises:
+        InputError: for what `overlay` refuses, and for other sizes.
+
+    >>> image = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    >>> annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
+    (340, 360)
     """
-    columns = ["image", *map(title_of, heatmaps)]
-    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.9))
-    figure.set_layout_engine("constrained", h_pad=0.08)  # inches: titles above square panels would be cut
-    axes = figure.subplots(len(images), len(columns), squeeze=False)
-    for row, image in enumerate(images.cpu()):
-        shown = [image, *(overlay(image, heatmap[row]) for heatmap in heatmaps.values())]
-        for axis, name, picture in zip(axes[row], columns, shown, strict=True):
-            axis.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            if row == 0:
-                axis.set_title(fill(name, 24), fontsize=9, parse_math=False)  # as many letters as a panel is wide
-        if truth is not None:
-            outline = truth[row].cpu().float().numpy()
-            axes[row, 0].contour(outline, levels=[0.5], colors="lime", linewidths=1)
-        if titles is not None:
-            axes[row, 0].set_ylabel(fill(titles[row], 24), fontsize=8, parse_math=False)
-    _colour_bar(figure, axes)
-    return figure
+    _check(image, heatmap, opacity)
+    side = max(448, *image.shape[1:]) if size is None else size
+    check_range(192, 8192, size=side)
+    picture = _pillow(overlay(_resized(image, side), heatmap, opacity, smooth))
+    width, margin, step = max(picture.width, 192), side // 32, side // 16
+    font = _font(title, side / 20)
+    lines = wrapped(title, width, font.getlength)
+    top = margin + len(lines) * step
+    below = side // 10 if legend else 0
+    canvas = Image.new("RGB", (width + 2 * margin, top + picture.height + margin + below), "white")
+    draw = ImageDraw.Draw(canvas)
+    for number, line in enumerate(lines):
+        draw.text((margin, margin // 2 + number * step), line, TEXT, font)
+    canvas.paste(picture, (margin + (width - picture.width) // 2, top))
+    if legend:
+        _draw_legend(draw, (margin, top + picture.height + margin), width)
+    return canvas
 
 
-def _colour_bar(figure: Figure, axes: Any) -> None:
-    """Explain the colours of `overlay`, below all panels."""
-    stops = [[channel / 255 for channel in colour] for colour in (BLUE, (140, 140, 140), RED)]
-    scale = ScalarMappable(Normalize(-1, 1), LinearSegmentedColormap.from_list("overlay", stops))
-    bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-1, 0, 1])
-    bar.ax.set_xticklabels(["opposes the class", "median", "supports it"], fontsize=8)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+def _resized(image: Tensor, side: int) -> Tensor:
+    """Resize an image (3, H, W) so that its longer side has `side` pixels."""
+    height, width = image.shape[1:]
+    longer = max(height, width)
+    size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
+    kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
+    return torch.from_numpy(np.array(_pillow(image).resize(size, kind))).permute(2, 0, 1)
+
+
+def _pillow(image: Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
+
+
+def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int) -> None:
+    """Draw a bar from the colour of the lowest value to that of the highest, and below it what they mean."""
+    left, top = corner
+    height = width // 40
+    for column in range(width):
+        value = 2 * column / max(1, width - 1) - 1
+        end = RED if value > 0 else BLUE
+        colour = tuple(round(grey + abs(value) * (full - grey)) for grey, full in zip(GREY, end, strict=True))
+        draw.line([(left + column, top), (left + column, top + height)], colour)
+    font = ImageFont.load_default(max(9, width / 28))
+    for text, anchor, share in zip(ENDS, ("la", "ma", "ra"), (0, 0.5, 1), strict=True):
+        draw.text((left + share * width, top + 1.4 * height), text, TEXT, font, anchor)
+
+
+def _font(text: str, size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font if it has all characters, otherwise the font of the machine that lacks the fewest."""
+    fonts = [ImageFont.load_default(size)]
+    for name in () if text.isascii() else FONTS:
+        with suppress(OSError):  # this machine does not have it
+            fonts.append(ImageFont.truetype(name, size))
+    return min(fonts, key=lambda font: _missing(text, font))
+
+
+def _missing(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> int:
+    """The number of characters for which a font draws a box."""
+    box = bytes(font.getmask("\uffff"))
+    return sum(bytes(font.getmask(each)) == box for each in set(text))
+
+
+def wrapped(title: str, width: float, length: Callable[[str], float], most: int = 2) -> list[str]:
+    """Wrap a title to lines of at most `width`; if there are more than `most`, it is shortened before its last word.
+
+    Args:
+        title: words; a word that is wider than a line is broken.
+        width: width of a line.
+        length: measures the width of a text.
+        most: largest number of lines.
+
+    >>> wrapped("a very long name 0.83", 9, len)
+    ['a very', 'lon… 0.83']
+    """
+    text = " ".join(title.split())
+    start, _, last = text.rpartition(" ")
+    if not start or len(last) > 20:
+        start, last = text, ""
+
+    def lines(kept: int) -> list[str]:
+        """The lines with this many characters of the start."""
+        shortened = f"{start[:kept].rstrip()}… {last}".rstrip()
+        return _lines(text if kept == len(start) else shortened, width, length)
+
+    too_many = bisect_left(range(1, len(start) + 1), True, key=lambda kept: len(lines(kept)) > most)
+    return lines(too_many)[:most]
+
+
+def _lines(text: str, width: float, length: Callable[[str], float]) -> list[str]:
+    lines = []
+    while text:
+        fitting = max(1, bisect_right(range(1, len(text) + 1), width, key=lambda end: length(text[:end])))
+        space = text.rfind(" ", 0, fitting + 1)
+        end = fitting if fitting == len(text) or space <= 0 else space
+        lines.append(text[:end])
+        text = text[end:].lstrip()
+    return lines

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchvision.transforms.functional import to_pil_image
 
 from explainers.report.differences import compared, difference_tables
 from explainers.report.gallery import Picture, write_gallery
-from explainers.report.overlays import draw_heatmaps, overlay
+from explainers.report.heatmap_figure import draw_heatmaps
+from explainers.report.overlays import annotated
 from explainers.report.pictures import of_other_settings, picture_file, read_pictures
 from explainers.report.tables import Reference, in_all_formats
 from explainers.results.reading import Results, load, read_columns, read_results
@@ -138,11 +138,12 @@ def _write_overlays(pictures: Sequence[Picture], folder: Path, every_class: bool
         image = file_name(Path(picture.name).stem, 120)
         for explainer, heatmaps in picture.heatmaps.items():
             for own, heatmap in list(heatmaps.items())[: None if every_class else 1]:
+                drawn = annotated(picture.image, heatmap, f"{own} {picture.classes[own]:.2f}")
                 of_class = f"_{file_name(own, 40)}" if every_class and len(heatmaps) > 1 else ""
                 path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}{of_class}.png"
                 earlier.discard(path)
                 with atomic(path) as unfinished:
-                    to_pil_image(overlay(picture.image, heatmap)).save(unfinished)
+                    drawn.save(unfinished)
     for path in earlier:
         path.unlink()
 

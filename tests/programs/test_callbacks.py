@@ -12,7 +12,7 @@ from callbacks.throughput import Throughput
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers.report.overlays import draw_heatmaps
+from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.tve import TVE
 
 QUIET = {
