@@ -1,8 +1,9 @@
 """The exception class for errors that the user can fix, and checks of arguments that raise it."""
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
@@ -41,6 +42,21 @@ pip install 'transferable-explainers[app]'
         raise InputError(
             f"expected {wanted}, got an installation without it: pip install 'transferable-explainers[{extra}]'"
         ) from error
+
+
+def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
+    """Suggest the most similar names, or list them all.
+
+    >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
+    'did you mean trainer.max_epochs?'
+    >>> meant("classes", ["seed", "fit"], ["evaluation.classes"])
+    'did you mean evaluation.classes?'
+    >>> meant("x", ["seed", "fit"])
+    'there are seed, fit'
+    """
+    similar, less_similar = (difflib.get_close_matches(name, known, 3, cutoff) for cutoff in (0.7, 0.5))
+    suggested = similar or list(others)[:3] or less_similar
+    return f"did you mean {', '.join(suggested)}?" if suggested else f"there are {', '.join(known) or 'none'}"
 
 
 def check_positive(**numbers: float) -> None:

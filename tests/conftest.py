@@ -115,6 +115,19 @@ def seeded():
 
 
 @pytest.fixture
+def no_sockets(monkeypatch):
+    """Fail at any attempt to open a connection or to look up an address."""
+    import socket
+
+    def refused(*args, **settings):
+        raise OSError("no connection in this test")
+
+    for name in ("create_connection", "getaddrinfo", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refused)
+    monkeypatch.setattr(socket.socket, "connect", refused)
+
+
+@pytest.fixture
 def make_model():
     return timm_model
 

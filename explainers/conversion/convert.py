@@ -1,15 +1,14 @@
 """Any model as a model to explain: timm's as they are, others converted to timm's architecture."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import timm
 from torch import nn
 
 from explainers.conversion.settings import Statistics, with_settings
 from explainers.errors import InputError
 from explainers.target import TargetModel
+from explainers.target.fetching import timm_model
 
 
 def as_target(
@@ -39,7 +38,7 @@ def as_target(
             return model
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
     if isinstance(model, str):
-        return with_settings(TargetModel(_by_name(model, weights)).eval(), mean, std, image_size, classes)
+        return with_settings(TargetModel(timm_model(model, weights)).eval(), mean, std, image_size, classes)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
@@ -48,7 +47,3 @@ def as_target(
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     return with_settings(TargetModel(model).eval(), mean, std, image_size, classes)
-
-
-def _by_name(name: str, weights: str | Path | None) -> Any:
-    return timm.create_model(name, pretrained=weights is None, checkpoint_path=str(weights or ""))

@@ -1,9 +1,8 @@
 """Checks of a config before anything is built from it: its keys and values, and what a misspelt key may mean."""
 
-import difflib
 import inspect
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -14,7 +13,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from explainers.errors import InputError, check_range
+from explainers.errors import InputError, check_range, meant
 
 OF_PARTS = ("blocks", "direct", "evaluation", "grid")
 """Keys at the top of a config that one group sets for others, which may not read them."""
@@ -89,21 +88,6 @@ def dotted_keys(node: Any, path: str = "") -> Iterator[str]:
     for name in map(str, names):
         yield f"{path}.{name}".lstrip(".")
         yield from dotted_keys(node._get_node(name), f"{path}.{name}")
-
-
-def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> str:
-    """Suggest the most similar names, or list them all.
-
-    >>> meant("trainer.max_epoch", ["trainer.max_epochs", "trainer.devices"])
-    'did you mean trainer.max_epochs?'
-    >>> meant("classes", ["seed", "fit"], ["evaluation.classes"])
-    'did you mean evaluation.classes?'
-    >>> meant("x", ["seed", "fit"])
-    'there are seed, fit'
-    """
-    similar, less_similar = (difflib.get_close_matches(name, known, 3, cutoff) for cutoff in (0.7, 0.5))
-    suggested = similar or list(others)[:3] or less_similar
-    return f"did you mean {', '.join(suggested)}?" if suggested else f"there are {', '.join(known) or 'none'}"
 
 
 def check_types(node: Any, **own: type) -> None:

@@ -19,9 +19,9 @@ from omegaconf.errors import (
 )
 from safetensors import SafetensorError
 
-from explainers.errors import InputError
-from explainers.running.keys import meant, unknown_key
-from explainers.running.targets import similar_targets
+from explainers.errors import InputError, meant
+from explainers.running.keys import unknown_key
+from explainers.target.fetching import similar_targets
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"

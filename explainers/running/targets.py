@@ -1,12 +1,10 @@
 """Targets by their names in timm: `target=vit_small_patch16_224` needs no file, and settings follow from the model."""
 
 import json
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
@@ -19,31 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.running.keys import meant
 from explainers.target import TargetModel
+from explainers.target.fetching import is_in_timm, similar_targets
 from explainers.training.trunk import default_blocks
 from explainers.transformer.direct_paths import default_direct
-
-
-def is_in_timm(name: str) -> bool:
-    """Whether timm has a model of this name, with or without the tag of its weights.
-
-    >>> is_in_timm("vit_small_patch16_224"), is_in_timm("vit_small_patch16_224.augreg_in1k"), is_in_timm("vit_tiny")
-    (True, True, False)
-    """
-    return timm.is_model(name) and ("." not in name or timm.models.is_model_pretrained(name))
-
-
-def similar_targets(name: str, files: Sequence[str] = ()) -> str:
-    """Suggest the most similar names of files and of timm's models, or say which there are.
-
-    Args:
-        name: a name that is neither.
-        files: names in configs/target.
-    """
-    suggestion = meant(name, [*files, *timm.list_models(), *timm.list_pretrained()])
-    every = ", ".join([*files, "all names of timm.list_models()"])
-    return suggestion if suggestion.startswith("did you mean") else f"there are {every}"
 
 
 class TimmTargets(ConfigSource):

@@ -14,6 +14,7 @@ from typing import Any
 import timm
 
 from explainers.errors import InputError
+from explainers.target.fetching import create_model
 
 PERMITTED: Mapping[str, tuple[str, ...]] = {
     "grid": ("explainers.masking.PatchGrid",),
@@ -52,6 +53,7 @@ def build(settings: Any) -> Any:
     if "_target_" not in settings:
         return arguments
     kind = imported(settings["_target_"])
+    kind = create_model if kind is timm.create_model else kind  # weights in the cache need no connection
     return partial(kind, **arguments) if settings.get("_partial_") else kind(**arguments)
 
 
