@@ -21,7 +21,7 @@ from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
-from explainers.posthoc.names import build, build_all
+from explainers.posthoc.names import build, build_all, methods_for
 from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
 from explainers.posthoc.token_tm import TokenTM
@@ -80,4 +80,5 @@ __all__ = [
     "build",
     "build_all",
     "libra",
+    "methods_for",
 ]

@@ -28,6 +28,30 @@ def method_names() -> list[str]:
     return sorted(set(classes) - set(AGGREGATIONS))
 
 
+def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]:
+    """List the names of the methods that explain a model: those that can be built, because a method says then what it
+    lacks.
+
+    Args:
+        target: the model to explain.
+        grid: the patches that are explained; `None` for the model's own.
+
+    >>> import timm
+    >>> methods_for(TargetModel(timm.create_model("test_resnet", num_classes=2)))[:4]
+    ['Chance', 'DeepLift', 'GradientSHAP', 'GreedyOrder']
+    """
+    grid = target.grid if grid is None else grid
+
+    def builds(method: str) -> bool:
+        try:
+            build(method, target, grid)
+        except InputError:
+            return False
+        return True
+
+    return [method for method in method_names() if builds(method)]
+
+
 def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a method by its name.
 

@@ -38,7 +38,7 @@ def own_grid(backbone: Any) -> PatchGrid:
             f" ++target.model.img_size={min(height, width)}"
         )
     own = own_patch_size(backbone)
-    patch = own or OTHERWISE
+    patch: int = own or getattr(backbone, "default_patch_size", OTHERWISE)
     covered = height - height % patch
     if covered != height and (own or getattr(embed, "strict_img_size", False)):
         raise InputError(
