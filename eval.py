@@ -25,6 +25,7 @@ from explainers.running.processes import check_number_of_images, launch, total_p
 from explainers.running.record import start_record
 from explainers.running.resuming import SharedRun, UnfinishedTest
 from explainers.running.trainer import build_all, build_trainer
+from explainers.running.weights import use_weights
 from explainers.saved.files import atomic, file_name
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -33,6 +34,7 @@ CONFIGS = Path(__file__).parent / "configs"
 def evaluate(cfg: DictConfig) -> None:
     """Write `results.json`, tables, figures, and heatmaps of every task to the folder of the run."""
     check(cfg)
+    use_weights(cfg)
     data = {task: build_named("tasks", str(task), settings.get("data")) for task, settings in cfg.tasks.items()}
     for images in data.values():
         images.setup("test")  # missing images of the last task are reported before the first task is measured
@@ -55,7 +57,7 @@ def evaluate(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise an InputError for settings that nothing reads, that have a wrong type, or that leave nothing to do."""
-    check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool, differences=str)
+    check_settings(cfg, CONFIGS / "eval.yaml", seed=int, fresh=bool, overlays=bool, differences=str, weights=str)
     if cfg.overlays and not cfg.pictures:
         raise InputError("expected pictures, which overlays=true draws, got pictures=null: remove one of the two")
     instantiate(cfg.get("reference"))  # an unknown name is reported before hours of measuring

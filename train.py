@@ -23,6 +23,7 @@ from explainers.running.processes import check_number_of_images, launch
 from explainers.running.record import read_json, start_record
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
 from explainers.running.trainer import build_all, build_trainer
+from explainers.running.weights import use_weights
 from explainers.saved.files import write_atomically
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -30,7 +31,8 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
-    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool)
+    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, weights=str)
+    use_weights(cfg)
     folder, start = run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
     step, metrics = progress_of(checkpoint)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from datamodules.fingerprints import digest
+from datamodules.splitting import own_folder, part_of
 from datamodules.truth import Crop, Truth, short_side
 from explainers.decoding import CorruptImage, read_image
 from explainers.errors import InputError, check_distinct, check_positive
@@ -126,19 +127,35 @@ class ImageFiles(Dataset[Sample | None]):
 
 
 def unlabelled_images(
-    roots: Sequence[str],
+    roots: Sequence[str] | None,
     image_size: int,
     crop_fraction: float | None = 0.875,
     limit: int | None = None,
     skip_corrupt: bool = False,
     exclude: Sequence[str] = (),
+    root: str | None = None,
+    split: str = "train",
 ) -> ImageFiles:
     """All images below the folders `roots`, with label -1: pre-training needs no labels. See `ImageFiles`.
 
     Args:
         roots: folders, or files of single images.
         exclude: names of folders whose images are left out, such as classes to test on.
+        root: folder of the images of all splits in place of `roots`, see `own_folder`.
+        split: the split of `root`, train or val.
+
+    Raises:
+        InputError: if there is no folder, or no image in them.
     """
+    held_out = None
+    if root is not None:
+        folder, held_out = own_folder(root, "train", "val", split)
+        roots = [str(folder)]
+    if not roots:
+        raise InputError(
+            "expected a folder of images, got none: give data.root=my/images, or several as data.train.roots=[...] and"
+            " data.val.roots=[...]"
+        )
     places = [Path(root) if os.path.isfile(root) else existing_folder(root, "of images") for root in roots]
     check_distinct(roots=[str(place.resolve()) for place in places])
     files = [path for paths in list_images(places) for path in paths]
@@ -148,4 +165,5 @@ def unlabelled_images(
     paths = [path for path in files if path.parent.name not in exclude]
     if not paths:
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
+    paths = list(part_of(paths, held_out, root or ""))
     return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from datamodules.datasets import ImageFiles
 from datamodules.images import Images
+from datamodules.splitting import own_folder, part_of
 from explainers.errors import InputError
 from explainers.listing import existing_folder, list_images
 
@@ -17,6 +19,7 @@ def image_folder(
     limit: int | None = None,
     skip_corrupt: bool = False,
     half: int | None = None,
+    held_out: bool | None = None,
 ) -> ImageFiles:
     """Read labelled images, <root>/<class>/<file>.
 
@@ -30,6 +33,7 @@ def image_folder(
         skip_corrupt: see `ImageFiles`.
         half: 0 or 1 takes every second image, starting at that position, so that one folder gives two splits; `None`
             takes all images.
+        held_out: see `part_of`.
 
     Raises:
         InputError: if the folder is missing or holds no image in a subfolder.
@@ -42,12 +46,35 @@ def image_folder(
         raise InputError(
             f"expected {folder} to hold a subfolder of images per class, got {len(classes)} subfolders without images"
         )
+    deeper = [path for path, _ in files if path.parent.parent != folder]
+    if held_out is not None and deeper:
+        raise InputError(
+            f"expected {root} to hold train/ and val/, or a subfolder of images per class, got {deeper[0]}: correct the"
+            " path"
+        )
+    files = list(part_of(files, held_out, root))
     paths, labels = zip(*(files if half is None else files[half::2]), strict=True)
     return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
 
 
+def folder_of_split(root: str, splits: Mapping[str, str | None], split: str, *options: Any) -> ImageFiles:
+    """Read the images of a split, from its own folder or from one that all splits share, see `own_folder`.
+
+    Args:
+        root: folder that holds the splits.
+        splits: split → its folder below `root`.
+        split: the split.
+        options: arguments of `image_folder` after the folder, without `held_out`.
+    """
+    own, train, val = (splits.get(name) for name in (split, "train", "val"))
+    folder, held_out = own_folder(root, train, val, own) if own and train and val else (Path(root, own or ""), None)
+    return image_folder(folder, *options, held_out)
+
+
 class ImageFolders(Images):
     """Labelled images, <root>/<split>/<class>/<file>. Classes are numbered in the order of their sorted names.
+
+    Of a folder without these splits, <root>/<class>/<file>, every tenth image by name is for validation and tests.
 
     Args:
         root: folder that holds the splits.
@@ -86,7 +113,7 @@ class ImageFolders(Images):
             if splits.get(split) is None:
                 return None
             most = (limit or {}).get(split)
-            return partial(image_folder, f"{root}/{splits[split]}", image_size, crop_fraction, most, skip_corrupt, half)
+            return partial(folder_of_split, root, splits, split, image_size, crop_fraction, most, skip_corrupt, half)
 
         train, val, test = (
             build("train", None),

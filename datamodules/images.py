@@ -1,6 +1,7 @@
 """The datamodule of image data sets."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lightning import LightningDataModule
@@ -36,6 +37,8 @@ class Images(LightningDataModule):
         num_workers: loader processes, each with one thread; 0 decodes in the main process.
         seed: determines the training order.
         templates: prompts for text heads, with `{}` where the name of a class belongs; empty for general ones.
+        root: one folder for all splits, which is given to the functions that build the data sets; `None` for places of
+            their own.
     """
 
     def __init__(
@@ -48,10 +51,13 @@ class Images(LightningDataModule):
         num_workers: int = 4,
         seed: int = 0,
         templates: Sequence[str] = (),
+        root: str | None = None,
     ) -> None:
         super().__init__()
         check_loading(batch_size, eval_batch_size, num_workers)
-        self.builders = {"train": train, "val": val, "test": test}
+        builders: dict[str, Any] = {"train": train, "val": val, "test": test}
+        placed = {} if root is None else {split: {"root": root, "split": split} for split in builders}
+        self.builders = {split: build and partial(build, **placed.get(split, {})) for split, build in builders.items()}
         self.datasets: dict[str, Any] = {}
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size

@@ -19,7 +19,19 @@ from explainers.running.messages import DENIED, MENDED_BY
 from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
 
+
+
+def folder_name(path: str | None) -> str:
+    """A name for a run, from the name of the folder of its images; `images` if they have no common folder.
+
+    >>> folder_name("my/flowers/"), folder_name(None)
+    ('flowers', 'images')
+    """
+    return file_name(Path(path).resolve().name) if path else "images"
+
+
 OmegaConf.register_new_resolver("file_name", file_name, replace=True)
+OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
 
 
 class WritableFolder(Callback):

@@ -57,6 +57,9 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     known = [*own, *groups, *OF_PARTS, *interpolated]
     given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)  # interpolations in them stay
     added = re.findall(r"^\++(\w+)", "\n".join(given), re.MULTILINE)
+    places = [text for text in given if re.match(r"\+*data\.(root|train\.roots|val\.roots)=", text)]
+    if {"root", "roots"} <= {text.partition("=")[0].rpartition(".")[2] for text in places}:
+        raise InputError(f"expected data.root or the roots of each split, got {' and '.join(places)}: leave out one")
     unread = [(key, meant(key, known)) for key in added if key in cfg and key not in known]
     for name, settings in (cfg.get("tasks") or {}).items():
         unread += [(f"tasks.{name}.{key}", meant(str(key), OF_TASKS)) for key in settings if key not in OF_TASKS]

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from explainers.errors import InputError, meant
 from explainers.running.keys import unknown_key
-from explainers.target.fetching import similar_targets
+from explainers.target.fetching import difference, similar_targets
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
@@ -72,6 +72,11 @@ def of_the_run(error: BaseException) -> str | None:
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
     if isinstance(cause, OSError | SafetensorError):
         return _of_the_disk(cause)
+    if isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):  # a file that timm reads
+        return (
+            f"expected weights of this model, got others: {difference(cause)}; name the model that they belong to"
+            " (target=...), its number of classes (++target.model.num_classes=...), or another file (weights=...)"
+        )
     if isinstance(error, InstantiationException):  # Hydra's text has three lines
         text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
         return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)

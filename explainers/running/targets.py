@@ -19,6 +19,7 @@ from torch import nn
 from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.target.fetching import is_in_timm, similar_targets
+from explainers.target.removal import can_drop
 from explainers.training.trunk import default_blocks
 from explainers.transformer.direct_paths import default_direct
 
@@ -74,7 +75,7 @@ def of_model(name: str, *, _root_: DictConfig) -> Any:
     """Return a setting that follows from `target.model`; resolves `${of_model:blocks}` in configs/target/timm.yaml.
 
     Args:
-        name: `image_size`, `patch_size`, `blocks` or `direct`.
+        name: `image_size`, `patch_size`, `blocks`, `direct` or `removals`.
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
@@ -107,6 +108,7 @@ def _that_follow(settings: str) -> dict[str, Any]:
         "patch_size": target.grid.patch_size,
         "blocks": default_blocks(target),
         "direct": default_direct(target),
+        "removals": ["zero", "black", *["drop"] * can_drop(target)],
     }
 
 

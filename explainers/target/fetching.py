@@ -53,7 +53,7 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
         )
     except Exception as error:  # timm converts foreign formats, and fails in many ways on those it does not know
         raise InputError(
-            f"expected weights of {name} in {file}, got others: {_difference(error)}; name the model that they belong"
+            f"expected weights of {name} in {file}, got others: {difference(error)}; name the model that they belong"
             " to, or give another file"
         ) from error
     return model.eval()
@@ -198,7 +198,7 @@ def _rows(sizes: Mapping[str, Sequence[int]], name: str) -> int:
     return sizes[name][0] if sizes.get(name) else 0
 
 
-def _difference(error: Exception) -> str:
+def difference(error: Exception) -> str:
     """The first tensors that differ, from the message of PyTorch."""
     text = str(error)
     sizes = re.findall(r"size mismatch for (\S+): .*?Size\((\[[\d, ]*\])\) from.*?Size\((\[[\d, ]*\])\)", text)

@@ -15,10 +15,15 @@ from explainers.masking import PatchGrid, Removal, in_chunks, mask_pixels
 from explainers.target import TargetModel
 
 
+def can_drop(target: TargetModel) -> bool:
+    """Whether tokens of hidden patches can leave the sequence of this target (removal `drop`)."""
+    return isinstance(target.backbone, VisionTransformer | Eva)
+
+
 @checks_choices
 def check_removal(target: TargetModel, removal: Removal) -> None:
     """Raise an InputError unless this target supports `removal`."""
-    if removal == "drop" and not isinstance(target.backbone, VisionTransformer | Eva):
+    if removal == "drop" and not can_drop(target):
         raise InputError(
             f"expected a ViT for removal=drop, got {target.name}, which cannot drop tokens: take removal=zero or"
             " removal=black"

@@ -56,7 +56,7 @@ def test_a_missing_folder_is_named(data, tmp_path, no_download):
 def test_missing_images_of_the_last_task_show_before_the_first_is_measured(tmp_path, no_download):
     missing = ("+data@tasks.mine.data=folder", "+tasks.mine.target.head=null", f"data_dir={tmp_path / 'nothing'}")
     message = error(evaluate, *EVALUATION, *missing, "tasks.odd.data.size.test=4", folder=tmp_path / "run")
-    assert str(tmp_path / "nothing/val") in message
+    assert str(tmp_path / "nothing") in message
 
 
 def test_settings_of_a_task_or_an_explainer_that_is_not_asked_for_are_named(tmp_path):

@@ -1,0 +1,103 @@
+"""`weights=FILE` is the run, and the results, of the longer settings that it stands for."""
+
+from functools import partial
+
+import pytest
+from commands import DIGITS, NO_FIGURES, NO_PICTURES, QUIET, TINY_RUN, composed, evaluate, train
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+from explainers.running.record import start_record
+from explainers.running.weights import use_weights
+from explainers.saved.identity import weights_hash
+
+LONG = ("target.model.pretrained=false", "target.model.checkpoint_path={}")
+EVALUATION = ("tasks=[digits]", "tasks.digits.data.size.test=2", "evaluation.levels=2", *NO_FIGURES, *QUIET)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Weights of target=tiny."""
+    model = instantiate(composed("target=tiny", folder=tmp_path_factory.mktemp("cfg")).target.model)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_file(model.state_dict(), path)
+    return str(path)
+
+
+def resolved(*overrides, folder, config="train"):
+    cfg = composed(*overrides, folder=folder, config=config)
+    use_weights(cfg)
+    return OmegaConf.to_container(cfg, resolve=True)
+
+
+@pytest.mark.parametrize("config", ["train", "eval"])
+@pytest.mark.parametrize("target", ["vit_tiny", "resnet50", "vit_small_patch16_224", "digits"])
+def test_it_is_the_config_of_the_longer_settings(config, target, file, tmp_path):
+    given = [f"target={target}"]
+    for_this = partial(resolved, *given, folder=tmp_path, config=config)
+    short = for_this(f"weights={file}")
+    assert short == for_this(*(text.format(file) for text in LONG)) and "weights" not in short
+    assert short["target"]["model"]["checkpoint_path"] == file
+    assert for_this() == OmegaConf.to_container(composed(*given, folder=tmp_path, config=config), resolve=True) | (
+        {"weights": ...}
+    ) or "weights" not in for_this()
+
+
+def test_of_a_model_at_another_size_it_is_the_file_whose_position_embedding_timm_resizes(file, tmp_path):
+    model = resolved("experiment=vector_vit_tiny_source", f"weights={file}", folder=tmp_path)["target"]["model"]
+    assert model["pretrained"] and model["pretrained_cfg_overlay"] == {"file": file} and not model["checkpoint_path"]
+
+
+def test_a_run_goes_on_whichever_way_its_weights_are_given(file, tmp_path):
+    """And is that of the file's weights."""
+    for number, given in enumerate([(f"weights={file}",), [text.format(file) for text in LONG], ()]):
+        cfg = composed("experiment=quickstart_tve", "target=tiny", *given, folder=tmp_path)
+        use_weights(cfg)
+        if number == 2:
+            with pytest.raises(Exception, match="holds a run of another config: target.model.checkpoint_path"):
+                start_record(cfg, tmp_path, may_differ=False)
+        else:
+            start_record(cfg, tmp_path, may_differ=False)
+            assert file in (tmp_path / "versions.json").read_text()
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+
+
+def test_results_are_comparable_whichever_way_the_weights_are_given(file, tmp_path, capsys):
+    """The second command measures nothing again."""
+    evaluate(*EVALUATION, "target=tiny", f"weights={file}", folder=tmp_path)
+    capsys.readouterr()
+    evaluate(*EVALUATION, "target=tiny", *(text.format(file) for text in LONG), folder=tmp_path)
+    assert "forward passes each" not in capsys.readouterr().out
+
+
+def refused(function, *overrides, folder):
+    with pytest.raises(SystemExit) as ending:
+        function(*overrides, folder=folder)
+    assert "\n" not in ending.value.code
+    return ending.value.code
+
+
+def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
+    run = (*TINY_RUN, *DIGITS, NO_PICTURES)
+    message = refused(train, *run, "weights=gone.safetensors", folder=tmp_path)
+    assert "expected a file of weights, got weights=gone.safetensors: there is no such file" in message
+    message = refused(train, *run, f"weights={file}", f"target.model.checkpoint_path={file}", folder=tmp_path)
+    assert f"expected weights or target.model.checkpoint_path, got weights={file} and" in message
+    message = refused(train, *run, f"weights={file}", "target.model.num_classes=7", folder=tmp_path)
+    assert "head.weight" in message and "[10, 48]" in message and "[7, 48]" in message
+    message = refused(evaluate, *EVALUATION, "target=vit_tiny", f"weights={file}", folder=tmp_path)
+    assert "expected weights of" in message and "[1, 65, 48]" in message
+    (tmp_path / "own.yaml").write_text("no weights")
+    message = refused(train, *run, f"weights={tmp_path / 'own.yaml'}", folder=tmp_path)
+    assert "expected weights" in message
+    cfg = composed(*run, f"weights={file}", folder=tmp_path)
+    cfg.target = {"_target_": "explainers.target.TargetModel", "model": {"_target_": "my.Model"}}
+    with pytest.raises(Exception, match=r"expected a target of timm for weights=.*, got target=tiny: set its own"):
+        use_weights(cfg)
+
+
+def test_the_weights_are_those_of_the_file(file, tmp_path):
+    cfg = composed("target=tiny", f"weights={file}", folder=tmp_path)
+    use_weights(cfg)
+    assert len({weights_hash(instantiate(cfg.target).backbone) for _ in range(2)}) == 1
