@@ -67,4 +67,3 @@ def part_of(files: Sequence[File], held_out: bool | None, root: str | Path) -> S
         stacklevel=2,
     )
     return tenth
-

@@ -20,7 +20,6 @@ from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
 
 
-
 def folder_name(path: str | None) -> str:
     """A name for a run, from the name of the folder of its images; `images` if they have no common folder.
 

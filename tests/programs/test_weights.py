@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from explainers.running.record import start_record
 from explainers.running.weights import use_weights
-from explainers.saved.identity import weights_hash
 
 LONG = ("target.model.pretrained=false", "target.model.checkpoint_path={}")
 EVALUATION = ("tasks=[digits]", "tasks.digits.data.size.test=2", "evaluation.levels=2", *NO_FIGURES, *QUIET)
@@ -31,17 +30,15 @@ def resolved(*overrides, folder, config="train"):
     return OmegaConf.to_container(cfg, resolve=True)
 
 
-@pytest.mark.parametrize("config", ["train", "eval"])
-@pytest.mark.parametrize("target", ["vit_tiny", "resnet50", "vit_small_patch16_224", "digits"])
+@pytest.mark.parametrize(
+    ("config", "target"), [("train", "vit_tiny_r_s16_p8_224"), ("eval", "resnet50"), ("train", "digits")]
+)
 def test_it_is_the_config_of_the_longer_settings(config, target, file, tmp_path):
     given = [f"target={target}"]
     for_this = partial(resolved, *given, folder=tmp_path, config=config)
     short = for_this(f"weights={file}")
     assert short == for_this(*(text.format(file) for text in LONG)) and "weights" not in short
     assert short["target"]["model"]["checkpoint_path"] == file
-    assert for_this() == OmegaConf.to_container(composed(*given, folder=tmp_path, config=config), resolve=True) | (
-        {"weights": ...}
-    ) or "weights" not in for_this()
 
 
 def test_of_a_model_at_another_size_it_is_the_file_whose_position_embedding_timm_resizes(file, tmp_path):
@@ -87,7 +84,9 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     message = refused(train, *run, f"weights={file}", "target.model.num_classes=7", folder=tmp_path)
     assert "head.weight" in message and "[10, 48]" in message and "[7, 48]" in message
     message = refused(evaluate, *EVALUATION, "target=vit_tiny", f"weights={file}", folder=tmp_path)
-    assert "expected weights of" in message and "[1, 65, 48]" in message
+    assert (
+        "expected weights of this model, got others: cls_token has the shape [1, 1, 48] and not [1, 1, 192]" in message
+    )
     (tmp_path / "own.yaml").write_text("no weights")
     message = refused(train, *run, f"weights={tmp_path / 'own.yaml'}", folder=tmp_path)
     assert "expected weights" in message
@@ -95,9 +94,3 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     cfg.target = {"_target_": "explainers.target.TargetModel", "model": {"_target_": "my.Model"}}
     with pytest.raises(Exception, match=r"expected a target of timm for weights=.*, got target=tiny: set its own"):
         use_weights(cfg)
-
-
-def test_the_weights_are_those_of_the_file(file, tmp_path):
-    cfg = composed("target=tiny", f"weights={file}", folder=tmp_path)
-    use_weights(cfg)
-    assert len({weights_hash(instantiate(cfg.target).backbone) for _ in range(2)}) == 1
