@@ -1,20 +1,118 @@
 """Chooses the explainer that fits a model."""
 
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from explainers import Explainer
+import torch
+
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.posthoc.names import labelled
+from explainers.share import load
+from explainers.share.catalogue import ORDER, for_target, not_shipped, training_command
 from explainers.target import TargetModel
 
+FITTING: tuple[Any, ...] = ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion")
+"""Methods that `auto` tries in this order, if no trained explainer is known: for transformers, CNNs, and any model."""
 
-def choose(target: TargetModel, method: Any = "auto") -> tuple[Explainer, str]:
+CHEAP = 25
+"""Largest number of forward passes of an explainer that is tried before it is chosen."""
+
+
+def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
     """Build an explainer of a model.
 
     Args:
         target: the model to explain.
-        method: `auto`; the name of a shipped explainer, such as `anyhead`; a method of `explainers.posthoc`, such as
-            `RISE`, or with options `{"RISE": {"masks": 500}}`; the folder of a trained explainer; or an explainer.
+        method: `auto`: the trained explainer that is shipped for this backbone, else the first of `FITTING` that
+            explains the model; a line says which. Or the name of a shipped explainer, such as `anyhead`; a method of
+            `explainers.posthoc`, such as `RISE`, or `{"RISE": {"masks": 500}}` with options; the folder of a trained
+            explainer, or its name on the Hugging Face Hub, `hf://user/name`; or an explainer.
 
     Returns:
         The explainer, and its label.
+
+    Raises:
+        InputError: if there is no such method, or it cannot explain this model.
     """
-    raise NotImplementedError
+    if isinstance(method, str) and method == "auto":
+        return _fitting(target)
+    if isinstance(method, str) and method.lower() in ORDER:
+        return _named(_shipped(target, method.lower()))
+    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method).is_dir()):
+        return _named(load(method, target=target))
+    if isinstance(method, str | Mapping):
+        ((label, (name, options)),) = _entries(method)
+        return posthoc.build(name, target, target.grid, options), label
+    if isinstance(method, type) or not callable(method):
+        raise InputError(f"expected method auto, a name, a folder or an explainer, got {method!r:.80}")
+    explained = getattr(method, "target", None)
+    if isinstance(explained, TargetModel) and explained.identity() != target.identity():
+        raise InputError(
+            f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
+            " explainer.target"
+        )
+    return _named(method)
+
+
+def _entries(method: str | Mapping[str, Any]) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+    """The label, name and options of a method."""
+    entries = list(labelled([method]).items())
+    if len(entries) != 1:
+        raise InputError(f"expected one method, got {len(entries)}: give one value for each option")
+    return entries
+
+
+def _named(explainer: Any) -> tuple[Any, str]:
+    """An explainer and its label: the name of its class, or of a function."""
+    return explainer, getattr(explainer, "__name__", type(explainer).__name__)
+
+
+def _shipped(target: TargetModel, explainer: str) -> Any:
+    """Load the explainer of this name that is shipped for a backbone."""
+    for known in for_target(target):
+        if known.explainer == explainer:
+            return load(known.folder, target=target)
+    raise not_shipped(target, explainer)
+
+
+def _fitting(target: TargetModel) -> tuple[Any, str]:
+    """The trained explainer of a backbone, or the first method that explains the model, which a line then says."""
+    reasons = []
+    for known in for_target(target):
+        try:
+            return _named(_tried(load(known.folder, target=target), target))
+        except InputError as error:
+            reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
+    why = "; ".join(reasons) or f"no trained explainer is shipped for this backbone ({training_command()} trains one)"
+    for method in FITTING:
+        try:
+            explainer, label = choose(target, method)
+            _tried(explainer, target)
+        except InputError as error:
+            reasons.append(f"{method}: {error}")
+            continue
+        passes = getattr(explainer, "forward_passes", 1)
+        cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""
+        tell(f"{target.name}: {label} explains it{cost}; {why}")
+        return explainer, label
+    raise InputError(f"expected a model that can be explained, got {target.name}: {'; '.join(reasons)}")
+
+
+@torch.no_grad()
+def _tried(explainer: Any, target: TargetModel) -> Any:
+    """Let an explainer that is fast explain a grey image, and return it; an InputError says what the model lacks."""
+    side = target.grid.image_size
+    grey = torch.full((1, 3, side, side), 128, dtype=torch.uint8, device=target.mean.device)
+    if getattr(explainer, "forward_passes", 1) <= CHEAP:
+        explainer(grey, torch.zeros(1, dtype=torch.long, device=grey.device))
+    return explainer
+
+
+@cache
+def tell(line: str) -> None:
+    """Print a line to the standard error, once."""
+    print(line, file=sys.stderr, flush=True)

@@ -37,7 +37,7 @@ class Explanation:
         name: name of the image's file, or its number.
         probabilities: of all classes, (K,).
         names: readable names of all classes.
-        explained: the class of the heatmap.
+        index: the class of the heatmap.
         heatmap: (P, P); higher is more important.
         method: what computed the heatmap.
         model: name of the explained model.
@@ -49,12 +49,17 @@ class Explanation:
     name: str
     probabilities: Tensor
     names: Sequence[str]
-    explained: ExplainedClass
+    index: int
     heatmap: Tensor
     method: str
     model: str
     top: int
     heatmap_of: Callable[[int], Tensor]
+
+    @property
+    def explained(self) -> ExplainedClass:
+        """The class of the heatmap."""
+        return self._class(self.index)
 
     @property
     def classes(self) -> list[ExplainedClass]:
@@ -71,7 +76,7 @@ class Explanation:
             InputError: if there is no such class; the message names similar ones.
         """
         index = class_index(wanted, self.names)
-        return replace(self, explained=self._class(index), heatmap=self.heatmap_of(index))
+        return replace(self, index=index, heatmap=self.heatmap_of(index))
 
     def picture(
         self, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True

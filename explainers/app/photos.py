@@ -1,8 +1,7 @@
 """Images as people have them: files, folders, PIL images, arrays and tensors become the squares that a model sees."""
 
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from explainers.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
 from explainers.errors import InputError
-from explainers.listing import list_images, several
+from explainers.listing import list_images
 from explainers.saved.files import printable
 
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
@@ -48,7 +47,7 @@ def photos_of(images: Any) -> list[Photo]:
         InputError: for anything else, a missing file, or no image at all.
     """
     listed = [images] if is_single(images) or isinstance(images, Tensor | np.ndarray | str | Path) else images
-    if isinstance(listed, Mapping) or not isinstance(listed, Iterable):
+    if isinstance(listed, Mapping | bytes) or not isinstance(listed, Iterable):
         raise InputError(f"expected {ACCEPTED}, got {type(images).__name__}")
     photos: list[Photo] = []
     for each in listed:
@@ -77,7 +76,7 @@ def _photos(image: Any, number: int) -> list[Photo]:
         name = printable(Path(getattr(image, "filename", "") or f"image {number}").name)
         return [Photo(name, partial(_converted, image, name))]
     if isinstance(image, Tensor):
-        image = image.detach().cpu().numpy() if image.dtype != torch.bfloat16 else image.detach().float().cpu().numpy()
+        image = image.detach().to("cpu", torch.float32 if image.is_floating_point() else image.dtype).numpy()
     if not isinstance(image, np.ndarray):
         raise InputError(f"expected {ACCEPTED}, got {type(image).__name__}")
     batch = image if image.ndim == 4 else image[None]
@@ -138,29 +137,19 @@ def _as_pil(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def squares(photos: Sequence[Photo], size: int, resampling: Image.Resampling) -> tuple[list[Photo], Tensor]:
-    """Decode photos to what a model sees of them, see `middle_square`; broken files of folders are left out.
+def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | None:
+    """Decode what a model sees of a photo: uint8 (3, size, size), see `middle_square`.
 
     Returns:
-        The photos that could be decoded, and their pixels, uint8 (B, 3, size, size).
+        The pixels; `None` for a broken file of a folder.
+
+    Raises:
+        CorruptImage: for a broken file that is not of a folder.
     """
-    readable = []
-    pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
-    for photo in photos:
-        try:
-            square = middle_square(photo.decode(), size, resampling)
-        except CorruptImage:
-            if not photo.in_folder:
-                raise
-            continue
-        readable.append(photo)
-        pixels.append(torch.from_numpy(np.array(square)).permute(2, 0, 1)[None])
-    return readable, torch.cat(pixels)
-
-
-def tell_left_out(photos: Sequence[Photo]) -> None:
-    """Warn of files in folders that could not be decoded."""
-    if photos:
-        warnings.warn(
-            f"left out: {several([Path(photo.name) for photo in photos])} that cannot be decoded", stacklevel=2
-        )
+    try:
+        square = middle_square(photo.decode(), size, resampling)
+    except CorruptImage:
+        if photo.in_folder:
+            return None
+        raise
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()

@@ -1,9 +1,25 @@
-"""The trained explainers that are shipped with this package."""
+"""The trained explainers that are shipped with this package, a folder for each model and explainer."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import timm
+
+from explainers.errors import InputError
+from explainers.saved.weights import read_weights
+from explainers.target import TargetModel
+
+SHIPPED = Path(__file__).parents[1] / "shipped"
+"""Holds `<name of the model in timm, with its tag>/<explainer>/`, folders that `shipping.ship` writes."""
+
+WEIGHTS = "explainer.safetensors"
+MEASURED = "measured.json"
+
+ORDER = ("anyhead", "tve")
+"""Explainers of a model, the preferred one first."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +30,8 @@ class Available:
         name: name of the model in timm, with the tag of its weights.
         explainer: what explains it, such as `anyhead`.
         bytes: size of its weights.
-        measured: name of a number → explainer or method → value.
-        command: the command that trains one for another backbone.
+        measured: name of a number → explainer or method → value; and `settings` of the measurement.
+        command: the command that trains one for another model.
         folder: where it is.
     """
 
@@ -26,11 +42,96 @@ class Available:
     command: str
     folder: Path
 
+    def __repr__(self) -> str:
+        lines = [f"{self.name}  {self.explainer}  {self.bytes / 1e6:.1f} MB"]
+        for number, values in self.measured.items():
+            if number != "settings":
+                lines.append(f"  {number}: " + ", ".join(f"{name} {_shown(value)}" for name, value in values.items()))
+        settings = self.measured.get("settings", {})
+        lines += ["  measured with " + ", ".join(f"{key}={value}" for key, value in settings.items())] * bool(settings)
+        return "\n".join(lines)
+
 
 class Catalogue(list[Available]):
     """Trained explainers, shown as a table."""
 
+    def __repr__(self) -> str:
+        if not self:
+            return "no trained explainer is shipped with this installation"
+        commands = dict.fromkeys(each.command for each in self)
+        return "\n".join([*map(repr, self), "", "For another model:", *(f"  {command}" for command in commands)])
+
 
 def available() -> Catalogue:
-    """List the trained explainers that are shipped with this package."""
-    return Catalogue()
+    """List the trained explainers that are shipped with this package.
+
+    >>> isinstance(available(), list)
+    True
+    """
+    folders = sorted(SHIPPED.glob("*/*"), key=lambda folder: (folder.parent.name, _rank(folder)))
+    return Catalogue(_read(folder) for folder in folders if (folder / WEIGHTS).is_file())
+
+
+def _read(folder: Path) -> Available:
+    measured = folder / MEASURED
+    return Available(
+        name=folder.parent.name,
+        explainer=folder.name,
+        bytes=(folder / WEIGHTS).stat().st_size,
+        measured=json.loads(measured.read_text()) if measured.is_file() else {},
+        command=training_command(folder.name),
+        folder=folder,
+    )
+
+
+def training_command(explainer: str = ORDER[0], model: str = "<name in timm>") -> str:
+    """The command that trains an explainer of a model, in the checkout.
+
+    >>> training_command("anyhead", "deit_tiny_patch16_224")
+    'python train.py experiment=anyhead target=deit_tiny_patch16_224 data.root=<folder of images>'
+    """
+    return f"python train.py experiment={explainer} target={model} data.root=<folder of images>"
+
+
+def shipped(name: str) -> Available | None:
+    """Find a trained explainer by the name of its model in timm; `None` if there is none.
+
+    Args:
+        name: the name, without a tag for the weights that timm takes by default. `/tve` at its end chooses an
+            explainer; without it, the first one in `ORDER` is taken.
+    """
+    model, _, explainer = name.partition("/")
+    tagged = model if "." in model else _with_default_tag(model)
+    return next((each for each in available() if each.name == tagged and explainer in ("", each.explainer)), None)
+
+
+def _with_default_tag(model: str) -> str:
+    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    return f"{model}.{config.tag}" if config is not None and config.tag else model
+
+
+def for_target(target: TargetModel) -> Catalogue:
+    """List the trained explainers of a model's backbone, whatever the model is called and wherever it comes from."""
+    identities = [(each, read_weights(each.folder / WEIGHTS)[0].get("target", {})) for each in available()]
+    alike = [(each, identity) for each, identity in identities if identity.get("embed_dim") == target.embed_dim]
+    if not alike:
+        return Catalogue()  # without a hash, which reads all weights
+    own = target.backbone_identity()["backbone_sha256"]
+    return Catalogue(each for each, identity in alike if identity.get("backbone_sha256") == own)
+
+
+def _rank(folder: Path) -> tuple[int, str]:
+    return (ORDER.index(folder.name) if folder.name in ORDER else len(ORDER)), folder.name
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def not_shipped(target: TargetModel, explainer: str) -> InputError:
+    """The error for an explainer that is not shipped for a model."""
+    known = ", ".join(each.name for each in available() if each.explainer == explainer) or "none"
+    return InputError(
+        f"expected a backbone for which {explainer} is shipped ({known}), got {target.name} with other weights: train"
+        f" one with `{training_command(explainer)}`, and give its folder"
+    )

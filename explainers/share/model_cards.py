@@ -19,6 +19,7 @@ def model_card(
     versions: Mapping[str, Any],
     table: str = "",
     license: str = "apache-2.0",
+    source: str = "hf://user/name",
 ) -> str:
     """Describe a trained explainer: Markdown with the front matter of the Hugging Face Hub.
 
@@ -30,6 +31,7 @@ def model_card(
         versions: content of the run's `versions.json`; it may be empty.
         table: results in Markdown; empty for none.
         license: licence of the weights, as the Hub names it.
+        source: what `load` finds the explainer by.
 
     >>> identity = {"target": {"backbone": "resnet50", "backbone_sha256": "c0ffee"}}
     >>> config = {"explainer": {"grid": {"image_size": 64, "patch_size": 8}}, "data": {"root": "images"}}
@@ -66,7 +68,7 @@ def model_card(
         f"for {side} × {side} patches of images of {size} × {size} pixels.",
         "## Use",
         "```python\nimport explainers\n\n"
-        'explainer = explainers.load("hf://user/name")  # this repository, or its folder\n'
+        f'explainer = explainers.load("{source}")  # or the folder of this file\n'
         "heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, P, P): the predicted classes\n```",
         "## Training",
         f"```\n{shlex.join(['python', *versions.get('command', ['train.py'])])}\n```",

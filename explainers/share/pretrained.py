@@ -12,12 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+import torch
 import yaml
 from huggingface_hub import HfApi
 
 from explainers.errors import InputError
 from explainers.saved.files import write_atomically
+from explainers.saved.weights import read_weights, save_weights
 from explainers.share.building import build, check_arguments, check_permitted
+from explainers.share.catalogue import available, shipped
 from explainers.share.loadable import Loadable, learned_explainer
 from explainers.share.model_cards import model_card
 from explainers.share.reading import (
@@ -63,7 +66,11 @@ class Pretrained(Loadable):
         return explainer
 
     def save_pretrained(
-        self, folder: str | Path, evaluation: str | Path | None = None, license: str = "apache-2.0"
+        self,
+        folder: str | Path,
+        evaluation: str | Path | None = None,
+        license: str = "apache-2.0",
+        half: bool = False,
     ) -> Path:
         """Write a folder that `load` reads, with a model card; returns its path.
 
@@ -71,6 +78,7 @@ class Pretrained(Loadable):
             folder: the folder, which may not exist yet.
             evaluation: folder of a run of eval.py, whose table goes into the model card; `None` for no table.
             license: licence of the weights, as the Hub names it; by default that of this project.
+            half: write weights of 16 bits, half as large; `load` makes 32 bits of them.
 
         Raises:
             InputError: for an explainer that was not built by `load`, because its config is not known.
@@ -85,6 +93,8 @@ class Pretrained(Loadable):
         config = yaml.safe_load(self.record[CONFIG])
         versions = json.loads(self.record.get(VERSIONS, "{}"))
         self.export(folder)
+        if half:
+            halve(folder / self.weights_file)
         for name, text in self.record.items():
             write_atomically(folder / name, text)
         what = (type(self).__doc__ or "").partition("\n")[0]
@@ -114,14 +124,24 @@ class Pretrained(Loadable):
             return hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="A trained explainer")
 
 
+def halve(path: Path) -> None:
+    """Replace the weights in a file by those of 16 bits. Single numbers, and what 16 bits cannot hold, keep 32."""
+    identity, weights = read_weights(path)
+    largest = torch.finfo(torch.half).max
+    for name, value in weights.items():
+        if value.is_floating_point() and value.numel() > 1 and value.abs().max() <= largest:
+            weights[name] = value.half()
+    save_weights(weights, path, identity)
+
+
 def load(
     source: str | Path, target: TargetModel | None = None, revision: str | None = None, trust_config: bool = False
 ) -> Any:
     """Load a trained explainer: one that learned to explain a target, or a model that explains itself.
 
     Args:
-        source: folder of a run of train.py, or of `save_pretrained`; or `hf://user/name`, a repository on the Hugging
-            Face Hub.
+        source: name of a model of timm for which an explainer is shipped, see `explainers.available`; folder of a run
+            of train.py, or of `save_pretrained`; or `hf://user/name`, a repository on the Hugging Face Hub.
         target: the model to explain; `None` builds the one of the config, which may need files of other runs.
         revision: branch, tag or commit of the repository; `None` for the latest.
         trust_config: build whatever the config names, such as a network of your own, and read weights of any format.
@@ -136,13 +156,14 @@ def load(
             explainer was trained for, or the config names something that it may not.
     """
     on_hub = isinstance(source, str) and source.startswith(HUB)
-    folder = downloaded(str(source), revision) if on_hub else Path(source)
+    known = shipped(source) if isinstance(source, str) and not on_hub else None
+    folder = downloaded(str(source), revision) if on_hub else Path(source) if known is None else known.folder
     if revision is not None and not on_hub:
         raise InputError(f"expected hf://user/name for revision={revision}, got {source}: folders have no revisions")
     if not folder.is_dir():
         raise InputError(
             f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
-            " folder; train with train.py, or correct the path"
+            f" folder{_names_shipped()}; train with train.py, or correct the path"
         )
     record = read_record(folder)
     settings = explainer_settings(record[CONFIG], folder)
@@ -174,3 +195,9 @@ def load(
     if isinstance(explainer, Pretrained):
         explainer.record = record
     return explainer.eval().requires_grad_(False)
+
+
+def _names_shipped() -> str:
+    """The models for which `load` finds an explainer without a folder, for a message."""
+    names = list(dict.fromkeys(each.name for each in available()))
+    return f", and explainers are shipped for {', '.join(names)} alone" if names else ""

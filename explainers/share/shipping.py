@@ -1,0 +1,114 @@
+"""Makes the folder of a trained explainer that is shipped with this package, without paths of a machine."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from explainers.errors import InputError
+from explainers.saved.files import write_atomically
+from explainers.saved.records import leaves
+from explainers.share.catalogue import MEASURED
+from explainers.share.loadable import learned_explainer
+from explainers.share.model_cards import model_card
+from explainers.share.pretrained import CARD, Pretrained, load
+from explainers.share.reading import CONFIG, VERSIONS
+from explainers.target import TargetModel
+
+
+def ship(
+    run: str | Path,
+    folder: str | Path,
+    model: str,
+    images: str,
+    command: str,
+    measured: Mapping[str, Mapping[str, Any]],
+    target: TargetModel | None = None,
+) -> Path:
+    """Write a trained explainer with weights of 16 bits, a model card and its measurements; returns the folder.
+
+    Args:
+        run: folder of the run of train.py.
+        folder: the folder to write, `explainers/shipped/<model>/<explainer>`.
+        model: name of the explained model in timm, with its tag; `load` takes its weights from timm.
+        images: which images it was trained on, and their licence, for the model card.
+        command: the command that trained it, with paths that mean something elsewhere.
+        measured: name of a number → explainer or method → value, with the trained explainer as one of them; `settings`
+            → setting → value says how it was measured.
+        target: the model to explain; `None` builds the one of the run.
+
+    Raises:
+        InputError: if a path of this machine would be left in the folder, or the measurements have another form.
+    """
+    folder = Path(folder)
+    _check_measured(measured)
+    explainer: Pretrained = load(run, target=target)
+    config = portable(yaml.safe_load(explainer.record[CONFIG]), model) | {"data": {"images": images}}
+    packages = json.loads(explainer.record.get(VERSIONS, "{}")).get("packages", {})
+    versions = {"command": command.removeprefix("python ").split(), "packages": packages}
+    _check_paths({CONFIG: config, VERSIONS: versions})
+    explainer.record = {
+        CONFIG: yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        VERSIONS: json.dumps(versions, indent=2) + "\n",
+    }
+    explainer.save_pretrained(folder, half=True)
+    kind = type(explainer)
+    what = (kind.__doc__ or "").partition("\n")[0]
+    card = model_card(
+        kind.__name__, what, explainer.identity(), config, versions, table_of(measured), source=folder.parent.name
+    )
+    write_atomically(folder / CARD, card)
+    write_atomically(folder / MEASURED, json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
+    return folder
+
+
+def portable(config: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """The part of a run's config that loads its explainer, with the model to explain as timm has it.
+
+    Args:
+        config: the resolved config.
+        model: name of the explained model in timm, with its tag.
+    """
+    settings = dict(config["explainer"])
+    kind: Any = learned_explainer(settings["_target_"])
+    of_timm = {"_target_": "timm.create_model", "model_name": model, "pretrained": True}
+    target = {"_target_": "explainers.target.TargetModel", "model": of_timm}
+    return {"explainer": kind.settings_to_load(settings) | {"target": target}}
+
+
+def table_of(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Measurements as a Markdown table: a row for each explainer, a column for each number.
+
+    >>> print(table_of({"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}))
+    | Explainer | Fidelity⁺ ↑ |
+    |---|---|
+    | anyhead | 0.500 |
+    | chance | 0.250 |
+    <BLANKLINE>
+    images: 100
+    """
+    numbers = {name: values for name, values in measured.items() if name != "settings"}
+    explainers = list(dict.fromkeys(explainer for values in numbers.values() for explainer in values))
+    lines = ["| Explainer |" + "".join(f" {name} |" for name in numbers), "|---|" + "---|" * len(numbers)]
+    for explainer in explainers:
+        values = [column.get(explainer) for column in numbers.values()]
+        lines.append(f"| {explainer} |" + "".join(f" {'' if v is None else format(v, '.3f')} |" for v in values))
+    settings = "; ".join(f"{key}: {value}" for key, value in measured.get("settings", {}).items())
+    return "\n".join([*lines, "", settings]).rstrip()
+
+
+def _check_measured(measured: Mapping[str, Any]) -> None:
+    for name, values in measured.items():
+        numbers = isinstance(values, Mapping) and all(isinstance(value, int | float) for value in values.values())
+        if not numbers and not (name == "settings" and isinstance(values, Mapping)):
+            raise InputError(f"expected measured[{name!r}] as numbers, such as {{'chance': 0.35}}, got {values!r}")
+
+
+def _check_paths(record: Mapping[str, Any]) -> None:
+    """Raise an InputError for a path of this machine."""
+    for key, value in leaves(record):
+        if isinstance(value, str) and re.search(r"(^|[\s=\[(,'\"])(~?/|[A-Za-z]:\\)\w", value):
+            raise InputError(f"expected no path of this machine in what is shipped, got {key}: {value}")

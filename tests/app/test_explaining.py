@@ -1,0 +1,264 @@
+"""One call explains any image with any model, and says what it took."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import timm_model, wake
+from PIL import Image
+from torch import nn
+from toys import VECTORS, equal, state
+
+import explainers
+from explainers import PreparedExplainer
+from explainers.anyhead import AnyHead
+from explainers.app import choosing, session
+from explainers.app.explanation import Explanation
+from explainers.app.session import Session
+from explainers.conversion.plain import plain_target
+from explainers.errors import InputError
+from explainers.report.overlays import annotated
+from explainers.share import catalogue
+from explainers.target.names import class_names
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (40, 32, 3), dtype=np.uint8)
+IMAGE = Image.fromarray(PIXELS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
+    choosing.tell.cache_clear()
+
+
+@pytest.fixture
+def target():
+    return timm_model(as_target=True)
+
+
+@pytest.fixture
+def anyhead(target):
+    explainer = AnyHead(target, target.grid, VECTORS, temperature=2.0)
+    wake(explainer.network)
+    return explainer.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts the images that any target embeds."""
+    counted = []
+    embed = explainers.target.TargetModel.embed
+    features = explainers.target.TargetModel.embed_with_maps
+    monkeypatch.setattr(
+        explainers.target.TargetModel, "embed", lambda self, x: counted.append(len(x)) or embed(self, x)
+    )
+    monkeypatch.setattr(
+        explainers.target.TargetModel,
+        "embed_with_maps",
+        lambda self, x, blocks: counted.append(len(x)) or features(self, x, blocks),
+    )
+    return counted
+
+
+def planted(row, column, side=4, size=16):
+    """A module whose second class is the red of one patch of 64 × 64 images."""
+
+    class Planted(nn.Module):
+        def forward(self, images):
+            rows, columns = (slice(place * size, (place + 1) * size) for place in (row, column))
+            red = images[:, 0, rows, columns].mean((1, 2)) - images[:, 2].mean((1, 2))
+            return torch.stack([torch.zeros_like(red), 4 * red], 1)
+
+    return plain_target(Planted(), mean=0.5, std=0.5, image_size=side * size)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_heatmap_peaks_where_the_model_looks_after_resizing_cropping_and_turning(tmp_path, turned):
+    """The middle 128 × 128 of a landscape of 256 × 128 pixels is seen at half the size: patches have 32 pixels."""
+    target = planted(row=1, column=3)
+    side = target.grid.side
+    pixels = np.full((128, 256, 3), 60, np.uint8)
+    pixels[32:64, 64 + 96 : 64 + 128] = (250, 10, 10)
+    exif = Image.Exif()
+    if turned:
+        exif[0x0112] = 8  # to be turned by 90° against the clock
+        pixels = np.ascontiguousarray(np.rot90(pixels, -1))
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    explanation = explainers.explain(tmp_path / "a.png", target, classes=1, method="Occlusion")
+    part = side // 4
+    peak = divmod(int(explanation.heatmap.argmax()), side)
+    assert (peak[0] // part, peak[1] // part) == (1, 3)
+    assert explanation.image.shape == (3, 64, 64) and explanation.image[0, 16:32, 48:].float().mean() > 240
+
+
+@torch.no_grad()
+def test_an_explanation_holds_what_the_model_and_the_explainer_say(target, anyhead):
+    explanation = explainers.explain(IMAGE, target, method=anyhead, top=2)
+    image = explanation.image[None]
+    probabilities = target(image).softmax(-1)[0]
+    assert [each.index for each in explanation.classes] == probabilities.topk(2).indices.tolist()
+    assert explanation.explained == explanation.classes[0]
+    assert explanation.explained.name == f"class {probabilities.argmax()}"
+    torch.testing.assert_close(explanation.explained.probability, probabilities.max().item())
+    torch.testing.assert_close(explanation.heatmap, anyhead(image)[0])
+    assert (explanation.method, explanation.model) == ("AnyHead", target.name)
+    assert (
+        repr(explanation)
+        == f"Explanation of image 0: {explanation.explained.name} {probabilities.max():.2f}, by AnyHead"
+    )
+
+
+@pytest.mark.parametrize("method", ["AnyHead", "GAE", {"RISE": {"masks": 20}}])
+def test_another_class_is_explained_as_if_it_had_been_asked_for(target, anyhead, passes, method):
+    explainer = anyhead if method == "AnyHead" else method
+    explanations = explainers.explain([PIXELS, PIXELS[::-1].copy()], target, method=explainer)
+    asked = explainers.explain([PIXELS, PIXELS[::-1].copy()], target, method=explainer, classes=["class 3", 3])
+    passes.clear()
+    others = [explanation.of("class 3") for explanation in explanations]
+    assert isinstance(explainer, PreparedExplainer) is (not passes)  # all classes need one pass
+    for other, expected in zip(others, asked, strict=True):
+        torch.testing.assert_close(other.heatmap, expected.heatmap)
+        assert other.explained == expected.explained and other.classes == expected.classes
+    torch.testing.assert_close(explanations[0].of(3).of(explanations[0].index).heatmap, explanations[0].heatmap)
+
+
+def test_the_model_and_the_image_stay_as_they_are():
+    model = timm_model().train()
+    before = state(model)
+    image, target = IMAGE.copy(), timm_model(as_target=True, seed=1).train()
+    for each in (model, target):
+        explainers.explain(image, each, method="GAE")
+        assert each.training and all(weight.requires_grad for weight in each.parameters())
+    assert equal(state(model), before) and image == IMAGE
+
+
+@pytest.mark.parametrize(("model", "label"), [("test_vit", "DecompX-SkipPLUS"), (None, "RISE(masks=500)")])
+def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
+    target = planted(0, 0) if model is None else timm_model(model, as_target=True)
+    made = [Session(target) for _ in range(2)]
+    assert [each.method for each in made] == [label, label]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{target.name}: {label} explains it")
+    assert "no trained explainer is shipped for this backbone (python train.py experiment=anyhead" in line
+
+
+def ship(anyhead, folder, **settings):
+    """Put an explainer where shipped ones are."""
+    anyhead.export(folder)
+    network = {"_target_": "explainers.anyhead.AnyHeadNetwork", "_partial_": True, **VECTORS.keywords}
+    grid = {"_target_": "explainers.masking.PatchGrid", "image_size": 32, "patch_size": 8}
+    own = {"_target_": "explainers.anyhead.AnyHead", "grid": grid, "network": network, "target": {}, "temperature": 2.0}
+    (folder / "config.yaml").write_text(json.dumps({"explainer": own | settings}))
+
+
+def test_auto_takes_a_trained_explainer_that_is_shipped_for_the_backbone(target, anyhead, capsys):
+    folder = catalogue.SHIPPED / "vit.tag" / "anyhead"
+    ship(anyhead, folder)
+    for method in ("auto", "anyhead", "AnyHead", str(folder), folder):
+        explanation = explainers.explain(IMAGE, target, method=method)
+        assert explanation.method == "AnyHead"
+        torch.testing.assert_close(explanation.heatmap, anyhead(explanation.image[None])[0])
+    assert not capsys.readouterr().err
+    with pytest.raises(InputError, match=r"for which anyhead is shipped \(vit.tag\), got .* with other weights: train"):
+        Session(timm_model(as_target=True, seed=3), "anyhead")
+
+
+def test_auto_says_why_a_shipped_explainer_does_not_do(target, anyhead, capsys):
+    ship(anyhead, catalogue.SHIPPED / "vit.tag" / "anyhead")
+    target.head = nn.Sequential(target.head, nn.Tanh())  # AnyHead explains linear heads
+    assert Session(target).method != "AnyHead"
+    assert "the shipped anyhead does not explain it (expected a linear head" in capsys.readouterr().err
+
+
+def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "BATCH", 2)
+    for name in "abd":
+        Image.fromarray(PIXELS + ord(name)).save(tmp_path / f"{name}.png")
+    (tmp_path / "c.png").write_bytes(b"broken")
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(c.png\) that cannot be decoded"):
+        explanations = explainers.explain(tmp_path, target, method="Chance", classes=[0, 1, 2, 3])
+    assert [(each.name, each.index) for each in explanations] == [("a.png", 0), ("b.png", 1), ("d.png", 3)]
+    for name in "abd":
+        (tmp_path / f"{name}.png").unlink()
+    with pytest.raises(InputError, match=r"^expected images, got 1 file \(c.png\) that cannot be decoded"):
+        explainers.explain(tmp_path, target, method="Chance")
+
+
+def test_a_list_gives_a_list_and_one_image_one_explanation(target):
+    assert isinstance(explainers.explain(PIXELS, target, method="Chance"), Explanation)
+    for images in ([PIXELS], PIXELS[None]):
+        (explanation,) = explainers.explain(images, target, method="Chance")
+        assert isinstance(explanation, explainers.Explanation)
+
+
+def test_a_function_can_explain_and_batches_are_streamed(target):
+    def constant(images, classes):
+        return classes[:, None, None].float().expand(-1, 4, 4)
+
+    stream = Session(target, constant).stream([PIXELS] * 20, classes=2)
+    first = next(stream)
+    assert first.method == "constant" and (first.heatmap == 2).all() and len(list(stream)) == 19
+
+
+def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole(target, tmp_path, monkeypatch):
+    explanation = explainers.explain(IMAGE, target, method="Chance", top=3)
+    explained = explanation.explained
+    expected = annotated(explanation.image, explanation.heatmap, f"{explained.name} {explained.probability:.2f}")
+    assert np.array_equal(explanation.picture(), expected)
+    path = explanation.save(tmp_path / "new" / "a.png", size=320)
+    assert np.array_equal(Image.open(path), explanation.picture(size=320))
+    assert [file.name for file in path.parent.iterdir()] == ["a.png"]
+    text = explanation._repr_html_()
+    assert text.count("<tr>") == 4 and 'src="data:image/png;base64,' in text
+    for name in ("a.txt", "a"):
+        with pytest.raises(InputError, match=rf"^expected a file that ends in one of .*\.png.*, got {name}$"):
+            explanation.save(tmp_path / name)
+    shown = []
+    monkeypatch.setattr(Image.Image, "show", lambda self: shown.append(self))
+    explanation.show()
+    assert np.array_equal(shown[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"classes": "class 9"}, "^expected classes among the 5 classes of the model, got class 9: did you mean class"),
+        ({"classes": 5}, "^expected classes from 0 to 4, or names of classes, got 5$"),
+        ({"classes": [0, 1]}, r"^expected one class, or one for each of 1 images, got 2: .*explanation.of\("),
+        ({"classes": 1.5}, "^expected classes as names or indices of classes, got 1.5$"),
+        ({"top": 0}, "^expected top above 0, got top=0$"),
+        ({"method": "GAEE"}, "^expected a method of explainers.posthoc, got GAEE: did you mean GAE"),
+        ({"method": {"RISE": {"mask": 3}}}, "^RISE has no option mask; it has "),
+        ({"method": {"RISE": {"masks": [3, 4]}}}, "^expected one method, got 2: give one value for each option$"),
+        ({"method": "runs/gone"}, "^expected the folder of a run, .* got runs/gone: there is no such folder"),
+        ({"method": "tve"}, r"^expected a backbone for which tve is shipped \(none\), got "),
+        ({"method": 3}, "^expected method auto, a name, a folder or an explainer, got 3$"),
+        ({"method": Session}, "^expected method auto, a name, a folder or an explainer, got <class"),
+        ({"method": lambda images, classes: images}, r"^expected heatmaps \(B, P, P\) of 1 images from <lambda>, got"),
+        ({"device": "gpu"}, "^expected a device such as cpu or cuda, got gpu: "),
+        ({"model": "vit_tinny"}, "got vit_tinny: did you mean "),
+        ({"model": 3}, "^expected a model, or the name of a timm model, got int"),
+        ({"images": "https://example.org/a.jpg"}, "^expected a file, got a URL"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(given, message, target):
+    settings = {"images": IMAGE, "model": target, "method": "Chance"} | given
+    with pytest.raises(InputError, match=message) as error:
+        explainers.explain(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_an_explainer_of_another_model_is_refused(anyhead):
+    other = timm_model(as_target=True, seed=5)
+    with pytest.raises(InputError, match="^expected an explainer of this model, got one of .* with other weights"):
+        Session(other, anyhead)
+
+
+def test_the_session_knows_the_names_of_the_classes(target):
+    target.classes = ["n02123045", "polar_bear", "n02012849", "n03126707", "dog"]
+    own = Session(target, "Chance")
+    assert own.names == class_names(target) and own.names[:2] == ["tabby", "polar bear"]
+    assert [own.class_index(each) for each in ("Tabby", "polar_bear", "polar bear", 3)] == [0, 1, 1, 3]
+    with pytest.raises(InputError, match="got crane: did you mean crane: "):
+        own.class_index("crane")

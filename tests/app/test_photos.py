@@ -1,0 +1,135 @@
+"""Images as people have them become the square that a model sees, or one line that says what to do."""
+
+import re
+
+import numpy as np
+import pytest
+import timm.data
+import torch
+from PIL import Image
+from PIL.ExifTags import Base
+
+from explainers.app.photos import decoded, is_single, photos_of
+from explainers.decoding import CorruptImage, middle_square
+from explainers.errors import InputError
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+IMAGE = Image.fromarray(PIXELS)
+
+
+def square(images, size=32):
+    (photo,) = photos_of(images)
+    return decoded(photo, size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def file(tmp_path):
+    IMAGE.save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+@pytest.mark.parametrize("size", [(64, 48), (48, 64), (31, 77), (20, 20)])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_the_square_is_that_of_timm_s_transform(size, interpolation):
+    image = IMAGE.resize(size)
+    data = {"input_size": (3, 24, 24), "crop_pct": 1.0, "interpolation": interpolation}
+    expected = timm.data.create_transform(**data, mean=(0, 0, 0), std=(1, 1, 1))(image)
+    got = np.array(middle_square(image, 24, Image.Resampling[interpolation.upper()]))
+    assert np.abs(got - 255 * expected.permute(1, 2, 0).numpy()).max() < 0.01
+
+
+def test_every_form_of_an_image_gives_the_same_square(file):
+    expected = square(file)
+    assert expected.shape == (3, 32, 32) and expected.dtype == torch.uint8
+    forms = [str(file), IMAGE, Image.open(file), PIXELS, PIXELS.transpose(2, 0, 1), torch.from_numpy(PIXELS)]
+    for form in [*forms, torch.from_numpy(PIXELS).permute(2, 0, 1), [PIXELS], (str(file),), iter([file]), PIXELS[None]]:
+        assert torch.equal(square(form), expected)
+
+
+def test_grey_transparent_cmyk_and_16_bits_are_shown_as_viewers_show_them(tmp_path):
+    grey = PIXELS[..., 0]
+    expected = square(np.stack([grey] * 3, -1))
+    for form in (grey, grey[..., None], grey[None], torch.from_numpy(grey), Image.fromarray(grey)):
+        assert torch.equal(square(form), expected)
+    assert torch.equal(square(grey.astype(np.uint16) * 257), expected)
+    clear = np.concatenate([PIXELS, np.zeros_like(PIXELS[..., :1])], -1)
+    assert (square(clear) == 255).all()
+    IMAGE.convert("CMYK").save(tmp_path / "a.jpg", quality=95)
+    assert (square(tmp_path / "a.jpg").float() - square(IMAGE).float()).abs().mean() < 25
+
+
+def test_an_image_that_is_already_open_is_turned_upright_and_stays_as_it_is(tmp_path):
+    exif = Image.Exif()
+    exif[Base.Orientation] = 6
+    IMAGE.save(tmp_path / "a.png", exif=exif)
+    image = Image.open(tmp_path / "a.png")
+    assert torch.equal(square(image), square(tmp_path / "a.png"))
+    assert torch.equal(square(image), square(np.rot90(PIXELS, -1)))
+    assert image.size == IMAGE.size and np.array_equal(np.array(image), PIXELS)
+
+
+def test_a_folder_is_read_with_all_folders_below_it_and_the_others_are_named(tmp_path):
+    for name in ("b/2.png", "b/1.jpg", "a.webp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        IMAGE.save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(notes.txt\) that Pillow does not read"):
+        photos = photos_of(tmp_path)
+    assert [photo.name for photo in photos] == ["a.webp", "b/1.jpg", "b/2.png"]
+    assert [photo.name for photo in photos_of([tmp_path / "a.webp", PIXELS, IMAGE])] == ["a.webp", "image 1", "image 2"]
+
+
+def test_one_image_is_told_from_several(file):
+    assert all(map(is_single, (str(file), file, IMAGE, PIXELS, torch.from_numpy(PIXELS), "gone.png")))
+    assert not any(map(is_single, (file.parent, [file], (), PIXELS[None], torch.from_numpy(PIXELS)[None])))
+
+
+def test_a_strip_needs_no_memory_for_its_whole_length():
+    assert square(Image.new("RGB", (100_000, 2), "red"), 64).float().mean((1, 2)).tolist() == [255, 0, 0]
+
+
+def broken(folder):
+    (folder / "broken.jpg").write_bytes(b"no image")
+    return folder / "broken.jpg"
+
+
+def bomb(folder):
+    path = folder / "bomb.png"
+    Image.new("1", (20_000, 20_000)).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ("https://example.org/cat.jpg", "^expected a file, got a URL: download it first "),
+        ("gone.jpg", "^expected an image file or a folder, got gone.jpg: there is no such file$"),
+        (lambda folder: folder, "^expected images below .*, got none: give another folder$"),
+        (broken, r"broken.jpg: expected an image, got 8 bytes that cannot be decoded \("),
+        (bomb, "bomb.png: expected an image, got .* bytes that cannot be decoded .*decompression bomb"),
+        (PIXELS / 255, r"^expected uint8 pixels from 0 to 255, got float64: give \(pixels \* 255\)"),
+        (torch.zeros(3, 8, 8, dtype=torch.bfloat16), "^expected uint8 pixels from 0 to 255, got float32: "),
+        (np.zeros((5, 8, 7), np.uint8), r"^expected an image of shape .*, got \[5, 8, 7\]$"),
+        (np.zeros((0, 8, 3), np.uint8), r"^expected an image of shape .*, got \[0, 8, 3\]$"),
+        (np.zeros(7, np.uint8), r"^expected an image of shape .*, got \[7\]$"),
+        (np.zeros((2, 2, 3, 8, 8), np.uint8), r"^expected an image of shape .*, got \[2, 2, 3, 8, 8\]$"),
+        ([], "^expected at least one image, got an empty list$"),
+        (None, "^expected a path, a folder, a PIL image, .* got NoneType$"),
+        (7, "^expected a path, a folder, a PIL image, .* got int$"),
+        ({"image": PIXELS}, "^expected a path, a folder, a PIL image, .* got dict$"),
+        ([None], "^expected a path, a folder, a PIL image, .* got NoneType$"),
+        (b"\xff\xd8", "^expected a path, a folder, a PIL image, .* got bytes$"),
+        (Image.fromarray(PIXELS[..., 0] / np.float32(255)), "^expected 8 or 16 bits a channel, got mode F, "),
+    ],
+)
+def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path):
+    with pytest.raises(InputError, match=message) as error:
+        square(images(tmp_path) if callable(images) else images)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_file_is_an_error_alone_and_left_out_of_a_folder(tmp_path, file):
+    (alone,) = photos_of(broken(tmp_path))
+    with pytest.raises(CorruptImage, match=re.escape(str(tmp_path))):
+        decoded(alone, 8, Image.Resampling.BICUBIC)
+    assert [decoded(photo, 8, Image.Resampling.BICUBIC) is None for photo in photos_of(tmp_path)] == [True, False]

@@ -1,0 +1,136 @@
+"""Explainers that are shipped: written without paths of a machine, listed, and found by name and by backbone."""
+
+import copy
+import json
+
+import pytest
+import torch
+import yaml
+from conftest import timm_model, wake
+from toys import VECTORS
+
+import explainers
+from explainers.anyhead import AnyHead
+from explainers.errors import InputError
+from explainers.share import catalogue
+from explainers.share.reading import CONFIG, VERSIONS
+from explainers.share.shipping import portable, ship
+
+NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+MEASURED = {"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}
+IMAGES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """An explainer of a small target."""
+    target = timm_model(as_target=True)
+    explainer = AnyHead(target, target.grid, VECTORS, temperature=2.0)
+    wake(explainer.network)
+    return explainer.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def run(trained, tmp_path_factory):
+    """The folder of its run."""
+    folder = tmp_path_factory.mktemp("home") / "run"
+    trained.export(folder)
+    model = {"_target_": "timm.create_model", "model_name": "vit", "checkpoint_path": str(folder / "vit.safetensors")}
+    network = {"_target_": "explainers.anyhead.AnyHeadNetwork", "_partial_": True, **VECTORS.keywords}
+    config = {
+        "explainer": {
+            "_target_": "explainers.anyhead.AnyHead",
+            "target": {"_target_": "explainers.target.TargetModel", "model": model},
+            "grid": {"_target_": "explainers.masking.PatchGrid", "image_size": 32, "patch_size": 8},
+            "network": network,
+            "teacher": {"_target_": "explainers.anyhead.CoalitionTeacher", "_partial_": True},
+            "temperature": 2.0,
+        },
+        "data": {"root": str(folder)},
+    }
+    (folder / CONFIG).write_text(yaml.safe_dump(config))
+    (folder / VERSIONS).write_text(json.dumps({"command": ["train.py", str(folder)], "packages": {"torch": "2.6"}}))
+    return folder
+
+
+@pytest.fixture
+def shipped(trained, run, tmp_path, monkeypatch):
+    """The folder of the explainer, as if it were shipped for ViT-Tiny."""
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path)
+    command = "python train.py experiment=anyhead target=vit_tiny"
+    return ship(run, tmp_path / NAME / "anyhead", NAME, "photos (CC0)", command, MEASURED, trained.target)
+
+
+def test_a_shipped_folder_has_16_bits_and_no_path_of_the_machine(shipped, run):
+    names = {path.name for path in shipped.iterdir()}
+    assert names == {"README.md", "config.yaml", "explainer.safetensors", "measured.json", "versions.json"}
+    for name in names - {"explainer.safetensors"}:
+        assert str(run.parent) not in (shipped / name).read_text()
+    card = (shipped / "README.md").read_text()
+    for part in (
+        f'load("{NAME}")',
+        "python train.py experiment=anyhead",
+        "photos (CC0)",
+        "| anyhead | 0.500 |",
+        "torch 2",
+    ):
+        assert part in card
+    assert (shipped / "explainer.safetensors").stat().st_size < 0.7 * (run / "explainer.safetensors").stat().st_size
+    model = {"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}
+    config = yaml.safe_load((shipped / CONFIG).read_text())
+    assert config["explainer"]["target"] == {"_target_": "explainers.target.TargetModel", "model": model}
+
+
+@torch.no_grad()
+def test_load_finds_a_shipped_explainer_by_the_name_of_its_model(shipped, trained):
+    for name in (NAME, "vit_tiny_patch16_224", f"{NAME}/anyhead", shipped):  # timm's default tag may be left out
+        loaded = explainers.load(name, target=trained.target)
+        expected = trained(IMAGES)
+        assert type(loaded) is AnyHead and {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+        assert (loaded(IMAGES) - expected).abs().max() < 5e-3 * expected.abs().max()
+    with pytest.raises(InputError, match=f"got vit_small.*no such folder, and explainers are shipped for {NAME} alone"):
+        explainers.load("vit_small_patch16_224")
+    with pytest.raises(InputError, match="trained on other weights"):
+        explainers.load(NAME, target=timm_model(as_target=True, seed=1))
+
+
+def test_available_lists_size_measurements_and_the_command_for_another_model(shipped):
+    (entry,) = explainers.available()
+    assert (entry.name, entry.explainer, entry.measured, entry.folder) == (NAME, "anyhead", MEASURED, shipped)
+    assert entry.bytes == (shipped / "explainer.safetensors").stat().st_size
+    lines = repr(explainers.available()).splitlines()
+    assert lines[0].startswith(f"{NAME}  anyhead  0.") and lines[0].endswith(" MB")
+    assert lines[1:3] == ["  Fidelity⁺ ↑: anyhead 0.500, chance 0.250", "  measured with images=100"]
+    assert lines[-1].strip().startswith("python train.py experiment=anyhead target=<name in timm> data.root=")
+
+
+def test_the_catalogue_is_searched_by_the_weights_of_the_backbone(shipped, trained):
+    assert [entry.name for entry in catalogue.for_target(copy.deepcopy(trained.target))] == [NAME]
+    other = copy.deepcopy(trained.target)
+    other.backbone.patch_embed.proj.weight.data[0] += 1
+    assert catalogue.for_target(other) == [] == catalogue.for_target(timm_model("test_resnet", as_target=True))
+
+
+def test_nothing_is_available_from_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "none")
+    assert explainers.available() == [] and "no trained explainer" in repr(explainers.available())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"command": "python train.py data.root=/home/me"}, "^expected no path of this machine .*data.root=/home/me"),
+        ({"images": "~/photos"}, "^expected no path of this machine in what is shipped, got config.yaml.data.images"),
+        ({"measured": {"Fidelity": 0.5}}, "^expected measured.'Fidelity'. as numbers, .*, got 0.5"),
+    ],
+)
+def test_what_may_not_be_shipped_is_refused_in_one_line(changed, message, run, trained, tmp_path):
+    given = {"images": "photos", "command": "python train.py", "measured": MEASURED, "target": trained.target}
+    with pytest.raises(InputError, match=message):
+        ship(run, tmp_path / NAME / "anyhead", NAME, **(given | changed))
+    assert not (tmp_path / NAME).exists()
+
+
+def test_a_portable_config_has_no_training(run):
+    config = portable(yaml.safe_load((run / CONFIG).read_text()), NAME)
+    assert config.keys() == {"explainer"} and "teacher" not in config["explainer"]
