@@ -12,7 +12,6 @@ from string import Template
 from typing import Any
 
 import torch
-from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
 from explainers.report.labels import colours_of, names_in, title_of
-from explainers.report.overlays import BLUE, RED, colour_scale
+from explainers.report.overlays import BLUE, ENDS, GREY, RED, colour_scale
 from explainers.report.tables import rows
 from explainers.results.reading import Results
 from explainers.saved.files import write_atomically
@@ -31,7 +30,7 @@ STEPS = 127
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
-SCRIPTS = "images.js", "results.js", "differences.js", "page.js"
+SCRIPTS = "paint.js", "find.js", "images.js", "results.js", "differences.js", "page.js"
 """Parts of the page's script, in their order."""
 
 CURVE = "_curve"
@@ -127,6 +126,7 @@ def gallery_html(
     explainers = list(dict.fromkeys([*names_in(results), *shown]))
     measured = [numbers for by_explainer in results.values() for numbers in by_explainer.values()]
     numbers = [name for name in columns if any(name in each for each in measured)]
+    numbers = [] if numbers == ["forward_passes"] else numbers  # heatmaps were made, and nothing was measured
     curves = list(dict.fromkeys(key for each in measured for key in each if key.endswith(CURVE)))
     tasks = dict.fromkeys([*pictures, *results])
     content = {
@@ -134,9 +134,11 @@ def gallery_html(
         "notes": list(notes),
         "red": RED,
         "blue": BLUE,
+        "grey": GREY,
+        "ends": ENDS,
         "steps": STEPS,
         "explainers": [
-            {"name": title_of(name), "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()
+            {"name": title_of(name), "colour": _hexadecimal(colour)} for name, colour in colours_of(explainers).items()
         ],
         "columns": [columns[name] for name in numbers],
         "curves": [_curve_title(key, columns) for key in curves],
@@ -158,6 +160,11 @@ def gallery_html(
 
 def _part(name: str) -> str:
     return (files("explainers.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _hexadecimal(colour: Sequence[float]) -> str:
+    """A colour for the page, from red, green and blue between 0 and 1."""
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
 
 
 def _explainers(pictures: Iterable[Picture]) -> list[str]:

@@ -51,6 +51,7 @@ RESULTS = {
 }
 
 
+PASSES, SPEED = {"forward_passes": 1}, {"forward_passes": "Passes ↓"}
 EACH = torch.tensor([[1.0, 2.0], [3.0, 4.5], [2.0, 3.0], [5.0, 6.5]])  # four images of two explainers
 PAIRS = {"pets": {"fidelity_plus": (["light", "gae"], paired_differences(EACH))}}
 
@@ -71,6 +72,9 @@ def browser(tmp_path_factory):
         folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY], PAIRS
     )
     driver.address = (folder / "gallery.html").as_uri()
+    driver.photos = (folder / "photos.html").as_uri()
+    photo = Picture("photo.jpg", IMAGE, None, {"cat": 0.996, "dog": 0.004}, {"DecompX-PLUS": {"cat": TVE}})
+    write_gallery(folder / "photos.html", "photos", {"photos": [photo]}, {"photos": {"DecompX-PLUS": PASSES}}, SPEED)
     yield driver
     driver.quit()
 
@@ -151,6 +155,7 @@ def test_another_class_changes_the_heatmaps_that_explain_it_and_dims_the_others(
 
 
 def test_names_are_text_and_images_out_of_sight_are_not_painted(page):
+    find(page, "#notes summary").click()
     assert (page.title, find(page, "h1").text, texts(page, "#notes p")) == (NASTY, NASTY, ["a note", NASTY])
     assert find(page, ".label").text == f"label: {NASTY}"
     assert page.find_elements(By.TAG_NAME, "b") == []
@@ -160,9 +165,9 @@ def test_names_are_text_and_images_out_of_sight_are_not_painted(page):
 
 def test_a_hidden_explainer_vanishes_from_images_table_and_curves(page):
     assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 6
-    find(page, "summary").click()
+    find(page, "#explainers summary").click()
     find(page, "#boxes label:first-child").click()
-    assert find(page, "summary").text == "Explainers 2 of 3"
+    assert find(page, "#explainers summary").text == "Explainers 2 of 3"
     assert texts(page, "article:first-child figcaption") == ["image", "", "gae"]
     assert texts(page, "#table tbody th") == ["gae", "chance"]
     assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 4
@@ -243,3 +248,124 @@ def test_differences_are_from_the_selected_explainer(page):
     assert cells() == [["gae", "+1.250 ± 0.459 *"]]
     Select(find(page, "#task")).select_by_visible_text("cars")
     assert cells() == []
+
+
+def found(page):
+    return [name for name in texts(page, "article h2") if name]
+
+
+def test_the_search_shows_images_by_name_label_and_class(page):
+    search = find(page, "#search")
+    search.send_keys("14.PNG <b>DOG")
+    assert (found(page), find(page, "#found").text) == (["14.png"], "1 of 15")
+    assert_alike(shown(page, 1, "article:not([hidden])"), overlay(IMAGE, TVE))
+    search.send_keys(" zebra")
+    assert (found(page), find(page, "#found").text) == ([], "none of 15")
+    search.send_keys(Keys.CONTROL + "a", Keys.DELETE)
+    assert len(found(page)) == 15 and find(page, "#found").text == ""
+
+
+def in_view(page, number):
+    script = """
+        const { top } = arguments[0].getBoundingClientRect(), tools = document.getElementById("tools");
+        return top >= tools.getBoundingClientRect().bottom - 1 && top < innerHeight / 2"""
+    return page.execute_script(script, page.find_elements(By.CSS_SELECTOR, "article")[number])
+
+
+def test_a_link_to_an_image_survives_reloading_and_names_the_task(page):
+    find(page, "#search").send_keys("3.png")
+    find(page, "article:not([hidden]) h2 a").click()
+    assert page.current_url == page.address + "#image=3.png&task=pets"
+    page.execute_script("location.hash = '#image=12.png&task=pets'")
+    WebDriverWait(page, 5, 0.02).until(lambda _: texts(page, ".linked h2") == ["12.png"])
+    assert len(found(page)) == 15 and in_view(page, 12)  # the search, which hid it, is cleared
+    page.refresh()
+    assert texts(page, ".linked h2") == ["12.png"] and in_view(page, 12) and not in_view(page, 0)
+    page.execute_script("location.hash = '#image=car.png&task=cars'")
+    WebDriverWait(page, 5, 0.02).until(lambda _: texts(page, ".linked h2") == ["car.png"])
+    page.execute_script("location.hash = '#image=gone%.png'")
+    WebDriverWait(page, 5, 0.02).until(lambda _: find(page, "#found").text == "no image gone%.png")
+
+
+def test_arrow_keys_go_to_other_explainers_and_images(page):
+    def press(*keys):
+        for key in keys:
+            page.switch_to.active_element.send_keys(key)
+        return page.switch_to.active_element.get_attribute("aria-label")
+
+    assert press(Keys.ARROW_RIGHT) == "Enlarge image of 0.png"
+    assert press(Keys.ARROW_LEFT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN) == "Enlarge light of 1.png"
+    press(Keys.ENTER)
+    WebDriverWait(page, 10, 0.02).until(lambda _: find(page, "dialog span").text == "1.png · light · cat")
+    page.switch_to.active_element.send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT)
+    WebDriverWait(page, 10, 0.02).until(lambda _: find(page, "dialog span").text == "0.png · gae · cat")
+    assert press(Keys.ESCAPE) == "Enlarge gae of 0.png"
+    find(page, "#search").send_keys("5.png", Keys.ARROW_LEFT)
+    assert press(Keys.ARROW_UP) == "Search by name, class or label"
+
+
+@pytest.fixture
+def window(page):
+    """Change the window: its width, whether it is touched, and the medium."""
+
+    def change(width, touch=False, medium=""):
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": touch}
+        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": touch})
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": medium})
+        return page
+
+    yield change
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_scrolls_in_one_direction_and_all_targets_can_be_touched(window, width):
+    page = window(width, touch=True)
+    script = """
+        for (const each of document.querySelectorAll("details")) each.open = true;
+        const targets = [...document.querySelectorAll("button, input, select, summary, #links a, h2 a")];
+        const sizes = targets.map((each) => [each.outerHTML, each.getBoundingClientRect()]);
+        const small = sizes.filter(([, { width, height }]) => height && (width < 24 || height < 24));
+        return [document.documentElement.scrollWidth, sizes.length, small.map(([name]) => name)];"""
+    wide, count, small = page.execute_script(script)
+    assert (wide, small) == (width, []) and count > 100
+    for panel in page.find_elements(By.CSS_SELECTOR, ".panel"):
+        assert panel.rect["x"] >= 0 and panel.rect["x"] + panel.rect["width"] <= width
+
+
+def test_pictures_fill_a_wide_window_up_to_a_limit(window):
+    def pictures(width):
+        boxes = [each.rect for each in window(width).find_elements(By.CSS_SELECTOR, "article:first-child figure")]
+        assert len({box["y"] for box in boxes}) == 1 and boxes[-1]["x"] + boxes[-1]["width"] <= width
+        return boxes[0]["width"]
+
+    assert 168 <= pictures(660) < 205
+    assert 270 < pictures(1000) < 291 and pictures(1920) == pytest.approx(pictures(1000), abs=1)
+
+
+def test_prints_have_all_found_images_and_no_controls(window):
+    page = window(800, medium="print")
+    painted = """return [...document.querySelectorAll("article:not([hidden]) canvas")].every(({ width }) => width)"""
+    assert not page.execute_script(painted)
+    page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.execute_script(painted)
+    assert_alike(shown(page, 2, "article:last-child"), overlay(IMAGE, GAE))
+    assert not any(find(page, f"#{name}").is_displayed() for name in ("explainers", "find", "opacity", "print", "help"))
+    assert find(page, "#bar").is_displayed() and find(page, "#task-label").is_displayed()
+    page.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert not page.execute_script(painted)
+    assert len(page.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10000
+
+
+def test_photos_without_numbers_and_labels_have_no_empty_parts(browser):
+    browser.get(browser.photos)
+    WebDriverWait(browser, 10, 0.02).until(lambda _: shown(browser, 1) is not None)
+    assert texts(browser, "article header") == ["photo.jpg\ncat 1.00\ndog <0.01"]
+    names = ("links", "task-label", "explainers", "find", "outline-label", "notes", "table", "differences", "curves")
+    assert not any(find(browser, f"#{name}").is_displayed() for name in names)
+    find(browser, "#help summary").click()
+    assert find(browser, "#corners").is_displayed()  # of DecompX
+    assert browser.get_log("browser") == []

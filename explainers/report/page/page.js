@@ -2,6 +2,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const state = { task: data.tasks[0], opacity: 0.8, smooth: false, outline: false, hidden: new Set() };
+const PRINTED = 7; // most figures beside each other on paper
 const DASHES = ["none", "7 3", "2 3"]; // colours repeat after 20 explainers
 
 const $ = (id) => document.getElementById(id);
@@ -48,8 +49,12 @@ function hide(explainers, hidden) {
 function showExplainers() {
   const total = data.explainers.length;
   $("count").textContent = `${total - state.hidden.size} of ${total}`;
-  for (const figure of $("images").querySelectorAll("[data-explainer]")) {
-    figure.hidden = state.hidden.has(Number(figure.dataset.explainer));
+  for (const view of views.values()) {
+    for (const { element, explainer } of view.figures) element.hidden = state.hidden.has(explainer);
+    const count = shownFigures(view).length;
+    const lines = Math.ceil(count / PRINTED);
+    view.pictures.style.setProperty("--figures", count);
+    view.pictures.style.setProperty("--printed", Math.ceil(count / lines)); // lines of equal length
   }
 }
 
@@ -57,6 +62,12 @@ function render() {
   renderImages();
   showExplainers();
   renderResults();
+}
+
+function showTask(index) {
+  state.task = data.tasks[index];
+  $("task").value = index;
+  render();
 }
 
 /** Call `changed` with a control at each `event`, and now, because browsers restore what the user chose before. */
@@ -76,15 +87,34 @@ function start() {
   $("task").append(...data.tasks.map(({ name }, index) => el("option", { value: index }, name)));
   document.documentElement.style.setProperty("--red", `rgb(${data.red})`);
   document.documentElement.style.setProperty("--blue", `rgb(${data.blue})`);
+  document.documentElement.style.setProperty("--grey", `rgb(${data.grey})`);
+  $("bar").prepend(...data.ends.map((end) => el("span", {}, end)));
   hideUnused();
   follow("opacity", "input", ({ value }) => { state.opacity = Number(value); redraw(); });
   follow("smooth", "change", ({ checked }) => { state.smooth = checked; redraw(); });
   follow("outline", "change", ({ checked }) => { state.outline = checked; redraw(); });
-  follow("task", "change", ({ value }) => { state.task = data.tasks[value]; render(); });
+  follow("task", "change", ({ value }) => showTask(value));
+  follow("search", "input", search);
   $("base").onchange = ({ target }) => { base = Number(target.value); renderDifferences(); };
-  document.onclick = ({ target }) => { $("explainers").open &&= $("explainers").contains(target); };
+  for (const panel of document.querySelectorAll("#tools details")) {
+    document.addEventListener("click", ({ target }) => { panel.open &&= panel.contains(target); });
+  }
   $("dialog").querySelector("button").onclick = () => $("dialog").close();
   $("dialog").onclick = ({ target }) => target === $("dialog") && $("dialog").close();
+  $("print").onclick = () => window.print();
+  window.onbeforeprint = drawForPrinting;
+  window.onafterprint = freeAfterPrinting;
+  document.onkeydown = onArrow;
+  new ResizeObserver(leaveRoomForTools).observe($("tools"));
+  window.onhashchange = visit;
+  leaveRoomForTools();
+  visit();
+}
+
+/** What is scrolled to must not lie below the tools, which stay at the top of wide windows. */
+function leaveRoomForTools() {
+  const sticky = getComputedStyle($("tools")).position === "sticky";
+  document.documentElement.style.scrollPaddingTop = sticky ? `${$("tools").offsetHeight}px` : "0";
 }
 
 /** Hide the parts of the page that have nothing to show. */
@@ -96,6 +126,9 @@ function hideUnused() {
     images: pictures.length,
     looks: pictures.some(({ heatmaps }) => heatmaps.length),
     "outline-label": pictures.some(({ truth }) => truth),
+    find: pictures.length > 1,
+    notes: data.notes.length,
+    corners: data.explainers.some(({ name }) => name.includes("DecompX")),
     table: data.columns.length,
     differences: data.tasks.some(({ differences }) => differences.some((pairs) => pairs)),
     curves: data.curves.length,
@@ -105,6 +138,7 @@ function hideUnused() {
     const link = document.querySelector(`a[href="#${id}"]`);
     if (link) link.hidden = !shown;
   }
+  $("links").hidden = document.querySelectorAll("#links a:not([hidden])").length < 2;
 }
 
 start();

@@ -13,6 +13,7 @@ function renderTable() {
   const shown = data.tasks.map((task) => task.rows.filter(({ explainer }) => !state.hidden.has(explainer)));
   const lines = shown.flatMap((rows, index) => rows.map((row) => line(row, rows, data.tasks[index].name)));
   if (order) lines.sort((one, other) => compare(one.values[order.column], other.values[order.column], order.sign));
+  $("table").classList.toggle("one-task", data.tasks.length === 1);
   const titles = ["Task", "Explainer", ...data.columns];
   const head = el("thead", {}, el("tr", {}, ...titles.map(titleCell)));
   $("table").querySelector("table").replaceChildren(head, el("tbody", {}, ...lines.map(({ element }) => element)));
