@@ -25,6 +25,7 @@ from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_
 from explainers.running.trainer import build_all, build_trainer
 from explainers.running.weights import use_weights
 from explainers.saved.files import write_atomically
+from explainers.training.explainer_training import lightning_module
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -45,7 +46,7 @@ def train(cfg: DictConfig) -> float | None:
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if launch(cfg.trainer):
         return read_json(folder / "metrics.json").get(cfg.objective)
-    module = instantiate(cfg.get("module") or cfg.explainer)
+    module = lightning_module(instantiate(cfg.get("module") or cfg.explainer))
     trainer = trainer_of(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))

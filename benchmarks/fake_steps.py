@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of th
 
 from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
+from explainers.training.explainer_training import lightning_module
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 
@@ -64,7 +65,7 @@ def build(cfg: DictConfig) -> Any:
 
     part = cfg.get("module") or cfg.explainer
     with patch("explainers.vectors.self_explaining.exported_target", trained):
-        module = instantiate(part)
+        module = lightning_module(instantiate(part))
     unknown = "num_classes" in part and part.num_classes is None or part.get("projection") is not None
     data = SimpleNamespace(classes=[str(i) for i in range(CLASSES)] if unknown else [])
     module.trainer = SimpleNamespace(datamodule=data, current_epoch=0, global_step=1)

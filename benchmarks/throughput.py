@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.explain import build, device_name, device_of, wait
 from benchmarks.fake_steps import composed
+from explainers.training.explainer_training import lightning_module
 from explainers.training.sources import complete
 
 CASES = {"light": "TVE with the light network", "anyhead": "AnyHead"}
@@ -72,14 +73,14 @@ class Option:
     def _changed(self, module: Any, batch: Batch, call: Any) -> Any:
         with ExitStack() as stack:
             for name, value in self.target.items():
-                stack.enter_context(patch.object(module.target, name, value))
+                stack.enter_context(patch.object(module.explainer.target, name, value))
             stack.enter_context(torch.autocast(module.device.type, torch.bfloat16, enabled=self.autocast))
             return call(batch | {"image": batch["image"].to(memory_format=self.images)})
 
 
 def options(module: Any, compiled: Any) -> tuple[list[Option], list[Option]]:
     """Two groups, float32 and bf16; the first of each is the step as it is. `compiled` is the target's `embed`."""
-    half, plain = copy.deepcopy(module.target), copy.deepcopy(module.target.backbone)
+    half, plain = (copy.deepcopy(part) for part in (module.explainer.target, module.explainer.target.backbone))
     half.backbone.bfloat16()
     plain.to(memory_format=torch.contiguous_format)
     adamw = [Option(f"AdamW, {name}=True", optimizer={name: True}) for name in ("fused", "foreach")]
@@ -200,8 +201,9 @@ def random_batch(count: int, side: int, device: torch.device) -> Batch:
     return {"image": images, "index": torch.arange(count, device=device)}
 
 
-def prepared(module: Any, device: torch.device) -> Any:
-    """The module in training, which logs nothing because it has no trainer."""
+def prepared(explainer: Any, device: torch.device) -> Any:
+    """The training of an explainer, which logs nothing because it has no trainer."""
+    module: Any = lightning_module(explainer)
     module.log = lambda *_, **__: None
     return module.to(device).train()
 
@@ -223,13 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     side = modules["light"].grid.image_size
     target = modules["plain"]
     batch, compiled = random_batch(given.images, side, device), torch.compile(target.embed, backend=given.backend)
-    groups = {name: options(prepared(modules[case], device), compiled) for case, name in CASES.items()}
+    trained = {case: prepared(modules[case], device) for case in CASES}
+    groups = {name: options(trained[case], compiled) for case, name in CASES.items()}
     with patch("torch.compiler.config.force_disable_caches", True), inductor.patch(compile_threads=1):
         rows = list(compilation(compiled, target.normalise(random_batch(8, side, device)["image"])))
         print(markdown("Calls of the compiled target; Images; Processor time (s); New graphs", rows), flush=True)
         for turn, precision in enumerate(("float32", "bf16")):
             for (name, group), case in zip(groups.items(), CASES, strict=True):
-                rows = list(compare(modules[case], group[turn], batch, given.rounds))
+                rows = list(compare(trained[case], group[turn], batch, given.rounds))
                 print(f"{name}, {precision}\n\n{markdown(TITLES, rows)}", flush=True)
     if device.type == "cuda":
         rate = matmul_rate(device)
@@ -238,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for experiment in EXPERIMENTS:
             cfg = composed(f"experiment={experiment}")
             module = prepared(instantiate(cfg.explainer), device)
-            large = random_batch(cfg.data.batch_size, module.grid.image_size, device)
+            large = random_batch(cfg.data.batch_size, module.explainer.grid.image_size, device)
             rows.append([experiment, *achieved(module, large, given.rounds, rate)])
         print(markdown("Experiment; Images; ms/step; TFLOP/step; TFLOP/s; Of the product", rows))
 

@@ -45,7 +45,7 @@ class Heatmaps(Callback):
         images, truth = self._shown(trainer, batch)
         with torch.no_grad(), trainer.precision_plugin.forward_context():
             heatmaps = pl_module(images.to(pl_module.device))
-        figure = draw_heatmaps(images, {type(pl_module).__name__: heatmaps}, truth)
+        figure = draw_heatmaps(images, {type(getattr(pl_module, "explainer", pl_module)).__name__: heatmaps}, truth)
         path = self.folder / f"{self.name}.png"
         with atomic(path) as unfinished:
             figure.savefig(unfinished, dpi=120)

@@ -16,12 +16,15 @@ visible patches. Patches are numbered row by row. A letter for a shape means the
 `S` is a set of patches (a coalition), and `t` a temperature.
 """
 
+from __future__ import annotations  # so that torch is imported by what computes: `explainers --help` does not
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __version__ = "0.1.0"
 
@@ -35,10 +38,23 @@ SHORTCUTS = {
 """Shortcut for users → its module. It is imported at first use, because every module imports this file first."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in SHORTCUTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(SHORTCUTS[name]), name)
+def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Build the `__getattr__` of a package, which imports some of its names at first use.
+
+    Args:
+        package: name of the package.
+        modules: name → the module that defines it.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return attribute
+
+
+__getattr__ = imported_at_use(__name__, SHORTCUTS)
 
 
 class Explainer(Protocol):

@@ -25,6 +25,7 @@ from explainers.metrics.localization import Localized
 from explainers.report.pictures import Pictures
 from explainers.shapley import LightShapleyNetwork, Shapley, Surrogate
 from explainers.training import Classifier
+from explainers.training.explainer_training import lightning_module
 from explainers.tve import TVE
 from explainers.vectors import SelfExplaining
 from explainers.vectors.projections import prototypes_of
@@ -122,9 +123,8 @@ def test_a_training_computes_on_the_device_what_it_does_on_the_cpu(make_target, 
         callbacks = [] if kind in ("surrogate", "classifier") else [Heatmaps(tmp_path, images=1)]
         settings = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1, "log_every_n_steps": 1}
         trainer = Trainer(callbacks=callbacks, **settings, **SILENT, **device)
-        trainer.fit(
-            TRAINED[kind](**trained), Cached(data, str(tmp_path / str(len(device)))) if "cached" in kind else data
-        )
+        module = lightning_module(TRAINED[kind](**trained))
+        trainer.fit(module, Cached(data, str(tmp_path / str(len(device)))) if "cached" in kind else data)
         return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
     expected = train({"accelerator": "cpu"})

@@ -3,10 +3,13 @@
 import ast
 import graphlib
 import re
+import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from forks import FORK
 
 ROOT = Path(__file__).parents[1]
 OURS = ("explainers", "datamodules", "callbacks")
@@ -101,6 +104,80 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
 def test_only_what_the_entry_points_share_knows_hydra():
     knowing = [path.as_posix() for path in FILES if packages(path) & {"hydra", "omegaconf"}]
     assert knowing and all(path.startswith("explainers/running/") for path in knowing)
+
+
+EXTRAS = {
+    *("lightning", "torchmetrics", "captum", "sklearn", "scipy", "matplotlib", "pandas"),
+    *("hydra", "omegaconf", "wandb", "gradio", "transformers"),
+}
+"""Packages that an installation without extras lacks."""
+
+WITH_EXTRAS = (
+    *("evaluation", "running", "vectors", "report", "app.page", "share.adapters", "shapley.surrogate"),
+    *("training.classifier", "training.explainer_training", "training.training_module", "posthoc.rescale_rule"),
+)
+"""Rooms and modules of the library that need them, without `report.overlays`."""
+
+
+class WithoutExtras:
+    """Finds what the finders of Python find, except these packages."""
+
+    def __init__(self, finders):
+        self.finders = finders
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in EXTRAS:
+            return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
+
+
+def explain_without_extras():
+    """What an installation without extras does: heatmaps, a picture, and what it says of methods that need more."""
+    for name in [name for name in sys.modules if name.split(".")[0] in {"explainers", *EXTRAS}]:
+        del sys.modules[name]
+    sys.meta_path[:] = [WithoutExtras([*sys.meta_path])]
+    names = [path.with_suffix("").as_posix().removesuffix("/__init__").replace("/", ".") for path in LIBRARY]
+    wanting = tuple(f"explainers.{name}." for name in WITH_EXTRAS)
+    for name in ["explainers.report.overlays", *(name for name in names if not f"{name}.".startswith(wanting))]:
+        import_module(name)
+
+    import timm
+    import torch
+
+    from explainers import overlay, posthoc
+    from explainers.anyhead import AnyHead, AnyHeadNetwork
+    from explainers.errors import InputError
+    from explainers.share.loadable import learned_explainer
+    from explainers.target import TargetModel
+
+    target = TargetModel(timm.create_model("test_vit", num_classes=3).eval())
+    images = torch.randint(0, 256, (1, 3, 160, 160), dtype=torch.uint8)
+    anyhead = AnyHead(target, target.grid, lambda *model: AnyHeadNetwork(*model, blocks=[0], width=8, depth=1)).eval()
+    heatmaps = [anyhead(images), posthoc.build("DecompX-SkipPLUS", target, target.grid)(images, torch.tensor([1]))]
+    said = []
+    for call in (
+        lambda: posthoc.DeepLift(target, target.grid),
+        lambda: posthoc.ViTCX(target, target.grid)(images, torch.tensor([1])),
+        lambda: learned_explainer("explainers.vectors.SelfExplaining"),
+        lambda: import_module("explainers.metrics.agreement").RankCorrelation(),
+    ):
+        try:
+            call()
+        except InputError as error:
+            said.append(str(error))
+    return [tuple(each.shape) for each in heatmaps], overlay(images[0], heatmaps[0][0]).shape, said
+
+
+def test_images_are_explained_without_extras():
+    with FORK.Pool(1) as pool:
+        heatmaps, picture, said = pool.apply(explain_without_extras)
+    assert heatmaps == [(1, 10, 10)] * 2 and picture == (3, 160, 160)
+    line = "expected {} for {}, got an installation without it: pip install 'transferable-explainers[{}]'"
+    assert said == [
+        line.format("captum", "DeepLift", "methods"),
+        line.format("sklearn", "ViTCX", "methods"),
+        line.format("lightning", "explainers.vectors.SelfExplaining", "train"),
+        line.format("torchmetrics", "RankCorrelation", "methods"),
+    ]
 
 
 def test_files_and_functions_stay_short():

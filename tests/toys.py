@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from explainers.anyhead.network import AnyHeadNetwork
+from explainers.training.explainer_training import lightning_module
 from explainers.training.trunk import at_patches
 from explainers.tve.light_network import LightNetwork
 from explainers.vectors.fixed_head import FixedHead
@@ -93,8 +94,13 @@ def fit(module, images, epochs, resume=None, validate=False, **settings):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **SILENT, **settings)
     val = DataLoader(samples, batch_size=4) if validate else None
-    trainer.fit(module, DataLoader(samples, batch_size=4), val, ckpt_path=resume)
+    trainer.fit(lightning_module(module), DataLoader(samples, batch_size=4), val, ckpt_path=resume)
     return trainer
+
+
+def step(explainer, batch):
+    """The loss of a training step, without a trainer."""
+    return lightning_module(explainer).training_step(batch, 0)
 
 
 def state(module):

@@ -14,6 +14,7 @@ from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.processes import of_all_processes
 from explainers.training.sources import Features, Source
 
 
@@ -144,14 +145,14 @@ class AnyHead(NetworkExplainer):
         """
         teacher = self._teacher()
         if self.untrained and not self.network.direct:
-            self.network.scale.copy_(self.of_all_processes(teacher.unit(rows)).mean())
+            self.network.scale.copy_(of_all_processes(teacher.unit(rows)).mean())
             return
         if self.untrained:
-            self.network.spread.copy_(self.of_all_processes(rows["direct"].float().sum(1).std()).mean())
+            self.network.spread.copy_(of_all_processes(rows["direct"].float().sum(1).std()).mean())
         vectors = self.predict(rows)
-        factor = self.of_all_processes(teacher.unit(rows) / vectors.std()).mean()
+        factor = of_all_processes(teacher.unit(rows) / vectors.std()).mean()
         losses = torch.stack([teacher.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
-        minus, none, plus = self.of_all_processes(losses).view(-1, 3).mean(0)
+        minus, none, plus = of_all_processes(losses).view(-1, 3).mean(0)
         curvature = minus + plus - 2 * none
         descent = minus - plus
         if curvature > 1e-3 * none and descent > 0:  # the loss depends on the scale, and the sign is right

@@ -1,7 +1,8 @@
 """Accuracy of classifiers; images without a label are left out."""
 
 from torch import Tensor
-from torchmetrics import MeanMetric
+
+from explainers.metrics.optional import MeanMetric
 
 
 class Accuracy(MeanMetric):

@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
 
 from explainers.errors import InputError, check_positive
 from explainers.metrics.means import MeanOfImages
+from explainers.metrics.optional import MeanMetric, Metric
 
 Agreement = Literal["e_rmse", "relative_error", "iou", "rank_correlation"]
 

@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from explainers.metrics.optional import Metric
 
 
 class Cost(Metric):

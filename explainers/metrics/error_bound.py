@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from explainers.errors import check_positive
+from explainers.metrics.optional import Metric
 
 
 def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:

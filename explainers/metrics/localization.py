@@ -6,11 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MetricCollection
 
 from explainers.errors import InputError, checks_choices
 from explainers.metrics.means import MeanOfImages, PerImage
 from explainers.metrics.object_boxes import BoxAccuracy, check_truth
+from explainers.metrics.optional import MetricCollection
 
 Localized = Literal["pointing_game", "average_precision", "segmentation", "box_accuracy"]
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+
+from explainers.metrics.optional import Metric, MetricCollection
 
 
 def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:

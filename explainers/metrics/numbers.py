@@ -1,13 +1,12 @@
 """What explainers measure of each image while they explain it: masks, their similarity, and overdetermined classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
 
 from explainers.metrics.means import MeanOfImages
+from explainers.metrics.optional import MetricCollection
 
 NUMBERS = {
     "masks": "Masks",
@@ -18,34 +17,8 @@ NUMBERS = {
 """Name of a number in `Details.numbers` → title of its column (ViT-CX, Tables 1 and 2, Figure 4 and Section 3.4).
 
 `masks` counts the masks of an image; `mask_similarity` is the mean cosine of all pairs of its feature maps as masks;
-for the others, see `overdetermination`.
+for the others, see `overdetermination.overdetermination`.
 """
-
-OVERDETERMINED = 0.9
-"""Mean causal impact of an image's masks above which its class is overdetermined."""
-
-
-def overdetermination(scores: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Compute whether the mean causal impact μ of an image's masks is above 0.9 (ViT-CX, Section 3.4).
-
-    Args:
-        scores: causal impacts of the masks of each image, (M,) each.
-
-    Returns:
-        `overdetermined`, 1 if μ > 0.9, otherwise 0; and `impact_variance`, the variance of the impacts, NaN unless the
-        image is overdetermined. (B,) each; NaN for an image without masks.
-
-    >>> numbers = overdetermination([torch.tensor([1.0, 0.9]), torch.tensor([0.5])])
-    >>> numbers["overdetermined"].tolist(), numbers["impact_variance"].tolist()
-    ([1.0, 0.0], [0.0025..., nan])
-    """
-    means = torch.stack([each.mean() for each in scores])
-    variances = torch.stack([(each - each.mean()).square().mean() for each in scores])
-    overdetermined = means > OVERDETERMINED
-    return {
-        "overdetermined": overdetermined.float().masked_fill(means.isnan(), torch.nan),
-        "impact_variance": variances.masked_fill(~overdetermined, torch.nan),
-    }
 
 
 class Number(MeanOfImages):

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError
+from explainers.errors import InputError, needs
 from explainers.metrics.means import PerImage, moments
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
@@ -71,6 +70,9 @@ def box_hits(heatmaps: Tensor, truth: Tensor, thresholds: Sequence[float] = THRE
 
 def regions(mask: np.ndarray) -> list[tuple[Corners, int]]:
     """The box around each connected region of a mask, boolean (H, W), and the number of its pixels."""
+    needs("scipy", "methods", "box accuracy")
+    from scipy import ndimage  # here, because explaining images does without it
+
     labels, _ = ndimage.label(mask, NEIGHBOURS)
     sizes = np.bincount(labels.flatten())[1:].tolist()
     boxes = [(rows.start, columns.start, rows.stop, columns.stop) for rows, columns in ndimage.find_objects(labels)]

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
+from explainers.errors import needs
 from explainers.metrics.means import moments
 
 CONFIDENCE = 0.95
@@ -55,6 +55,9 @@ def paired_differences(numbers: Tensor) -> Pairs:
     >>> pairs.mean[1, 0].item(), round(pairs.half_width[1, 0].item(), 3), round(pairs.p[1, 0].item(), 3)
     (1.5, 0.919, 0.014)
     """
+    needs("scipy", "methods", "the comparison of explainers")
+    from scipy.special import stdtr, stdtrit  # here, because explaining images does without it
+
     numbers = numbers.double()
     columns = [numbers[:, [i]] - numbers for i in range(numbers.shape[1])]  # one explainer minus all, (images, n)
     images = torch.stack([(~column.isnan()).sum(0) for column in columns])

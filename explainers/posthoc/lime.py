@@ -3,10 +3,9 @@
 from typing import Literal
 
 import torch
-from sklearn.linear_model import Lasso
 from torch import Tensor, nn
 
-from explainers.errors import check_positive, checks_choices
+from explainers.errors import check_positive, checks_choices, needs
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc.soft_masks import patch_means
 from explainers.sampling import uniform
@@ -31,6 +30,9 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
         w, (B, N).
     """
     if lasso:
+        needs("sklearn", "methods", "LIME with regression=lasso")
+        from sklearn.linear_model import Lasso  # here, because ridge does without it
+
         fits = [
             Lasso(alpha).fit(keep.cpu().numpy(), score, sample_weight=weight).coef_
             for score, weight in zip(scores.double().cpu().numpy(), weights.double().cpu().numpy(), strict=True)

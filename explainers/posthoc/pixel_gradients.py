@@ -7,12 +7,11 @@ and on earlier calls. Only DeepLift is captum's.
 
 import warnings
 
-import captum.attr
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from explainers.errors import check_positive, check_range
+from explainers.errors import check_positive, check_range, needs
 from explainers.masking import PatchGrid
 from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
@@ -166,13 +165,6 @@ class GradientSHAP(PixelExplainer):
         return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size).sum(1)
 
 
-class RescaleRule(captum.attr.DeepLift):
-    """captum's DeepLift without its rule for softmax modules (Swin has them), which mixes the images of a batch."""
-
-    def _is_non_linear(self, module: nn.Module) -> bool:
-        return not isinstance(module, nn.Softmax) and super()._is_non_linear(module)
-
-
 class DeepLift(PixelExplainer):
     """captum's rescale rule of DeepLift, summed over each patch (Shrikumar et al., 2017).
 
@@ -193,9 +185,12 @@ class DeepLift(PixelExplainer):
         self, target: TargetModel, grid: PatchGrid, multiply_by_inputs: bool = True, chunk_size: int = 64
     ) -> None:
         super().__init__(target, grid, chunk_size)
+        needs("captum", "methods", "DeepLift")
         self.multiply_by_inputs = multiply_by_inputs
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
+        from explainers.posthoc.rescale_rule import RescaleRule  # here, because all others do without captum
+
         method = RescaleRule(Explained(self.target), self.multiply_by_inputs)
         half = max(1, self.chunk_size // 2)
         with warnings.catch_warnings():

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor, nn
 
 from explainers import Details
-from explainers.errors import check_positive, check_range, checks_choices
+from explainers.errors import check_positive, check_range, checks_choices, needs
 from explainers.masking import PatchGrid
-from explainers.metrics.numbers import overdetermination
+from explainers.metrics.overdetermination import overdetermination
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import (
     Masks,
@@ -42,6 +41,9 @@ def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tenso
     """
     if len(masks) < 2:
         return masks, torch.arange(len(masks), device=masks.device)
+    needs("sklearn", "methods", "ViTCX")
+    from sklearn.cluster import AgglomerativeClustering  # here, because most methods do without it
+
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
     labels = torch.as_tensor(clustering.fit_predict(distances.cpu().numpy()), device=masks.device)
     members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (M, channels)

@@ -1,6 +1,16 @@
 """Makes tables, figures and the gallery from files of results and heatmaps, and logs them to Weights & Biases."""
 
-from explainers.report.pictures import Pictures
-from explainers.report.reference import Reference
+from typing import TYPE_CHECKING
+
+from explainers import imported_at_use
+
+if TYPE_CHECKING:
+    from explainers.report.pictures import Pictures
+    from explainers.report.reference import Reference
+
+# Both are for evaluations, which need Lightning; `overlays` does not
+__getattr__ = imported_at_use(
+    __name__, {"Pictures": "explainers.report.pictures", "Reference": "explainers.report.reference"}
+)
 
 __all__ = ["Pictures", "Reference"]

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
 from explainers.results.reading import load
 from explainers.results.scores import ImageScores, load_scores, write_scores
 from explainers.results.settings import explainers_of, hash_files, settings_of
-from explainers.saved.files import write_atomically
+from explainers.saved.files import is_first_process, write_atomically
 from explainers.saved.records import devices, first_difference, versions
 from explainers.saved.renamed import renamed
 
@@ -121,9 +119,10 @@ class ResultsFile:
             records.append(record | {"measured": {task: names for task, names in parts.items() if names}})
         return [record for record in records if record["measured"]]
 
-    @rank_zero_only
     def tell(self) -> None:
         """Print a line for each task with earlier results: what is measured again, and why."""
+        if not is_first_process():
+            return
         for task, names in self.kept.items():
             if task in self.settings and names:
                 print(f"{task}: not measured again: {', '.join(names)}; {self.path} has it (fresh=true measures all)")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from explainers.results.reading import load, names_in_tables
+from explainers.saved.files import is_first_process
 from explainers.saved.weights import read_weights, save_weights
 
 
@@ -56,7 +56,6 @@ def scores_file(results: Path) -> Path:
     return results.with_name(f"{results.stem}_scores.safetensors")
 
 
-@rank_zero_only
 def write_scores(results: Path, scores: Mapping[str, ImageScores]) -> None:
     """Write the scores of all tasks: `<task>/index`, and `<task>/<explainer>/<number>` as float32.
 
@@ -64,6 +63,8 @@ def write_scores(results: Path, scores: Mapping[str, ImageScores]) -> None:
         results: the file of results that they belong to.
         scores: task → numbers of its images; without any, the file is deleted.
     """
+    if not is_first_process():
+        return
     tensors = {f"{task}/index": of_task.index for task, of_task in scores.items()}
     for task, of_task in scores.items():
         for name, row in of_task.rows.items():

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import sqlite3
+import sys
 import time
 import unicodedata
 import uuid
@@ -12,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.progress import progress
 
@@ -79,11 +78,20 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-@rank_zero_only
+def is_first_process() -> bool:
+    """Whether this process writes what all processes of a training share; Lightning, if it is loaded, numbers them.
+
+    Lightning is not imported here, because explaining images does without it.
+    """
+    lightning = sys.modules.get("lightning.pytorch.utilities.rank_zero")
+    return lightning is None or lightning.rank_zero_only.rank == 0
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file in process 0; a concurrent reader sees the old text or the whole new one."""
-    with atomic(path) as unfinished:
-        unfinished.write_text(text)
+    """Write a text file in the first process; a concurrent reader sees the old text or the whole new one."""
+    if is_first_process():
+        with atomic(path) as unfinished:
+            unfinished.write_text(text)
 
 
 def shared_by_all(folder: Path, strategy: Any) -> bool:

@@ -1,9 +1,16 @@
 """Shapley values of patches, fitted by KernelSHAP or learned by ViT-Shapley and FastSHAP."""
 
+from typing import TYPE_CHECKING
+
+from explainers import imported_at_use
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.shapley.shapley import Shapley
-from explainers.shapley.surrogate import Surrogate
+
+if TYPE_CHECKING:
+    from explainers.shapley.surrogate import Surrogate
+
+__getattr__ = imported_at_use(__name__, {"Surrogate": "explainers.shapley.surrogate"})  # it needs Lightning
 
 __all__ = [
     "FastSHAPNetwork",

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from explainers.errors import needs
 from explainers.share.building import imported, refused
 
 
@@ -53,5 +54,9 @@ def _exported(name: Any) -> Any:
     parts = re.fullmatch(r"(explainers\.[a-z]+)\.([A-Za-z]+)", name) if isinstance(name, str) else None
     if parts is None or find_spec(parts[1]) is None:
         return None
-    room = import_module(parts[1])
+    try:
+        room = import_module(parts[1])
+    except ModuleNotFoundError as error:  # self-explaining models are LightningModules
+        needs(error.name or "lightning", "train", name)
+        raise
     return getattr(room, parts[2]) if parts[2] in getattr(room, "__all__", ()) else None

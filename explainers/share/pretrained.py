@@ -44,7 +44,7 @@ class Pretrained(Loadable):
     record: Mapping[str, str] = {}
     """Name → text of the files beside the weights, `config.yaml` and `versions.json`; `load` reads them."""
 
-    identity: Any  # of the LightningModule
+    identity: Any  # of the explainer
     export: Any
 
     @classmethod

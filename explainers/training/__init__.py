@@ -1,8 +1,24 @@
-"""Code that all LightningModules of this project share: optimisation, random crops, frozen parts, checkpoints."""
+"""Learned explainers and what their trainings share: optimisation, random crops, frozen parts, checkpoints."""
 
-from explainers.training.classifier import Classifier
+from typing import TYPE_CHECKING
+
+from explainers import imported_at_use
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import warmup_cosine, warmup_linear
-from explainers.training.training_module import TrainingModule
 
-__all__ = ["Classifier", "NetworkExplainer", "TrainingModule", "warmup_cosine", "warmup_linear"]
+if TYPE_CHECKING:
+    from explainers.training.classifier import Classifier
+    from explainers.training.explainer_training import ExplainerTraining
+    from explainers.training.training_module import TrainingModule
+
+__getattr__ = imported_at_use(
+    __name__,
+    {
+        "Classifier": "explainers.training.classifier",
+        "ExplainerTraining": "explainers.training.explainer_training",
+        "TrainingModule": "explainers.training.training_module",
+    },
+)
+"""LightningModules are imported at first use, because explaining images does without Lightning."""
+
+__all__ = ["Classifier", "ExplainerTraining", "NetworkExplainer", "TrainingModule", "warmup_cosine", "warmup_linear"]

@@ -1,12 +1,11 @@
-"""The base class of TVE, AnyHead and Shapley, which train a network to explain a frozen target."""
+"""The base class of TVE, AnyHead and Shapley, whose trained network explains a frozen target."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from torch import Tensor
-from torchmetrics import MeanMetric
+from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
@@ -16,9 +15,8 @@ from explainers.share import Pretrained
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.sources import Source, complete
+from explainers.training.sources import Source
 from explainers.training.state_dicts import load_weights
-from explainers.training.training_module import TrainingModule
 
 NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
 
@@ -29,8 +27,10 @@ UNUSED = ("weights", "optimizer", "scheduler", "teacher")
 """Arguments of explainers that a trained one does not need; they may be `None`."""
 
 
-class NetworkExplainer(TrainingModule, Pretrained, ABC):
+class NetworkExplainer(nn.Module, Pretrained, ABC):
     """An explainer with a trained network and a frozen target; the network is saved alone.
+
+    `ExplainerTraining` trains it; explaining images needs no Lightning.
 
     A subclass sets `reads` and `sources`, and defines `predict`, `loss` and `_heatmaps`. Its constructor ends with
     `load`, if there are weights.
@@ -39,10 +39,10 @@ class NetworkExplainer(TrainingModule, Pretrained, ABC):
         target: the model to explain. It is neither trained nor saved.
         grid: the patches that are explained.
         network: builds the network from the target and the grid.
-        optimizer: see `TrainingModule`.
-        scheduler: see `TrainingModule`.
-        min_crop: see `TrainingModule`.
-        seed: see `TrainingModule`.
+        optimizer: of the training, see `TrainingModule`.
+        scheduler: of the training, see `TrainingModule`.
+        min_crop: of the training, see `TrainingModule`.
+        seed: of the training, see `TrainingModule`.
     """
 
     TRAINING: ClassVar[Mapping[str, str]] = {
@@ -82,12 +82,21 @@ class NetworkExplainer(TrainingModule, Pretrained, ABC):
         min_crop: float | None,
         seed: int,
     ) -> None:
-        super().__init__(optimizer, scheduler, min_crop, seed, frozen=("target",))
+        super().__init__()
         target.check_grid(grid)
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.min_crop = min_crop
+        self.seed = seed
         self.target = target.requires_grad_(False).eval()
         self.grid = grid
         self.network = network(self.target, grid)
-        self.val_loss = MeanMetric()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the network; the target stays in eval mode, without dropout and stochastic depth."""
+        super().train(mode)
+        self.target.eval()
+        return self
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
@@ -144,23 +153,12 @@ class NetworkExplainer(TrainingModule, Pretrained, ABC):
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         """Heatmaps of `classes` (B,): (B, P, P); or of every class: (B, K, P, P)."""
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        rows = complete(self.augmented(batch), self.sources, self.current_epoch)
-        if self.uncalibrated and self.global_step == 0:
-            self.calibrate(rows)
-            self.uncalibrated = False
-        loss = self.loss(self.predict(rows), rows)
-        self.log("train/loss", loss, batch_size=len(batch["index"]))
-        return loss
+    def validation_metrics(self) -> dict[str, Any]:
+        """Metrics of a validation besides the loss, by the prefix of their names; `measure` updates them."""
+        return {}
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        rows = complete(batch, self.sources)
-        self.measure(self.predict(rows), rows)
-
-    def measure(self, predicted: Tensor, rows: dict[str, Tensor]) -> None:
-        """Update and log the metrics of a validation batch."""
-        self.val_loss.update(self.loss(predicted, rows), len(predicted))  # exact for unequal batches too
-        self.log("val/loss", self.val_loss, prog_bar=True)
+    def measure(self, metrics: Mapping[str, Any], predicted: Tensor, rows: dict[str, Tensor]) -> None:
+        """Update the `validation_metrics` by what `predict` returned for a batch with the rows of all `sources`."""
 
     def identity(self) -> Identity:
         """Everything that the weights of the network were trained for."""

@@ -2,14 +2,16 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from explainers.errors import InputError
+
+if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 OptimizerBuilder = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerBuilder = Callable[[Optimizer, int], LRScheduler]
@@ -20,7 +22,7 @@ def configure(
     optimizer: OptimizerBuilder | None,
     scheduler: SchedulerBuilder | None,
     total_steps: float,
-) -> OptimizerLRScheduler:
+) -> "OptimizerLRScheduler":
     """Build an optimiser and its schedule, in the form that Lightning expects of `configure_optimizers`.
 
     The schedule advances after every step, not after every epoch.

@@ -89,11 +89,6 @@ class TrainingModule(LightningModule):
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return configure(trainable, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
 
-    def of_all_processes(self, values: Any) -> Any:
-        """Gather tensors of all processes, with a new first dimension; in a single process, the tensors themselves."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return self.all_gather(values) if distributed else values
-
     def identity(self) -> Identity:
         """Return the hash of each frozen part; trained weights are valid only with the same frozen parts."""
         return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}

@@ -1,12 +1,14 @@
 """The network of the TVE paper: masked autoencoders, each followed by a head of FFN layers (Appendix H)."""
 
+import warnings
+
 import timm
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from explainers.errors import check_range
 from explainers.masking import PatchGrid
+from explainers.saved.files import is_first_process
 from explainers.target import TargetModel
 from explainers.target.inputs import zero_to_one
 from explainers.training.trunk import at_patches
@@ -129,10 +131,11 @@ class PaperNetwork(nn.Module):
 
     def calibrate(self, meta: Tensor, embedding: Tensor | None = None) -> None:
         """Warn that a training starts from random weights; the heads learn the scale of the meta-attributions."""
-        if self.mae is None:
-            rank_zero_warn(
+        if self.mae is None and is_first_process():
+            warnings.warn(
                 "the autoencoders start from random weights, those of the paper from facebook/vit-mae-base: set"
-                " explainer.network.mae=hf://facebook/vit-mae-base, or to the path of such weights"
+                " explainer.network.mae=hf://facebook/vit-mae-base, or to the path of such weights",
+                stacklevel=2,
             )
 
     def _load(self, mae: str) -> None:
@@ -140,8 +143,9 @@ class PaperNetwork(nn.Module):
         weights = read_mae(mae)
         for autoencoder in self.autoencoders:
             missing = autoencoder.load(weights, mae)  # type: ignore[operator]
-        if missing:
-            rank_zero_warn(f"{mae} lacks {len(missing)} tensors, {missing[0]} to {missing[-1]}: they start random")
+        if missing and is_first_process():
+            lacking = f"{mae} lacks {len(missing)} tensors, {missing[0]} to {missing[-1]}: they start random"
+            warnings.warn(lacking, stacklevel=2)
 
 
 def ffn_layers(width_in: int, width: int, layers: int, tokens: int = 0) -> list[FFN]:

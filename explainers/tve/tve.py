@@ -1,6 +1,6 @@
 """TVE: a transferable vision explainer that learns meta-attributions (Wang et al., ICML 2024)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.masking import PatchGrid
-from explainers.metrics.error_bound import ErrorBound
 from explainers.target import TargetModel
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.processes import of_all_processes
 from explainers.training.sources import network_inputs
 from explainers.tve.light_network import LightNetwork
 from explainers.tve.meta_attribution import MetaAttributions, transfer
@@ -94,7 +94,6 @@ class TVE(NetworkExplainer):
         self.pooling = pooling
         self.allow_finetuned_backbone = allow_finetuned_backbone
         self.uncalibrated = weights is None
-        self.theorem1 = ErrorBound()
         if weights is not None:
             self.load(weights)
 
@@ -133,22 +132,23 @@ class TVE(NetworkExplainer):
 
     def calibrate(self, rows: dict[str, Tensor]) -> None:
         """Calibrate the network on the first batches of all processes, so that all of them get the same result."""
-        gathered = self.of_all_processes({name: rows[name] for name in ("meta", "embedding") if name in rows})
-        self.network.calibrate(**{name: row.view(-1, *rows[name].shape[1:]) for name, row in gathered.items()})
+        own = {name: rows[name] for name in ("meta", "embedding") if name in rows}
+        gathered = {name: of_all_processes(row).view(-1, *row.shape[1:]) for name, row in own.items()}
+        self.network.calibrate(**gathered)
 
-    def measure(self, predicted: Tensor, rows: dict[str, Tensor]) -> None:
-        """Measure the loss, and the error of log-probabilities that Theorem 1 bounds, for the predicted classes."""
-        super().measure(predicted, rows)
+    def validation_metrics(self) -> dict[str, Any]:
+        """The error of log-probabilities, and its bound."""
+        from explainers.metrics.error_bound import ErrorBound  # here, because explaining images needs no torchmetrics
+
+        return {"theorem1": ErrorBound()}
+
+    def measure(self, metrics: Mapping[str, Any], predicted: Tensor, rows: dict[str, Tensor]) -> None:
+        """Measure the error of log-probabilities that Theorem 1 bounds, for the predicted classes."""
         classes = self._logits(rows).argmax(-1)[:, None, None, None].expand(*predicted.shape[:3], 1)
         log_probabilities = [
             self.target.classify(meta).log_softmax(-1).gather(-1, classes)[..., 0] for meta in (predicted, rows["meta"])
         ]
-        self.theorem1.update(*log_probabilities)
-
-    def on_validation_epoch_end(self) -> None:
-        values = {f"val/theorem1_{name}": value.float() for name, value in self.theorem1.compute().items()}
-        self.log_dict(values, sync_dist=True)  # the values are equal in all processes, but Lightning would warn
-        self.theorem1.reset()
+        metrics["theorem1"].update(*log_probabilities)
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         return self._transferred(self.target.classify, predicted, classes)

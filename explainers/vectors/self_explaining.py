@@ -20,6 +20,7 @@ from explainers.share import Loadable
 from explainers.target import TargetModel
 from explainers.target.inputs import check_labels, checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.processes import of_all_processes
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
@@ -224,7 +225,7 @@ class SelfExplaining(TrainingModule, Loadable):
         """Multiply `patch_scale` so that the vectors c_z, which may be 100 times too large, have the labels' size."""
         self.needs_patch_scale = False
         factor = self.labels.unit(rows) / self.target.head.vectors(patches).std()
-        self.target.head.patch_scale *= self.of_all_processes(factor).mean()
+        self.target.head.patch_scale *= of_all_processes(factor).mean()
 
     def provenance(self) -> Identity:
         """Describe the model, see `model_identity`."""

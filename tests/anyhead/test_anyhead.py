@@ -7,13 +7,14 @@ import pytest
 import references_anyhead as slow
 import torch
 from torch import nn
-from toys import ADAM, VECTORS, batch_of, equal, fit, state
+from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.anyhead.functionals import class_rows
 from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
 from explainers.target.heads import DistilledHead
+from explainers.training import ExplainerTraining
 from explainers.training.sources import complete
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -143,7 +144,7 @@ def test_a_perfect_student_has_no_loss_in_training_and_the_heatmaps_of_its_teach
     method = PropagationTeacher(target, grid).teacher
     vectors = method.explain(images, torch.eye(24).expand(5, -1, -1)).flatten(2).mT
     explainer = AnyHead(target, grid, partial(Known, vectors=vectors), PropagationTeacher)
-    assert explainer.training_step(batch_of(images), 0) < 1e-6
+    assert step(explainer, batch_of(images)) < 1e-6
     classes = torch.tensor([3, 0, 4, 1, 1])
     expected = method(images, classes)
     torch.testing.assert_close(explainer(images, classes), expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
@@ -213,7 +214,7 @@ def test_training_without_a_teacher_or_an_optimizer_is_refused(target, grid, ima
     with pytest.raises(InputError, match=line):
         fit(AnyHead(target, grid, VECTORS, optimizer=ADAM), images, epochs=1)
     with pytest.raises(InputError, match=line):
-        AnyHead(target, grid, VECTORS).validation_step(batch_of(images), 0)
+        ExplainerTraining(AnyHead(target, grid, VECTORS)).validation_step(batch_of(images), 0)
     with pytest.raises(ValueError, match="training needs an optimizer"):
         fit(AnyHead(target, grid, VECTORS, PropagationTeacher), images, epochs=1)
 

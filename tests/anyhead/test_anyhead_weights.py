@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from toys import ADAM, VECTORS, batch_of, equal, fit, state
+from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
@@ -32,7 +32,7 @@ def test_the_first_step_sets_the_unit_and_no_later_one_does(target, grid, images
 @pytest.mark.parametrize("factor", [0.03, 1, 40])
 def test_trained_weights_start_with_the_size_that_has_the_least_error(target, grid, images, teacher, tmp_path, factor):
     """The teacher that they learned from may have given larger or smaller attributions."""
-    trained = fit(AnyHead(target, grid, VECTORS, teacher, ADAM), images, epochs=6).lightning_module
+    trained = fit(AnyHead(target, grid, VECTORS, teacher, ADAM), images, epochs=6).lightning_module.explainer
     rows = complete(batch_of(images), trained.sources)
 
     def loss(size, of=trained):
@@ -40,11 +40,11 @@ def test_trained_weights_start_with_the_size_that_has_the_least_error(target, gr
 
     trained.network.scale *= factor
     again = AnyHead(target, grid, VECTORS, teacher, weights=str(trained.export(tmp_path)), seed=0)
-    again.training_step(rows, 0)
+    step(again, rows)
     scale = again.network.scale.clone()
     size = (scale / trained.network.scale).item()
     assert loss(size) < min(loss(0.98 * size), loss(1.02 * size), loss(0))
-    again.training_step(rows, 0)
+    step(again, rows)
     assert torch.equal(again.network.scale, scale)
 
 
@@ -52,7 +52,7 @@ def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid,
     explainer = AnyHead(target, grid, partial(VECTORS, direct=[0, 1]), teacher, seed=0)
     rows = complete(batch_of(images), explainer.sources)
     torch.nn.init.zeros_(explainer.network.write.weight)
-    explainer.training_step(rows, 0)
+    step(explainer, rows)
     paths = rows["direct"].sum(1)
     torch.testing.assert_close(explainer.predict(rows), explainer.network.scale * paths / paths.std())
     size = (explainer.network.scale / paths.std()).item()
@@ -64,7 +64,7 @@ def test_a_correlation_has_no_size_to_start_with(target, grid, images, tmp_path)
     teacher = partial(PropagationTeacher, objective="correlation")
     path = str(AnyHead(target, grid, VECTORS, teacher).export(tmp_path))
     again = AnyHead(target, grid, VECTORS, teacher, weights=path)
-    again.training_step(batch_of(images), 0)
+    step(again, batch_of(images))
     assert again.network.scale == 1
 
 
@@ -74,11 +74,11 @@ def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(t
     explainer.uncalibrated = cropping.uncalibrated = False
     seen = complete(batch_of(images), explainer.sources)
     stored = {name: row for name, row in seen.items() if name != "image"}
-    loss = explainer.training_step(batch_of(images), 0)
-    torch.testing.assert_close(explainer.training_step(stored, 0), loss)
-    assert not torch.allclose(cropping.training_step(batch_of(images), 0), loss)
+    loss = step(explainer, batch_of(images))
+    torch.testing.assert_close(step(explainer, stored), loss)
+    assert not torch.allclose(step(cropping, batch_of(images)), loss)
     with pytest.raises(InputError, match="^expected min_crop=null with cached rows"):
-        cropping.training_step(stored, 0)
+        step(cropping, stored)
 
 
 def test_exported_weights_explain_as_before(target, make_target, grid, images, teacher, tmp_path):

@@ -15,6 +15,7 @@ from datamodules.digits import Digits
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.training import ExplainerTraining
 from explainers.training.sources import Features
 from explainers.tve.light_network import LightNetwork
 from explainers.tve.meta_attribution import MetaAttributions
@@ -51,7 +52,7 @@ def stored(folder, train=TRAIN):
 
 def fit(tve, data, **settings):
     trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **SILENT, **settings)
-    trainer.fit(tve, data)
+    trainer.fit(ExplainerTraining(tve), data)
     return trainer
 
 

@@ -13,6 +13,7 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.report.heatmap_figure import draw_heatmaps
+from explainers.training import ExplainerTraining
 from explainers.tve import TVE
 
 QUIET = {
@@ -111,7 +112,7 @@ def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, m
     tve = TVE(target, grid, LIGHT, ADAM)
     callbacks = [Heatmaps(str(tmp_path / "pictures"), images=2)]
     trainer = Trainer(max_epochs=1, precision="bf16-mixed", callbacks=callbacks, **QUIET)
-    trainer.fit(tve, Cached(data, str(tmp_path / "rows")))
+    trainer.fit(ExplainerTraining(tve), Cached(data, str(tmp_path / "rows")))
     ((images, heatmaps, truth),) = drawn
     assert torch.equal(images, torch.stack([digits[i]["image"] for i in range(2)]))
     assert torch.equal(truth, torch.stack([digits[i]["truth"] for i in range(2)]))

@@ -52,9 +52,9 @@ def clock(monkeypatch):
 
 def test_without_a_terminal_there_is_a_line_every_half_minute(clock, capsys, target, grid, images):
     class Slow(TVE):
-        def training_step(self, batch, batch_idx):
+        def loss(self, predicted, rows):
             clock.now += 20
-            return super().training_step(batch, batch_idx)
+            return super().loss(predicted, rows)
 
     fit(Slow(target, grid, LIGHT, ADAM), images, epochs=3, callbacks=[Progress("digits")])
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]
@@ -106,7 +106,7 @@ def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monke
 
 def test_the_bar_ends_with_an_error(target, grid, images):
     class Broken(TVE):
-        def training_step(self, batch, batch_idx):
+        def loss(self, predicted, rows):
             raise KeyError("broken")
 
     progress = Progress("digits")

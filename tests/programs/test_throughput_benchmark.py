@@ -44,7 +44,7 @@ def test_every_option_is_measured_beside_the_step_as_it_is(capsys):
 
 def test_an_option_changes_a_step_and_then_restores_the_target(modules):
     module, batch = modules["light"], throughput.random_batch(2, 64, CPU)
-    backbone, expected = module.target.backbone, Option("as it is").rows(module, batch)
+    backbone, expected = module.explainer.target.backbone, Option("as it is").rows(module, batch)
     seen = []
 
     def embed(images):
@@ -55,7 +55,7 @@ def test_an_option_changes_a_step_and_then_restores_the_target(modules):
     rows = option.rows(module, batch)
     assert not rows["meta"].any() and seen == [True]
     assert rows["image"].is_contiguous(memory_format=torch.channels_last)
-    assert module.target.backbone is backbone and "embed" not in vars(module.target)
+    assert module.explainer.target.backbone is backbone and "embed" not in vars(module.explainer.target)
     for name, row in Option("as it is").rows(module, batch).items():
         assert torch.equal(row, expected[name])
 

@@ -15,6 +15,7 @@ from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
 from explainers.shapley.shapley import Shapley, efficient, shapley_loss
+from explainers.training import ExplainerTraining
 from explainers.training.sources import complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
@@ -99,7 +100,7 @@ def equal(state, other):
 def fit(module, images, epochs, resume=None):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **QUIET)
-    trainer.fit(module, DataLoader(samples, batch_size=4), ckpt_path=resume)
+    trainer.fit(ExplainerTraining(module), DataLoader(samples, batch_size=4), ckpt_path=resume)
     return trainer
 
 
@@ -243,14 +244,13 @@ def test_a_step_on_stored_rows_is_the_step_on_images(target, images, network):
     seen = complete(batch_of(images), shapley.sources)
     stored = {name: row for name, row in seen.items() if name != "image"}
     assert torch.equal(loss_of(shapley, stored), loss_of(shapley, seen))
-    assert shapley.on_before_batch_transfer(stored, 0) is stored
 
 
 def test_stored_rows_are_not_those_of_random_crops(target, images, network):
     shapley = Shapley(target, GRID, network, ADAM, coalitions=4, min_crop=0.5)
     cached = complete(batch_of(images), shapley.sources)
     with pytest.raises(InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached .*keep"):
-        shapley.training_step(cached, 0)
+        ExplainerTraining(shapley).training_step(cached, 0)
 
 
 @pytest.mark.slow
@@ -280,9 +280,10 @@ def test_training_images_are_cropped_and_validation_images_are_not(target, image
     cropping.network.load_state_dict(plain.network.state_dict())
     logged = []
     for shapley in (plain, cropping):
-        shapley.log = lambda name, value, **_: logged.append(value.compute() if name == "val/loss" else value)
-        shapley.training_step(batch_of(images), 0)
-        shapley.validation_step(batch_of(images), 0)
+        training = ExplainerTraining(shapley)
+        training.log = lambda name, value, **_: logged.append(value.compute() if name == "val/loss" else value)
+        training.training_step(batch_of(images), 0)
+        training.validation_step(batch_of(images), 0)
     assert not torch.allclose(logged[0], logged[2])
     assert torch.equal(logged[1], logged[3])
 
