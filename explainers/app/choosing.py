@@ -12,7 +12,7 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.posthoc.names import labelled
 from explainers.share import load
-from explainers.share.catalogue import ORDER, for_target, not_shipped, training_command
+from explainers.share.catalogue import ORDER, for_target, not_shipped
 from explainers.target import TargetModel
 
 FITTING: tuple[Any, ...] = ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion")
@@ -55,6 +55,8 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
             f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
             " explainer.target"
         )
+    if isinstance(explained, TargetModel) and explained.mean.device != target.mean.device:
+        raise InputError(f"expected an explainer on {target.mean.device}, got one on {explained.mean.device}: move one")
     return _named(method)
 
 
@@ -87,7 +89,8 @@ def _fitting(target: TargetModel) -> tuple[Any, str]:
             return _named(_tried(load(known.folder, target=target), target))
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
-    why = "; ".join(reasons) or f"no trained explainer is shipped for this backbone ({training_command()} trains one)"
+    none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
+    why = "; ".join(reasons) or none
     for method in FITTING:
         try:
             explainer, label = choose(target, method)
@@ -97,7 +100,7 @@ def _fitting(target: TargetModel) -> tuple[Any, str]:
             continue
         passes = getattr(explainer, "forward_passes", 1)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""
-        tell(f"{target.name}: {label} explains it{cost}; {why}")
+        tell(f"{target.name}: explained by {label}{cost}, because {why}")
         return explainer, label
     raise InputError(f"expected a model that can be explained, got {target.name}: {'; '.join(reasons)}")
 

@@ -28,7 +28,7 @@ class ExplainedClass:
     probability: float
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
     """The heatmap of one class of one image.
 

@@ -55,6 +55,7 @@ class Session:
         target = copy.deepcopy(target) if target is model else target  # explainers freeze it
         if device is None and isinstance(model, str) and torch.cuda.is_available():
             device = "cuda"
+        _check_colour(target)
         self.target = _moved(target, device).eval()
         self.names = class_names(self.target)
         self.explainer, self.method = choose(self.target, method)
@@ -155,6 +156,14 @@ class Session:
                 " image, take explanation.of(...)"
             )
         return [self.class_index(each) for each in classes]
+
+
+def _check_colour(target: TargetModel) -> None:
+    """Raise an InputError for a model whose first convolution reads other channels than red, green and blue."""
+    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, torch.nn.Conv2d))
+    channels = next((layer.in_channels for layer in convolutions), 3)
+    if channels % 3:  # some models divide images into blocks of pixels first
+        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
 
 
 def _moved(target: TargetModel, device: str | torch.device | None) -> TargetModel:

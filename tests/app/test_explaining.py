@@ -8,7 +8,7 @@ import torch
 from conftest import timm_model, wake
 from PIL import Image
 from torch import nn
-from toys import VECTORS, equal, state
+from toys import LIGHT, VECTORS, equal, state
 
 import explainers
 from explainers import PreparedExplainer
@@ -21,6 +21,7 @@ from explainers.errors import InputError
 from explainers.report.overlays import annotated
 from explainers.share import catalogue
 from explainers.target.names import class_names
+from explainers.tve import TVE
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 32, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -109,9 +110,10 @@ def test_an_explanation_holds_what_the_model_and_the_explainer_say(target, anyhe
     )
 
 
-@pytest.mark.parametrize("method", ["AnyHead", "GAE", {"RISE": {"masks": 20}}])
+@pytest.mark.parametrize("method", ["AnyHead", "TVE", "GAE", {"RISE": {"masks": 20}}])
 def test_another_class_is_explained_as_if_it_had_been_asked_for(target, anyhead, passes, method):
-    explainer = anyhead if method == "AnyHead" else method
+    learned = {"AnyHead": lambda: anyhead, "TVE": lambda: TVE(target, target.grid, LIGHT).eval()}
+    explainer = learned[method]() if method in ("AnyHead", "TVE") else method
     explanations = explainers.explain([PIXELS, PIXELS[::-1].copy()], target, method=explainer)
     asked = explainers.explain([PIXELS, PIXELS[::-1].copy()], target, method=explainer, classes=["class 3", 3])
     passes.clear()
@@ -139,8 +141,10 @@ def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
     made = [Session(target) for _ in range(2)]
     assert [each.method for each in made] == [label, label]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{target.name}: {label} explains it")
-    assert "no trained explainer is shipped for this backbone (python train.py experiment=anyhead" in line
+    assert line.startswith(f"{target.name}: explained by {label}")
+    assert line.endswith(
+        "because no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
+    )
 
 
 def ship(anyhead, folder, **settings):
@@ -262,3 +266,8 @@ def test_the_session_knows_the_names_of_the_classes(target):
     assert [own.class_index(each) for each in ("Tabby", "polar_bear", "polar bear", 3)] == [0, 1, 1, 3]
     with pytest.raises(InputError, match="got crane: did you mean crane: "):
         own.class_index("crane")
+
+
+def test_a_model_of_grey_images_is_refused():
+    with pytest.raises(InputError, match="^expected a model of images of 3 channels, got .* of 1$"):
+        Session(timm_model(in_chans=1), "Chance")
