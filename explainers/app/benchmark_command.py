@@ -1,0 +1,134 @@
+"""`explainers benchmark`: how faithful explainers are on the user's own images."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explainers import posthoc
+from explainers.app.explain_command import session_of
+from explainers.app.photos import decoded, photos_of
+from explainers.app.picture_files import check_writable
+from explainers.app.session import Session
+from explainers.errors import InputError, needs
+from explainers.posthoc.names import labelled
+from explainers.progress import progress
+from explainers.saved.files import write_atomically
+from explainers.saved.records import devices, versions
+
+USUAL = ("DecompX-SkipPLUS", "GAE", "GradCAM")
+"""Methods that are compared unless others are named, where they explain the model."""
+
+BATCH = 8
+
+
+def benchmark(options: Namespace) -> None:
+    """Measure explainers on images without labels; print a table, and write a JSON file with all settings."""
+    needs("torchmetrics", "methods", "explainers benchmark")
+    from explainers.app.benchmark import COLUMNS, CURVES, LEVELS, measure
+    from explainers.report.differences import compared, difference_tables
+    from explainers.report.tables import markdown, rows
+
+    output = Path(options.output).expanduser()
+    photos = photos_of(options.images)[: options.limit]
+    check_writable(output.parent)
+    method = "auto" if options.methods is None or "auto" in options.methods else "Chance"
+    session = session_of(Namespace(**vars(options), method=method))
+    explainers = explainers_for(session, options.methods)
+    pictures = _Decoded(session, photos)
+    results, scores = measure(session.target, explainers, pictures)
+    if not pictures.names:
+        raise InputError("expected images, got none that can be decoded: give other files")
+    table = rows({"": results}, COLUMNS)
+    print(f"{session.target.name}, {len(pictures.names)} images, of each the predicted class\n")
+    print(printed(markdown([{key: cell for key, cell in row.items() if key != "Task"} for row in table])))
+    curves = {name: COLUMNS[name] for name in CURVES}
+    pairs = compared({"": results}, {"": scores}, curves)
+    if pairs:
+        differences = difference_tables({"": results}, pairs, curves, minus=session.method)["differences.md"]
+        print(printed(differences))
+    content = {
+        "command": sys.argv,
+        "packages": versions(),
+        "devices": devices(),
+        "settings": {"removal": "zero", "levels": LEVELS, "classes": "predicted"},
+        "identity": session.target.identity(),
+        "images": pictures.names,
+        "results": results,
+        "differences": {number: _as_lists(*of_number) for number, of_number in pairs.get("", {}).items()},
+    }
+    write_atomically(output, json.dumps(content, indent=2))
+    print(f"{output} has the numbers, curves and settings")
+
+
+def explainers_for(session: Session, methods: Sequence[str] | None) -> dict[str, Any]:
+    """Name → explainer: chance, the explainer of the session, and methods.
+
+    Args:
+        session: the model and its explainer.
+        methods: names of methods; `auto` is the explainer of the session. `None` takes the `USUAL` ones that explain
+            the model.
+    """
+    target = session.target
+    explainers: dict[str, Any] = {"Chance": posthoc.Chance(target, target.grid)}
+    for label, (name, settings) in labelled(methods if methods is not None else ["auto", *USUAL]).items():
+        if name == "auto":
+            explainers[session.method] = session.explainer
+            continue
+        try:
+            explainers[label] = posthoc.build(name, target, target.grid, settings)
+        except InputError:
+            if methods is not None:
+                raise
+    return explainers
+
+
+class _Decoded:
+    """Batches of photos as the model sees them, uint8 (B, C, S, S), with the `names` of those that were read."""
+
+    def __init__(self, session: Session, photos: Sequence[Any]) -> None:
+        self.session = session
+        self.photos = photos
+        self.names: list[str] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        size, batch = self.session.target.grid.image_size, []
+        bar = progress("measuring", len(self.photos), "image", delay=2)
+        for photo in self.photos:
+            square = decoded(photo, size, self.session.resampling)
+            if square is not None:
+                batch.append(square)
+                self.names.append(photo.name)
+            if len(batch) == BATCH:
+                yield torch.stack(batch)
+                batch = []
+            bar.update(1)
+        if batch:
+            yield torch.stack(batch)
+        bar.close()
+
+
+def _as_lists(names: list[str], pairs: Any) -> dict[str, Any]:
+    """The pairs of explainers as JSON: entry [i][j] is explainer i minus explainer j; `null` where there is none."""
+    tensors = {"mean": pairs.mean, "error": pairs.error, "p_holm": pairs.corrected}
+    lists = {key: [[x if x == x else None for x in row] for row in each.tolist()] for key, each in tensors.items()}
+    return {"explainers": names} | lists
+
+
+def printed(text: str) -> str:
+    """A text with characters that the terminal has: ± and ⁺ become +- and + where it lacks them.
+
+    >>> printed("Fidelity⁺").encode(sys.stdout.encoding or "ascii").decode(sys.stdout.encoding or "ascii")[:8]
+    'Fidelity'
+    """
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        for character, plain in {"±": "+-", "⁺": "+", "⁻": "-", "↑": "(high)", "↓": "(low)", "–": "-"}.items():
+            text = text.replace(character, plain)
+    return text

@@ -1,0 +1,67 @@
+"""`explainers list`: trained explainers, methods, and what needs an extra."""
+
+import ast
+import textwrap
+from argparse import Namespace
+from importlib.util import find_spec
+from pathlib import Path
+
+EXTRAS = {
+    "methods": (("captum", "sklearn", "scipy", "torchmetrics", "matplotlib"), "LIME, ViT-CX, DeepLift, benchmark"),
+    "app": (("gradio",), "serve"),
+    "hub": (("huggingface_hub", "transformers"), "explainers and models of the Hugging Face Hub"),
+    "train": (("lightning", "hydra"), "training, in the checkout"),
+}
+"""Extra of the package → what it installs, and what needs it."""
+
+AGGREGATIONS = ("PLUS", "Rollout", "SkipPLUS")
+"""Names of the room of methods that are sums over the layers of a method."""
+
+
+def list_all(options: Namespace) -> None:
+    """Print trained explainers and the names of methods; with `--model`, those that explain this model."""
+    from explainers.share.catalogue import available
+
+    print(f"Trained explainers, for --method auto and for explainers.load:\n{indented(repr(available()))}\n")
+    if any((options.model, options.weights, options.head)):
+        names, which = methods_of_model(options)
+    else:
+        names, which = method_names(), "of which --model NAME shows those that explain it"
+    print(f"Methods without training, for --method, {which}:")
+    print(textwrap.fill(", ".join(names), 98, initial_indent="  ", subsequent_indent="  "))
+    print("  Behind a layerwise method: -PLUS or -SkipPLUS, as in DecompX-SkipPLUS, or -Rollout, as in ALTI-Rollout\n")
+    print("Extras:")
+    for extra, (packages, purpose) in EXTRAS.items():
+        print(f"  {extra:8} {state(extra, packages)}, for {purpose}")
+
+
+def methods_of_model(options: Namespace) -> tuple[list[str], str]:
+    """Names of the methods that explain the model that the options name, and which they are, in words."""
+    from explainers.app.explain_command import model_and_method
+    from explainers.conversion import as_target
+    from explainers.posthoc.names import methods_for
+
+    model, weights, _ = model_and_method(options)
+    target = as_target(model, weights)
+    return methods_for(target), f"which explain {target.name}"
+
+
+def method_names() -> list[str]:
+    """The names of all methods, read from the text of their room, because importing it takes seconds."""
+    room = find_spec("explainers.posthoc")
+    assert room is not None and room.origin is not None
+    tree = ast.parse(Path(room.origin).read_text(encoding="utf-8"))
+    lists = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
+    return sorted(name for name in ast.literal_eval(lists[0]) if name[0].isupper() and name not in AGGREGATIONS)
+
+
+def state(extra: str, packages: tuple[str, ...]) -> str:
+    """Whether all packages of an extra are installed, or the command that installs them."""
+    if all(find_spec(package) for package in packages):
+        return "installed"
+    return f"missing (pip install 'transferable-explainers[{extra}]')"
+
+
+def indented(text: str) -> str:
+    """The lines of a text, after two spaces."""
+    return textwrap.indent(text, "  ")

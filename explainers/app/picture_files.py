@@ -1,0 +1,94 @@
+"""Which images `explainers explain` reads, and which files it writes: never over an image."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from explainers.app.photos import photos_of
+from explainers.errors import InputError
+from explainers.listing import endings, list_images
+from explainers.saved.files import file_name
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture to write.
+
+    Args:
+        image: file of the image.
+        name: its name for the user.
+        explained: the class; `None` for the predicted one.
+        file: where the picture is written.
+    """
+
+    image: Path
+    name: str
+    explained: str | None
+    file: Path
+
+
+def planned(images: Sequence[str], classes: Sequence[str | None], output: Path) -> list[Picture]:
+    """Plan which pictures are written, before anything is computed.
+
+    Args:
+        images: files and folders.
+        classes: the classes to explain in each image.
+        output: a folder; or a file, for a single picture.
+
+    Raises:
+        InputError: for images that do not exist, and where a picture would replace an image.
+    """
+    single = output.suffix.lower() in endings() and not output.is_dir()
+    folder = output.parent if single else output
+    found = dict(files_of(images, folder))
+    if single and len(found) * len(classes) > 1:
+        count = len(found) * len(classes)
+        raise InputError(f"expected a folder for {count} pictures, got --output {output}: leave out {output.suffix}")
+    pictures: list[Picture] = []
+    taken = set(found)
+    for image, name in found.items():
+        for each in classes:
+            suffix = f"_{each}" if each is not None and len(classes) > 1 else ""
+            file = output if single else unused(folder / name.parent / file_name(f"{name.stem}{suffix}.png"), taken)
+            if file.resolve() in taken:
+                raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
+            taken.add(file.resolve())
+            pictures.append(Picture(image, name.as_posix(), each, file))
+    check_writable(folder)
+    return pictures
+
+
+def files_of(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each image file, and its name below its folder; without pictures that were written to `output` before."""
+    for given in images:
+        folder = Path(given).expanduser()
+        if not folder.is_dir():
+            photos_of(given)  # says what is wrong with it
+            yield folder.resolve(), Path(folder.name)
+            continue
+        (files,) = list_images([folder])
+        own = [] if folder.resolve().is_relative_to(output.resolve()) else [output.resolve()]
+        kept = [file for file in files if not any(file.resolve().is_relative_to(each) for each in own)]
+        if not kept:
+            raise InputError(f"expected images below {folder}, got none: give another folder")
+        yield from ((file.resolve(), file.relative_to(folder)) for file in kept)
+
+
+def unused(file: Path, taken: set[Path]) -> Path:
+    """The file, or with a number if another picture, or an image, has its name."""
+    numbered, number = file, 1
+    while numbered.resolve() in taken:
+        number += 1
+        numbered = file.with_name(f"{file.stem}_{number}{file.suffix}")
+    return numbered
+
+
+def check_writable(folder: Path) -> None:
+    """Create a folder, and raise an InputError if it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"expected a folder for pictures, got {folder}: {error.strerror}; give --output") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"expected a folder that can be written to, got {folder}: give another --output")
