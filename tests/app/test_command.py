@@ -1,0 +1,271 @@
+"""The command `explainers`, in this process: what it prints and writes, and one line for what a user can correct."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import huggingface_hub
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest import wake
+from PIL import Image
+from safetensors.torch import save_file
+
+import explainers
+from explainers.app import command, page
+from explainers.app.session import Session
+from explainers.target import TargetModel
+from explainers.target.heads import save_head
+
+MODEL = "test_vit"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    file = tmp_path_factory.mktemp("weights") / "vit.safetensors"
+    save_file(wake(timm.create_model(MODEL)).state_dict(), file)
+    return file
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch, no_sockets):
+    """The folder in which commands run, with three images; no command may open a connection."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    draws = np.random.default_rng(0)
+    for name in ("cat.jpg", "photos/dog.png", "photos/more/dog.jpg"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(file)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(weights, capsys):
+    """Run `explainers ...` with the small model: its exit status, and the lines of its output and of its errors."""
+
+    def run(*words, model=True):
+        chosen = ["--model", MODEL, "--weights", str(weights)] if model else []
+        try:
+            status = command.main([*words, *chosen])
+        except SystemExit as exited:
+            status = exited.code
+        out, err = capsys.readouterr()
+        return status, out.splitlines(), err.splitlines()
+
+    return run
+
+
+def written(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_image_gives_a_line_and_a_picture(run, folder):
+    status, lines, _ = run("explain", "cat.jpg", "--method", "GAE", "--top", "2")
+    assert status == 0 and len(lines) == 2
+    assert lines[0].startswith("cat.jpg: ") and " by GAE -> explained/cat.png (top 2: " in lines[0]
+    assert lines[1].endswith(f"explainers serve --model {MODEL} --weights {run.__closure__[1].cell_contents} --method GAE")
+    assert Image.open(folder / "explained/cat.png").width >= 160
+
+
+def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):
+    before = {name: (folder / name).read_bytes() for name in written(folder)}
+    for _ in range(2):
+        status, lines, _ = run("explain", ".", "cat.jpg", "--method", "Chance")
+        assert status == 0 and len(lines) == 4
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert written(folder / "explained") == ["cat.png", "photos/dog.png", "photos/more/dog.png"]
+
+
+def test_classes_by_name_and_number_in_files_of_their_own(run, folder):
+    status, lines, _ = run("explain", "cat.jpg", "--class", "Tabby", "504", "--method", "GAE", "--output", "maps/")
+    assert status == 0 and lines[0].startswith("cat.jpg: tabby 0.") and lines[1].startswith("cat.jpg: coffee mug 0.")
+    assert written(folder / "maps") == ["cat_504.png", "cat_Tabby.png"]
+
+
+def test_no_picture_replaces_an_image_or_another_picture(run, folder):
+    (folder / "cat.png").write_bytes((folder / "photos/dog.png").read_bytes())
+    status, _, _ = run("explain", "cat.jpg", "cat.png", "photos/dog.png", "--method", "Chance", "--output", ".")
+    assert status == 0 and (folder / "cat.png").read_bytes() == (folder / "photos/dog.png").read_bytes()
+    assert {"cat_2.png", "cat_3.png", "dog.png"} <= set(written(folder))
+
+
+def test_a_file_for_one_picture(run, folder):
+    assert run("explain", "cat.jpg", "--method", "Chance", "--output", "map.jpg")[0] == 0
+    assert Image.open(folder / "map.jpg").format == "JPEG"
+
+
+def test_a_broken_image_does_not_stop_the_others(run, folder):
+    (folder / "photos/a.jpg").write_bytes(b"no image")
+    status, lines, errors = run("explain", "photos", "--method", "Chance")
+    assert status == 1 and len(lines) == 3
+    assert len(errors) == 1 and errors[0].startswith("explainers: a.jpg: ")
+
+
+def test_after_ctrl_c_it_says_how_far_it_came(run, monkeypatch):
+    explain = Session.explain
+    images = []
+
+    def interrupted(self, image, **settings):
+        images.append(image)
+        if len(images) == 2:
+            raise KeyboardInterrupt
+        return explain(self, image, **settings)
+
+    monkeypatch.setattr(Session, "explain", interrupted)
+    status, lines, errors = run("explain", "photos", "--method", "Chance")
+    assert (status, len(lines), errors) == (130, 1, ["explainers: stopped after 1 of 2 pictures"])
+
+
+def test_a_head_of_another_task(run, folder, weights):
+    target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)))
+    head = torch.nn.Linear(target.embed_dim, 3)
+    save_head(head, folder / "head.safetensors", target.backbone_identity(), ["red", "green", "blue"])
+    status, lines, _ = run("explain", "cat.jpg", "--head", "head.safetensors", "--class", "green", "--method", "GAE")
+    assert status == 0 and lines[0].startswith("cat.jpg: green 0.")
+
+
+BAD = {
+    "missing.jpg": (1, "there is no such file"),
+    "empty": (1, "expected images below empty, got none"),
+    "notes.txt": (1, "notes.txt"),
+    "https://example.org/cat.jpg": (1, "URL"),
+    "cat.jpg --class tabbi": (1, "did you mean tabby"),
+    "cat.jpg --class 1000": (1, "from 0 to 999"),
+    "cat.jpg --method GEA": (1, "did you mean GAE"),
+    "cat.jpg --method RISE-PLUS": (1, "PLUS needs a method"),
+    "cat.jpg --explainer runs/none": (1, "runs/none"),
+    "cat.jpg --head none.safetensors": (1, "no head at none.safetensors"),
+    "cat.jpg --method GAE --explainer runs/none": (2, "not allowed with"),
+    "cat.jpg --output cat.jpg": (1, "expected another file than the image itself"),
+    "photos --output map.png": (1, "expected a folder for 2 pictures"),
+    "cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
+    "cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
+    "cat.jpg --bottom": (2, "unrecognized arguments: --bottom"),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_gives_one_line(words, run, folder):
+    (folder / "empty").mkdir()
+    (folder / "notes.txt").write_text("no image")
+    status, lines, errors = run("explain", *words.split())
+    assert status == BAD[words][0] and BAD[words][1] in errors[-1]
+    assert lines == [] and len(errors) == 1 and errors[0].startswith("explainers")
+
+
+BAD_MODELS = {
+    "--model vit_tiny_patch16_24": "did you mean vit_tiny_patch16_224",
+    "--model test_resnet --weights {weights}": "got others: it lacks ",
+    "--model test_vit --weights none.pth": "none.pth: there is no such file",
+    "--model test_vit --weights cat.jpg": "expected weights as .safetensors",
+    "--model test_vit": "in the cache or from huggingface.co, got no download",
+}
+
+
+@pytest.mark.parametrize("words", BAD_MODELS)
+def test_a_model_that_cannot_be_built_gives_one_line(words, run, weights):
+    status, _, errors = run("explain", "cat.jpg", *words.format(weights=weights).split(), model=False)
+    assert status == 1 and len(errors) == 1 and BAD_MODELS[words] in errors[0]
+
+
+def test_serve_passes_the_options_on(run, weights, monkeypatch):
+    calls = []
+    monkeypatch.setattr(page, "serve", lambda *of, **settings: calls.append((of, settings)))
+    assert run("serve", "--port", "7861", "--method", "GAE")[0] == 0
+    settings = {"host": "127.0.0.1", "port": 7861, "device": None, "open_browser": False}
+    assert calls == [((MODEL, str(weights), "GAE"), settings)]
+
+
+def test_serve_without_gradio_names_the_extra(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    status, _, errors = run("serve")
+    assert status == 1 and errors == [
+        "explainers: expected gradio for explainers serve, got an installation without it: pip install"
+        " 'transferable-explainers[app]'"
+    ]
+
+
+def test_list_names_explainers_methods_and_extras(run):
+    status, lines, _ = run("list", model=False)
+    text = "\n".join(lines)
+    assert status == 0 and repr(explainers.available()).splitlines()[0] in text
+    names = text.partition("for --method,")[2].partition("Behind")[0].replace("\n", " ")
+    assert {"GAE", "RISE", "GradCAM"} <= {name.strip() for name in names.partition(":")[2].split(",")}
+    assert "PLUS," not in names and "  methods  installed, for" in text
+
+
+def test_the_names_are_those_of_the_room_of_methods():
+    from explainers.app.list_command import method_names
+    from explainers.posthoc.names import method_names as of_the_room
+
+    assert method_names() == of_the_room()
+
+
+def test_list_shows_what_explains_a_model(run):
+    status, lines, _ = run("list")
+    assert status == 0 and f"which explain {MODEL}:" in "\n".join(lines)
+
+
+def test_help_version_and_list_import_neither_torch_nor_timm(folder):
+    program = (
+        "import sys\nfrom explainers.app.command import main\n"
+        "for words in (['--help'], ['--version'], ['list', '--help']):\n"
+        "    try: main(words)\n    except SystemExit as exited: assert exited.code == 0\n"
+        "assert main(['list']) == 0\n"
+        "print(sorted({'torch', 'timm', 'gradio'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stderr
+    assert "examples:" in done.stdout and f"explainers {explainers.__version__}" in done.stdout
+
+
+def test_python_m_explainers_is_the_command():
+    from explainers import __main__ as program
+
+    assert program.main is command.main
+
+
+def test_without_a_command_the_options_are_named(run):
+    status, _, errors = run(model=False)
+    assert status == 2 and errors == [
+        "explainers: the following arguments are required: COMMAND (explainers --help shows all options)"
+    ]
+
+
+def test_loading_a_folder_and_asking_what_is_available_open_no_connection(folder):
+    explainers.available()
+    with pytest.raises(explainers.errors.InputError, match="there is no such folder"):
+        explainers.load("runs/none")
+
+
+@pytest.mark.slow
+def test_the_page_is_built_without_a_connection_and_a_port_in_use_is_said(run, monkeypatch):
+    pytest.importorskip("gradio")
+    monkeypatch.undo()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        status, _, errors = run("serve", "--method", "Chance", "--port", str(other.getsockname()[1]))
+    assert status == 1 and "expected a free port" in errors[-1]
+
+
+def test_a_file_that_cannot_be_written_is_named(run, folder):
+    (folder / "results.json").mkdir()
+    status, _, errors = run("benchmark", "cat.jpg", "--methods", "Chance", "--output", "results.json")
+    assert status == 1 and len(errors) == 1 and "results.json" in errors[0]
+
+
+def test_benchmark_measures_as_an_evaluation_does(run, folder):
+    status, lines, errors = run("benchmark", "photos", "cat.jpg", "--methods", "auto,GAE", "--output", "a/b.json")
+    assert status == 0
+    titles = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    assert titles == ["Explainer", "Fidelity⁺ ↑", "Fidelity⁻ ↓", "s/image ↓", "Passes ↓"]
+    content = json.loads((folder / "a/b.json").read_text())
+    assert list(content["results"]) == ["Chance", "DecompX-SkipPLUS", "GAE"] and len(content["images"]) == 3
+    assert content["identity"]["backbone_sha256"] and content["packages"]["torch"]
+    assert content["results"]["GAE"]["forward_passes"] == 1 and content["differences"]["fidelity_plus"]
+    assert any("minus DecompX-SkipPLUS" in line for line in lines)
