@@ -1,7 +1,22 @@
 """Trained explainers as folders and on the Hugging Face Hub."""
 
+from typing import TYPE_CHECKING
+
+from explainers import imported_at_use
 from explainers.share.catalogue import available
-from explainers.share.loadable import Loadable
-from explainers.share.pretrained import Pretrained, load
+
+if TYPE_CHECKING:
+    from explainers.share.loadable import Loadable
+    from explainers.share.pretrained import Pretrained, load
+
+# They need torch, which takes seconds; `explainers list` needs `available` alone
+__getattr__ = imported_at_use(
+    __name__,
+    {
+        "Loadable": "explainers.share.loadable",
+        "Pretrained": "explainers.share.pretrained",
+        "load": "explainers.share.pretrained",
+    },
+)
 
 __all__ = ["Loadable", "Pretrained", "available", "load"]

@@ -1,16 +1,17 @@
 """The trained explainers that are shipped with this package, a folder for each model and explainer."""
 
+from __future__ import annotations  # so that torch and timm are imported by what needs them: `explainers list` does not
+
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import timm
+from typing import TYPE_CHECKING, Any
 
 from explainers.errors import InputError
-from explainers.saved.weights import read_weights
-from explainers.target import TargetModel
+
+if TYPE_CHECKING:
+    from explainers.target import TargetModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """Holds `<name of the model in timm, with its tag>/<explainer>/`, folders that `shipping.ship` writes."""
@@ -106,12 +107,16 @@ def shipped(name: str) -> Available | None:
 
 
 def _with_default_tag(model: str) -> str:
+    import timm
+
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     return f"{model}.{config.tag}" if config is not None and config.tag else model
 
 
 def for_target(target: TargetModel) -> Catalogue:
     """List the trained explainers of a model's backbone, whatever the model is called and wherever it comes from."""
+    from explainers.saved.weights import read_weights
+
     identities = [(each, read_weights(each.folder / WEIGHTS)[0].get("target", {})) for each in available()]
     alike = [(each, identity) for each, identity in identities if identity.get("embed_dim") == target.embed_dim]
     if not alike:

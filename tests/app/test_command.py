@@ -63,11 +63,13 @@ def written(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_an_image_gives_a_line_and_a_picture(run, folder):
+def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     status, lines, _ = run("explain", "cat.jpg", "--method", "GAE", "--top", "2")
     assert status == 0 and len(lines) == 2
     assert lines[0].startswith("cat.jpg: ") and " by GAE -> explained/cat.png (top 2: " in lines[0]
-    assert lines[1].endswith(f"explainers serve --model {MODEL} --weights {run.__closure__[1].cell_contents} --method GAE")
+    assert lines[1].endswith(
+        f"explainers serve --model {MODEL} --weights {run.__closure__[1].cell_contents} --method GAE"
+    )
     assert Image.open(folder / "explained/cat.png").width >= 160
 
 
@@ -152,7 +154,8 @@ BAD = {
 def test_bad_input_gives_one_line(words, run, folder):
     (folder / "empty").mkdir()
     (folder / "notes.txt").write_text("no image")
-    status, lines, errors = run("explain", *words.split())
+    method = [] if "--method" in words or "--explainer" in words else ["--method", "Chance"]
+    status, lines, errors = run("explain", *words.split(), *method)
     assert status == BAD[words][0] and BAD[words][1] in errors[-1]
     assert lines == [] and len(errors) == 1 and errors[0].startswith("explainers")
 
@@ -168,7 +171,7 @@ BAD_MODELS = {
 
 @pytest.mark.parametrize("words", BAD_MODELS)
 def test_a_model_that_cannot_be_built_gives_one_line(words, run, weights):
-    status, _, errors = run("explain", "cat.jpg", *words.format(weights=weights).split(), model=False)
+    status, _, errors = run("explain", "cat.jpg", "--method", "Chance", *words.format(weights=weights).split(), model=False)
     assert status == 1 and len(errors) == 1 and BAD_MODELS[words] in errors[0]
 
 
