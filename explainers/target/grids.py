@@ -38,7 +38,8 @@ def own_grid(backbone: Any) -> PatchGrid:
             f" ++target.model.img_size={min(height, width)}"
         )
     own = own_patch_size(backbone)
-    patch: int = own or getattr(backbone, "default_patch_size", OTHERWISE)
+    otherwise: int = getattr(backbone, "default_patch_size", OTHERWISE)
+    patch = own or otherwise
     covered = height - height % patch
     if covered != height and (own or getattr(embed, "strict_img_size", False)):
         raise InputError(

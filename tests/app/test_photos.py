@@ -97,10 +97,9 @@ def broken(folder):
 
 def bomb(folder):
     """A PNG file that says that it has 20 000 × 20 000 pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
-    (folder / "bomb.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", crc32(header))
-    )
+    chunks = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0), b"IDAT"
+    parts = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", crc32(chunk)) for chunk in chunks]
+    (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     return folder / "bomb.png"
 
 
