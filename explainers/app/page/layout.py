@@ -1,8 +1,168 @@
-"""The layout of the page in Gradio."""
+"""The layout of the page in Gradio: what is uploaded and chosen on the left, one component of our own on the right."""
 
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
+from explainers.app.page.answers import ANSWERS, MOST_METHODS, checked_methods, opened
+from explainers.app.page.curves import COLOURS, GREY
+from explainers.app.page.shown import Shown
+from explainers.app.page.visits import Visits
+from explainers.app.session import Session
+from explainers.errors import InputError, needs
+from explainers.posthoc import build, methods_for
 
-def build_page(session: Any) -> Any:
+HINT = "Drop an image, and see which parts of it speak for each class."
+SCRIPTS = ("canvas.js", "hiding.js", "page.js")
+SUMS = ("AttnLRP-PLUS", "DecompX-PLUS", "DecompX-SkipPLUS")
+"""Sums over layers that are offered where their method is."""
+
+MANY_PASSES, MOST_PASSES = 50, 5000
+"""Forward passes above which the list names their number, and above which a method is left out."""
+
+
+def build_page(session: Session) -> Any:
     """Build the page, a `gradio.Blocks`, for one model; see `serve`, which starts it."""
-    raise NotImplementedError
+    needs("gradio", "app", "explainers serve")
+    import gradio  # here, because it takes seconds
+
+    visits = Visits()
+    computing = Lock()
+    explainers = other_methods(session)
+    methods = [session.method, *explainers]
+    name = session.target.name
+    answers = [served(answer, methods, visits, computing) for answer in ANSWERS]
+    with gradio.Blocks(title=f"Explain {name}", analytics_enabled=False, delete_cache=(600, 600)) as page:
+        gradio.Markdown(f"### What does {name} see?\n{HINT}")
+        with gradio.Row():
+            with gradio.Column(scale=1, min_width=250):
+                photo = photo_input(gradio)
+                search = gradio.Dropdown(
+                    [(name, index) for index, name in enumerate(session.names)],
+                    value=None,
+                    label=f"Search all {len(session.names)} classes",
+                    elem_id="search",
+                )
+                chosen = gradio.Dropdown(
+                    [titled(method, explainers.get(method)) for method in methods],
+                    value=methods[:1],
+                    multiselect=True,
+                    max_choices=MOST_METHODS,
+                    label="Explainers side by side",
+                    elem_id="methods",
+                )
+            with gradio.Column(scale=4, min_width=330):
+                panel = own_component(gradio, answers, methods[:1])
+        open_image = opening(session, explainers, visits, computing)
+
+        def show(path: str | None) -> tuple[Any, dict[str, Any]]:
+            answer = open_image(path)
+            return None if "error" in answer else gradio.skip(), answer  # a file that cannot be read leaves the field
+
+        photo.input(show, photo, [photo, panel], show_progress="minimal")
+        search.input(None, search, js=told("explainers-class"))
+        chosen.input(None, chosen, js=told("explainers-methods"))
+    return page
+
+
+def own_component(gradio: Any, answers: Sequence[Callable[..., Any]], methods: Sequence[str]) -> Any:
+    """The part of the page that this room's HTML, CSS and JavaScript draw, and the functions that they call."""
+    return gradio.HTML(
+        value={},
+        html_template=text_of("page.html"),
+        css_template=text_of("page.css"),
+        js_on_load="\n".join(map(text_of, SCRIPTS)),
+        server_functions=answers,
+        apply_default_css=False,
+        methods=methods,
+        colours=list(COLOURS),
+        grey=GREY,
+    )
+
+
+def opening(
+    session: Session, explainers: Mapping[str, Any], visits: Visits, computing: Lock
+) -> Callable[[str | None], dict[str, Any]]:
+    """A function that reads an uploaded file: what the browser needs to show it, or one line that says what is wrong.
+
+    The arguments are those of `Shown` and `served`.
+    """
+
+    def open_image(path: str | None) -> dict[str, Any]:
+        if path is None:
+            return {}
+        try:
+            with computing:
+                shown = Shown(session, path, explainers)
+                return opened(shown) | {"key": visits.add(shown)}
+        except InputError as error:
+            return {"error": str(error).replace(path, Path(path).name)}  # nobody needs to know the server's folders
+
+    return open_image
+
+
+def served(
+    answer: Callable[..., dict[str, Any]], methods: Sequence[str], visits: Visits, computing: Lock
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Let browsers ask an answer about the image whose key they know.
+
+    Args:
+        answer: one of `ANSWERS`.
+        methods: names of the methods that may be asked for.
+        visits: the opened images.
+        computing: what is held while the model computes, because methods change it for the time of a call.
+    """
+
+    def reply(question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            checked_methods(question, methods)
+            shown = visits.find(question.pop("key"))
+            with computing:
+                return answer(shown, **question)
+        except InputError as error:
+            return {"error": str(error)}
+
+    reply.__name__ = answer.__name__  # JavaScript calls it by its name
+    return reply
+
+
+def photo_input(gradio: Any) -> Any:
+    """A field for an image whose file is read by `photos`, so that what is wrong with it is said in one line."""
+
+    photo = gradio.Image(label="Image", sources=["upload", "clipboard"], height=230, buttons=[])
+    photo.preprocess = lambda payload: payload and payload.path  # not in a subclass, for which Gradio writes a file
+    return photo
+
+
+def other_methods(session: Session) -> dict[str, Any]:
+    """All methods that the session's model can have besides its own one, by their names."""
+    target = session.target
+    names = methods_for(target)
+    names += [name for name in SUMS if name.partition("-")[0] in names]
+    others = {
+        name: build(name, target, target.grid) for name in sorted(names) if name not in (session.method, "Chance")
+    }
+    return {name: method for name, method in others.items() if passes_of(method) <= MOST_PASSES}
+
+
+def titled(name: str, method: Any) -> tuple[str, str]:
+    """A method as it is listed, with its passes if they take long, and its name."""
+    passes = passes_of(method)
+    return (f"{name} ({passes} passes)" if passes > MANY_PASSES else name), name
+
+
+def passes_of(method: Any) -> int:
+    """Forward passes of the model for each image."""
+    return getattr(method, "forward_passes", 1)
+
+
+def told(event: str) -> str:
+    """JavaScript that tells the panel a new choice."""
+    return f"(detail) => {{ dispatchEvent(new CustomEvent('{event}', {{ detail }})); return []; }}"
+
+
+def text_of(name: str) -> str:
+    """A file of this room."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

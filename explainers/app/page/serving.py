@@ -1,7 +1,20 @@
 """Starts the page."""
 
+import os
 from pathlib import Path
 from typing import Any
+
+from explainers.app.page.layout import build_page
+from explainers.app.session import Session
+from explainers.errors import InputError, check_range, needs
+
+LARGEST_FILE = "20mb"
+EVERYWHERE = ("0.0.0.0", "::")
+FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+"""Fonts of the system: Gradio's own ones are loaded from Google."""
+
+TARGETS = "button.icon, button.icon-button { min-width: 24px; min-height: 24px; }"
+"""CSS: Gradio's smallest buttons are too small for fingers."""
 
 
 def serve(
@@ -12,7 +25,8 @@ def serve(
     port: int = 7860,
     device: str | None = None,
     open_browser: bool = False,
-) -> None:
+    block: bool = True,
+) -> Any:
     """Serve the page until Ctrl-C.
 
     Args:
@@ -23,8 +37,42 @@ def serve(
         port: port to listen on.
         device: where to compute, see `Session`.
         open_browser: open the page in the browser.
+        block: wait for Ctrl-C; otherwise return the running `gradio.Blocks`, which has `close`.
 
     Raises:
-        InputError: if Gradio is not installed, or the port is in use.
+        InputError: if Gradio is not installed, or the address or the port cannot be used.
     """
-    raise NotImplementedError
+    check_range(1, 65535, port=port)
+    needs("gradio", "app", "explainers serve")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
+    import gradio
+
+    page = build_page(Session(model, method, weights, device))
+    try:
+        page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            inbrowser=open_browser,
+            prevent_thread_lock=True,
+            quiet=True,
+            max_file_size=LARGEST_FILE,
+            state_session_capacity=100,
+            footer_links=[],
+            ssr_mode=False,
+            pwa=False,
+            enable_monitoring=False,
+            theme=gradio.themes.Default(**FONTS),
+            css=TARGETS,
+        )
+    except OSError as error:
+        raise InputError(
+            f"expected a free port of this machine, got {host}:{port}, which cannot be opened: stop the program that"
+            " uses it, or choose another port, such as --port 7861"
+        ) from error
+    print(f"The page is at {page.local_url} (Ctrl-C stops it)", flush=True)
+    if host in EVERYWHERE:
+        print("Every machine that reaches this one can open it: there is no password.", flush=True)
+    if block:
+        page.block_thread()
+    return page

@@ -1,0 +1,62 @@
+// Pictures on canvases: heatmaps over the grey image, and the image with hidden patches
+
+/** Decode an image from its URL. */
+async function decoded(url) {
+  const image = new Image();
+  image.src = url;
+  await image.decode();
+  return image;
+}
+
+/** The bytes of a base64 text. */
+function bytes(text) {
+  return Uint8ClampedArray.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+/** A heatmap as a picture with one pixel for each patch, from its RGBA colours. */
+function tile(colours, side) {
+  const canvas = Object.assign(document.createElement("canvas"), { width: side, height: side });
+  canvas.getContext("2d").putImageData(new ImageData(bytes(colours), side, side), 0, 0);
+  return canvas;
+}
+
+/** Draw an image, and if there is one, the tile of a heatmap over it. */
+function paint(canvas, image, heatmap, { opacity, smooth }) {
+  const size = (canvas.width = canvas.height = image.naturalWidth);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  if (!heatmap) return;
+  context.globalAlpha = opacity;
+  context.imageSmoothingEnabled = smooth;
+  context.drawImage(heatmap, 0, 0, size, size);
+}
+
+/** Draw an image whose hidden patches have the colour that the model sees there; `cursor` is the patch of the keys. */
+function paintHidden(canvas, image, hidden, { side, hiding }, cursor) {
+  const size = (canvas.width = canvas.height = image.naturalWidth);
+  const context = canvas.getContext("2d"), step = size / side;
+  const corner = (patch) => [(patch % side) * step, Math.floor(patch / side) * step];
+  context.drawImage(image, 0, 0);
+  context.fillStyle = hiding;
+  for (const patch of hidden) context.fillRect(...corner(patch), step, step);
+  if (cursor === null) return;
+  for (const [colour, inset] of [["#fff", 1.5], ["#000", 4]]) {
+    const [left, top] = corner(cursor);
+    Object.assign(context, { strokeStyle: colour, lineWidth: 2.5 });
+    context.strokeRect(left + inset, top + inset, step - 2 * inset, step - 2 * inset);
+  }
+}
+
+/** The patch below a pointer. */
+function patchAt(canvas, side, { clientX, clientY }) {
+  const box = canvas.getBoundingClientRect();
+  const cell = (at, size) => Math.min(Math.max(Math.floor((at * side) / size), 0), side - 1);
+  return cell(clientY - box.top, box.height) * side + cell(clientX - box.left, box.width);
+}
+
+/** The patch beside another one in the direction of an arrow key; the same one at the rim. */
+function neighbour(patch, side, key) {
+  const row = Math.floor(patch / side) + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0);
+  const column = (patch % side) + ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
+  return Math.min(Math.max(row, 0), side - 1) * side + Math.min(Math.max(column, 0), side - 1);
+}

@@ -1,0 +1,142 @@
+// The page: what is chosen, and what the server is asked
+
+const COLOURS = props.colours, GREY = props.grey;
+const $ = (selector) => element.querySelector(selector);
+const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
+const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").checked });
+const keyOf = (method, index = state.index) => `${method} ${index}`;
+let maps = new Map(), view = null;
+
+/** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
+async function ask(name, question) {
+  const key = view.key;
+  const reply = await server[name]({ key, ...question });
+  if (key !== view?.key) return null;
+  if (reply && !reply.error) return reply;
+  say(reply?.error ?? "The server does not answer: is it still running?", true);
+  return null;
+}
+
+function say(text, error = false) {
+  $(".message").textContent = text;
+  $(".message").classList.toggle("error", error);
+}
+
+/** As many children as needed; those that are there stay. */
+function sameNumber(parent, count, build) {
+  while (parent.children.length > count) parent.lastChild.remove();
+  while (parent.children.length < count) parent.append(build());
+  return [...parent.children];
+}
+
+function mapFigure() {
+  const figure = document.createElement("figure");
+  figure.innerHTML = '<canvas role="img"></canvas><figcaption><span class="dot"></span><span class="name"></span></figcaption>';
+  return figure;
+}
+
+/** Show an image that the server has opened, and explain its most probable class. */
+async function open() {
+  const opened = props.value;
+  view = null;
+  $(".opened").hidden = true;
+  if (!opened?.key) return say(opened?.error ?? "", Boolean(opened?.error));
+  const [image, grey] = await Promise.all([decoded(opened.picture), decoded(opened.grey)]);
+  if (opened !== props.value && opened.key !== props.value?.key) return;
+  maps = new Map();
+  view = { ...opened, image, grey };
+  Object.assign(state, { test: "most", amount: Math.round(0.2 * view.side ** 2), painted: new Set(), points: [] });
+  $('[name="side"]').checked = true;
+  $(".opened").hidden = false;
+  say("");
+  explain(view.classes[0]);
+}
+
+/** Explain a class [index, name, probability] by all chosen methods. */
+async function explain(chosen) {
+  Object.assign(state, { index: chosen[0], chosen, points: [] });
+  listClasses();
+  const index = state.index, methods = [...state.methods];
+  await Promise.all(methods.map((method) => explainBy(method, index)));
+  if (index === state.index && String(methods) === String(state.methods)) curve();
+}
+
+async function explainBy(method, index) {
+  const known = maps.get(keyOf(method, index));
+  draw();
+  if (known) return;
+  const reply = await ask("heatmap", { method, index });
+  if (!reply) return;
+  maps.set(keyOf(method, index), { tile: tile(reply.colours, view.side), order: reply.order });
+  if (index !== state.index) return;
+  state.chosen = reply.class;
+  listClasses();
+  draw();
+  test();
+}
+
+function draw() {
+  const columns = state.methods.length + 1;
+  $(".opened").style.setProperty("--columns", Math.max(columns, 3));
+  $(".opened").style.setProperty("--curve", columns > 2 ? 2 : 1);
+  const figures = sameNumber($(".maps"), columns, mapFigure);
+  paint(figures[0].firstChild, view.image, null, looks());
+  figures[0].firstChild.setAttribute("aria-label", view.name);
+  figures[0].querySelector(".name").textContent = view.name;
+  figures[0].querySelector(".dot").hidden = true;
+  state.methods.forEach((method, i) => {
+    const [canvas, caption] = figures[i + 1].children;
+    const map = maps.get(keyOf(method));
+    figures[i + 1].classList.toggle("waiting", !map);
+    paint(canvas, view.grey, map?.tile, looks());
+    canvas.setAttribute("aria-label", `heatmap of ${state.chosen[1]} by ${method}`);
+    canvas.dataset.shown = map ? keyOf(method) : "";
+    caption.querySelector(".name").textContent = map ? method : `${method} …`;
+    caption.style.setProperty("--colour", COLOURS[i]);
+  });
+}
+
+/** Ask for the curves of the chosen methods, once their heatmaps are there. */
+async function curve() {
+  const side = state.test === "least" ? "least" : "most", index = state.index, methods = state.methods;
+  test();
+  const reply = await ask("curves", { methods, index, side });
+  if (!reply || index !== state.index || methods !== state.methods || (state.test === "least") !== (side === "least")) return;
+  $(".curve div").innerHTML = reply.svg;
+  points();
+}
+
+function listClasses() {
+  const shown = [...view.classes];
+  if (!shown.some(([index]) => index === state.index)) shown.push(state.chosen);
+  sameNumber($(".classes"), shown.length, () => Object.assign(document.createElement("button"), { type: "button" })).forEach((button, i) => {
+    const [index, name, probability] = shown[i];
+    const value = document.createElement("b");
+    value.textContent = probability === null ? "" : probability.toFixed(2);
+    button.replaceChildren(name, value);
+    button.style.setProperty("--probability", probability ?? 0);
+    button.dataset.index = index;
+    button.setAttribute("aria-pressed", index === state.index);
+    button.onclick = () => explain(shown[i]);
+  });
+}
+
+async function save() {
+  const reply = await ask("picture", { methods: state.methods, index: state.index, ...looks() });
+  if (reply) Object.assign(document.createElement("a"), { href: reply.url, download: reply.file }).click();
+}
+
+watch("value", open);
+$(".opacity").oninput = $(".smooth").onchange = () => view && draw();
+$(".save").onclick = save;
+$(".hidden-count").oninput = () => ((state.amount = +$(".hidden-count").value), test());
+$(".clear").onclick = () => (state.painted.clear(), test());
+element.querySelectorAll('[name="side"]').forEach((radio) => {
+  radio.onchange = () => ((state.test = radio.value), $(".tests").replaceChildren(), curve());
+});
+addEventListener("explainers-class", ({ detail: index }) => view && index !== null && explain([index, "…", null]));
+addEventListener("explainers-methods", ({ detail: methods }) => {
+  state.methods = methods;
+  if (view) explain(state.chosen);
+});
+if (props.value) open();

@@ -1,0 +1,176 @@
+"""What the page of `explainers serve` computes, and that it keeps visitors apart; without Gradio."""
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import references
+import torch
+from PIL import Image
+
+from explainers.app.page.answers import ANSWERS, checked_methods, colours_of, opened
+from explainers.app.page.curves import curves_svg
+from explainers.app.page.shown import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, Shown
+from explainers.app.page.visits import Visits
+from explainers.app.session import Session
+from explainers.errors import InputError
+from explainers.masking import level_sizes
+from explainers.posthoc import build
+from explainers.report.overlays import overlay
+
+ANSWER = {answer.__name__: answer for answer in ANSWERS}
+
+
+def photo(seed=0, size=(80, 60)):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def session(target):
+    return Session(target, "Occlusion")
+
+
+@pytest.fixture
+def shown(session):
+    return Shown(session, photo(), {"GAE": build("GAE", session.target, session.target.grid)})
+
+
+@torch.no_grad()
+def slowly(shown, hidden, index):
+    """The probability of a class, from pixels that are hidden one patch at a time."""
+    image = shown.target.normalise(shown.explanation.image[None])
+    for patch in hidden:
+        image[0][references.window(patch, 4, 8)] = 0
+    return shown.target.classify(shown.target.embed(image)).softmax(-1)[0, index].item()
+
+
+def test_probabilities_are_those_of_masked_images(shown):
+    masks = [[], [3], [0, 7, 15], list(range(16))]
+    expected = [slowly(shown, hidden, 2) for hidden in masks]
+    assert shown.probabilities(2, masks) == pytest.approx(expected, abs=1e-5)
+    assert expected[0] == pytest.approx(shown.explanation.probabilities[2].item(), abs=1e-5)
+
+
+def test_no_patch_lowers_the_probability_more_than_the_most_important_one(shown):
+    index = shown.explanation.explained.index
+    first = shown.orders("Occlusion", index)[0, 0].item()
+    alone = shown.probabilities(index, [[patch] for patch in range(16)])
+    assert alone[first] == pytest.approx(min(alone)) and alone[first] < shown.explanation.explained.probability
+
+
+@pytest.mark.parametrize("side", ["most", "least"])
+def test_curves_hide_the_patches_in_their_order(shown, side):
+    order = shown.orders("Occlusion", 1)[0].tolist()
+    sizes = level_sizes(16, LEVELS).tolist()
+    hidden = [order[:size] if side == "most" else order[size:] for size in sizes]
+    expected = [slowly(shown, patches, 1) for patches in hidden]
+    assert shown.curve("Occlusion", 1, side) == pytest.approx(expected if side == "most" else expected[::-1], abs=1e-5)
+
+
+def test_chance_is_the_mean_of_random_orders(shown):
+    orders = shown.orders(CHANCE, 0).tolist()
+    assert len({tuple(order) for order in orders}) == DRAWS and all(
+        sorted(order) == list(range(16)) for order in orders
+    )
+    half = level_sizes(16, LEVELS)[5]
+    expected = sum(slowly(shown, order[:half], 1) for order in orders) / DRAWS
+    assert shown.curve(CHANCE, 1)[5] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_model_sees_no_mask_twice(shown, monkeypatch):
+    shown.curve("Occlusion", 1), shown.curve(CHANCE, 1)
+    monkeypatch.setattr(shown.target, "embed", None)
+    shown.curve(CHANCE, 4), shown.probabilities(3, [[], shown.orders(CHANCE, 3)[0, :8].tolist()])
+
+
+def test_an_opened_image_has_all_that_the_browser_draws(shown):
+    found = opened(shown)
+    pictures = [Image.open(io.BytesIO(base64.b64decode(found[name].split(",")[1]))) for name in ("picture", "grey")]
+    assert [(each.format, each.size, each.mode) for each in pictures] == [
+        ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "RGB"),
+        ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "L"),
+    ]
+    assert found["classes"][0] == [shown.explanation.explained.index, *found["classes"][0][1:]]
+    assert found["side"] == 4 and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
+
+
+def test_colours_over_the_grey_image_are_the_overlay():
+    image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
+    heatmap = torch.randn(4, 4)
+    *colours, strength = colours_of(heatmap).float().permute(2, 0, 1).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    grey = image.float().mean(0)
+    blended = grey + 0.6 * strength / 255 * (torch.stack(colours) - grey)
+    assert (blended - overlay(image, heatmap, opacity=0.6)).abs().max() <= 1
+
+
+def test_heatmaps_of_every_class_and_method(shown):
+    for method in ("Occlusion", "GAE"):
+        reply = ANSWER["heatmap"](shown, method, 3)
+        assert sorted(reply["order"]) == list(range(16)) and len(base64.b64decode(reply["colours"])) == 64
+        assert reply["class"] == [3, "class 3", shown.explanation.probabilities[3].item()]
+
+
+def test_the_picture_to_keep_has_all_methods_and_a_plain_name(shown):
+    shown.name = "../my cat.jpeg"
+    reply = ANSWER["picture"](shown, ["Occlusion", "GAE"], 3, 0.5, True)
+    picture = Image.open(io.BytesIO(base64.b64decode(reply["url"].split(",")[1])))
+    assert reply["file"] == "_my_cat_class_3.png" and picture.format == "PNG"
+    assert picture.width >= 2 * PICTURE_SIZE and picture.height > PICTURE_SIZE
+
+
+def test_the_documentation_has_the_file_of_the_space():
+    root = Path(__file__).parents[2]
+    text = (root / "explainers/app/page/space.py").read_text()
+    assert f"```python\n{text}```" in (root / "docs/page.md").read_text()
+    compile(text, "app.py", "exec")
+
+
+def test_labels_of_curves_are_text():
+    assert "<b>" not in curves_svg({"<b>": [1.0, 0.0], CHANCE: [0.0, 0.0]})
+
+
+def test_visitors_are_apart(session):
+    visits = Visits(limit=2)
+    keys = [visits.add(Shown(session, photo(seed), {})) for seed in range(3)]
+    assert len(set(keys)) == 3 and min(map(len, keys)) >= 20
+    one, other = (visits.find(key) for key in keys[1:])
+    assert not torch.equal(one.explanation.image, other.explanation.image)
+    assert one.heatmap("Occlusion", 0).tolist() != other.heatmap("Occlusion", 0).tolist()
+    for forgotten in (keys[0], "", "guess"):
+        with pytest.raises(InputError, match="forgotten: drop it again"):
+            visits.find(forgotten)
+
+
+BAD = [
+    ("heatmap", {"method": "GAE", "index": 5}, "expected classes from 0 to 4, or names of classes, got 5"),
+    ("heatmap", {"method": "GAE", "index": None}, "expected classes as names or indices of classes, got None"),
+    ("curves", {"methods": ["GAE"], "index": 0, "side": "some"}, "expected side most or least, got some"),
+    ("curves", {"methods": ["GAE"] * 5, "index": 0, "side": "most"}, "expected methods from 0 to 4, got methods=5"),
+    ("probabilities", {"index": 0, "hidden": [[16]]}, "expected patches from 0 to 15, got [16]"),
+    ("probabilities", {"index": 0, "hidden": [["1"]]}, "expected patches from 0 to 15, got ['1']"),
+    ("probabilities", {"index": 0, "hidden": [[]] * 9}, "expected sets from 0 to 5, got sets=9"),
+    ("picture", {"methods": ["GAE"], "index": 0, "opacity": 2, "smooth": False}, "expected opacity from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "question", "message"), BAD)
+def test_bad_questions_are_answered_in_one_line(shown, name, question, message):
+    with pytest.raises(InputError, match=re.escape(message)) as raised:
+        ANSWER[name](shown, **question)
+    assert "\n" not in str(raised.value)
+
+
+def test_methods_that_are_not_offered_are_refused():
+    checked_methods({"method": "GAE"}, ["GAE"]), checked_methods({}, ["GAE"])
+    for question in ({"method": "os"}, {"methods": ["GAE", "os"]}):
+        with pytest.raises(InputError, match="expected one of GAE, got os"):
+            checked_methods(question, ["GAE"])
+
+
+def test_a_broken_file_is_refused(session, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no")
+    with pytest.raises(InputError, match=r"broken\.png"):
+        Shown(session, tmp_path / "broken.png", {})

@@ -1,0 +1,185 @@
+"""The page of `explainers serve` in a headless Chromium, with a toy model; skipped where there is none."""
+
+import json
+import shutil
+import socket
+
+import pytest
+import timm
+from PIL import Image
+
+pytest.importorskip("gradio")
+pytest.importorskip("selenium")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+from explainers.app.page import serve  # noqa: E402
+from explainers.errors import InputError  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed: make browser"),
+]
+
+FLAGS = (
+    "headless=new no-sandbox disable-gpu disable-quic disable-dev-shm-usage no-first-run disable-background-networking"
+    " disable-component-update disable-sync window-size=1200,1000"
+)
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def address(port):
+    page = serve(timm.create_model("vit_tiny_patch16_224", **TINY), method="GAE", port=port, block=False)
+    yield page.local_url
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS.split(), f"user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """What a visitor sees and does."""
+
+    def __init__(self, driver, address):
+        self.driver = driver
+        driver.get(address)
+        self.until(lambda: self.all("input[type=file]") and self.all(".opened"))
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def until(self, condition):
+        return WebDriverWait(self.driver, 10, 0.03).until(lambda _: condition())
+
+    def texts(self, selector):
+        return [element.text for element in self.all(selector)]
+
+    def drop(self, path):
+        self.one("input[type=file]").send_keys(str(path))
+
+    def explained(self):
+        """The method and class of every heatmap that is drawn."""
+        return [canvas.get_attribute("data-shown") for canvas in self.all(".maps canvas")][1:]
+
+    def probabilities(self):
+        """The numbers below the tested pictures, once the server has answered."""
+        hidden = self.one(".tests canvas").get_attribute("aria-label")
+        self.until(lambda: f", {self.one('.tests').get_attribute('data-measured')} patches" in hidden)
+        return [float(text.split()[0]) for text in self.texts(".tests .number")]
+
+    def hidden(self, canvas=0):
+        """The number of grey patches in a tested picture: those with the mean colour of the toy's normalisation."""
+        script = """
+            const canvas = document.querySelectorAll(".tests canvas")[arguments[0]], step = canvas.width / 4;
+            const at = (i) => [((i % 4) + 0.5) * step, (Math.floor(i / 4) + 0.5) * step, 1, 1];
+            const colour = (i) => canvas.getContext("2d").getImageData(...at(i)).data.slice(0, 3).join();
+            return [...Array(16).keys()].filter((i) => colour(i) === "128,128,128").length;"""
+        return self.driver.execute_script(script, canvas)
+
+
+@pytest.fixture
+def page(browser, address, tmp_path):
+    red = Image.radial_gradient("L").resize((90, 60))
+    Image.merge("RGBA", [red, Image.new("L", red.size), red, Image.new("L", red.size, 255)]).save(
+        tmp_path / "photo.png"
+    )
+    page = Page(browser, address)
+    page.drop(tmp_path / "photo.png")
+    page.until(lambda: page.all(".curve svg circle"))
+    yield page
+    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+
+
+def test_clicks_search_and_comparison(page):
+    classes = page.all(".classes button")
+    assert len(classes) == 5 and classes[0].get_attribute("aria-pressed") == "true"
+    first = page.explained()[0]
+    classes[1].click()
+    page.until(lambda: page.explained()[0] not in (first, ""))
+    wanted = classes[3].get_attribute("data-index")
+    search, methods = page.one("#search input"), page.one("#methods input")
+    search.send_keys(f"class {wanted}", Keys.ENTER)
+    page.until(lambda: page.explained() == [f"GAE {wanted}"])
+    methods.send_keys("TokenTM", Keys.ENTER)
+    page.until(lambda: page.explained() == [f"GAE {wanted}", f"TokenTM {wanted}"])
+    page.until(lambda: len(page.all(".curve polyline")) == 3)
+    assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "TokenTM"]
+
+
+def test_hiding_by_slider_and_by_hand(page):
+    slider = page.one(".hidden-count")
+    slider.send_keys(Keys.HOME)
+    page.until(lambda: page.hidden() == 0 and len(set(page.probabilities())) == 1)
+    slider.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    page.until(lambda: page.hidden() == page.hidden(1) == 2)
+    page.one(".tests canvas").click()  # a patch in the middle
+    assert page.one("[value=painted]").is_selected()
+    page.until(lambda: page.texts(".tests .name") == ["your patches"] and page.hidden() in (1, 3))
+    painted = page.hidden()
+    page.one(".tests canvas").send_keys(Keys.ARROW_LEFT, " ")
+    page.until(lambda: page.hidden() in (painted - 1, painted + 1))
+    page.one(".clear").click()
+    page.until(lambda: page.hidden() == 0)
+
+
+def test_a_phone_needs_no_sideways_scrolling(page, browser):
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        page.until(lambda: browser.execute_script("return document.documentElement.scrollWidth") == 390)
+        script = """
+            const targets = [...document.querySelectorAll(".opened :is(button, label, input[type=range], canvas)")];
+            const sizes = targets.filter((each) => each.offsetParent).map((each) => each.getBoundingClientRect());
+            return Math.min(...sizes.map(({ width, height }) => Math.min(width, height)));"""
+        assert browser.execute_script(script) >= 24
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_broken_files_are_told_in_one_line(browser, address, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no")
+    page = Page(browser, address)
+    page.drop(tmp_path / "broken.png")
+    message = page.until(lambda: page.one(".message.error").text)
+    assert "broken.png" in message and "\n" not in message
+    assert not page.one(".opened").is_displayed()
+
+
+def test_no_other_server_is_asked(page, browser):
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    hosts = {url.split("/")[2].split(":")[0] for url in urls if url.startswith(("http", "ws"))}
+    assert hosts == {"127.0.0.1"}
+
+
+def test_a_port_in_use_is_told_in_one_line(address, port):
+    with pytest.raises(InputError, match=rf"expected a free port .*, got 127\.0\.0\.1:{port}, .* --port 7861"):
+        serve(timm.create_model("vit_tiny_patch16_224", **TINY), method="GAE", port=port, block=False)
