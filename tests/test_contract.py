@@ -120,6 +120,7 @@ CASES = [(found, variant) for found in all_explainers() for variant in BUILDERS.
 POSTHOC_CASES = [case for case in CASES if "posthoc" in case[0].__module__ and case[0] is not posthoc.Chance]
 DETAILED_CASES = [case for case in CASES if hasattr(case[0], "details")]
 FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and case[0] is not posthoc.LibraGrad]
+PREPARED_CASES = [case for case in CASES if hasattr(case[0], "prepare")]
 UNREAD_CASES = [(posthoc.Chance, ""), (General, "")]
 """What they explain is no class that they are given: of chance none, of a general classifier what it predicts."""
 READING_CASES = [case for case in CASES if case not in UNREAD_CASES]
@@ -257,7 +258,7 @@ def test_every_method_refuses_images_of_another_size_and_an_empty_batch(explaine
 
 
 def test_the_methods_of_images_are_found(grid, target):
-    assert image_methods(TVE(target, grid, LIGHT)).keys() == {"forward", "all_classes", "explain_tasks"}
+    assert image_methods(TVE(target, grid, LIGHT)).keys() == {"forward", "all_classes", "explain_tasks", "prepare"}
     assert image_methods(posthoc.TAM(target, grid)).keys() == {"forward", "explain", "explain_all"}
 
 
@@ -340,12 +341,22 @@ def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, target, ima
     torch.testing.assert_close(heatmaps, explainer(images, CLASSES), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("explainer", PREPARED_CASES, indirect=True, ids=name_of)
+def test_prepared_images_are_explained_for_any_class_without_another_pass(explainer, target, images, monkeypatch):
+    prepared = explainer.prepare(images)
+    expected = {classes: explainer(images, classes) for classes in (CLASSES, CLASSES.flip(0))}
+    monkeypatch.setattr(target.backbone, "forward_features", lambda _: pytest.fail("another pass"))
+    for classes, heatmaps in expected.items():
+        torch.testing.assert_close(prepared(classes), heatmaps)
+
+
 def test_the_explainers_of_the_library_are_found():
     found = all_explainers()
     assert {posthoc.Chance, Oracle, TVE, General, KernelSHAP, Shapley, SelfExplaining, ExplainabilityVector} < set(
         found
     )
     assert issubclass(posthoc.GAE, FunctionalExplainer) and len(FUNCTIONAL_CASES) > 30
+    assert {case[0] for case in PREPARED_CASES} == {TVE, AnyHead, Shapley}
     assert len([method for method in found if method.__module__.startswith("explainers.posthoc.")]) >= 40
 
 

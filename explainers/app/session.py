@@ -88,20 +88,18 @@ class Session:
         check_positive(top=top)
         photos = photos_of(images)
         chosen = self._indices(classes, len(photos))
-        bar = progress("explaining", len(photos), "image", delay=2)
         broken: list[Photo] = []
-        for start in range(0, len(photos), BATCH):
-            batch = photos[start : start + BATCH]
-            squares = [decoded(photo, self.target.grid.image_size, self.resampling) for photo in batch]
-            kept = [number for number, square in enumerate(squares) if square is not None]
-            broken += [photo for photo, square in zip(batch, squares, strict=True) if square is None]
-            if kept:
-                pixels = torch.stack([square for square in squares if square is not None])
-                yield from self._explain(
-                    [batch[number] for number in kept], pixels, [chosen[start + number] for number in kept], top
-                )
-            bar.update(len(batch))
-        bar.close()
+        with progress("explaining", len(photos), "image", delay=2) as bar:
+            for start in range(0, len(photos), BATCH):
+                batch = photos[start : start + BATCH]
+                squares = [decoded(photo, self.target.grid.image_size, self.resampling) for photo in batch]
+                broken += [photo for photo, square in zip(batch, squares, strict=True) if square is None]
+                kept = [number for number, square in enumerate(squares) if square is not None]
+                if kept:
+                    pixels = torch.stack([square for square in squares if square is not None])
+                    wanted = [chosen[start + number] for number in kept]
+                    yield from self._explain([batch[number] for number in kept], pixels, wanted, top)
+                bar.update(len(batch))
         _tell_broken(broken, len(photos))
 
     @torch.no_grad()
