@@ -241,14 +241,8 @@ def test_without_a_command_the_options_are_named(run):
     ]
 
 
-def test_loading_a_folder_and_asking_what_is_available_open_no_connection(folder):
-    explainers.available()
-    with pytest.raises(explainers.errors.InputError, match="there is no such folder"):
-        explainers.load("runs/none")
-
-
 @pytest.mark.slow
-def test_the_page_is_built_without_a_connection_and_a_port_in_use_is_said(run, monkeypatch):
+def test_a_port_in_use_is_said(run, monkeypatch):
     pytest.importorskip("gradio")
     monkeypatch.undo()
     with socket.socket() as other:
