@@ -1,11 +1,16 @@
 """Any model as a model to explain: timm's as they are, others converted to timm's architecture."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from explainers.conversion.settings import Statistics, with_settings
+import explainers.conversion.huggingface as huggingface
+import explainers.conversion.torchvision_models as torchvision_models
+from explainers.conversion.mapping import Plan, Unmapped, mapped
+from explainers.conversion.plain import plain_target
+from explainers.conversion.settings import Inputs, Statistics, with_settings
 from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
@@ -22,21 +27,29 @@ def as_target(
 ) -> TargetModel:
     """Make any model a model to explain. The caller's model stays as it is.
 
+    Models of torchvision and Hugging Face transformers are computed in timm's architecture where that gives the same
+    outputs, which is checked. One line on stderr says what became of such a model, and its normalisation.
+
     Args:
-        model: the name of a timm model, a timm module, or a `TargetModel`, which is returned as it is.
-        weights: file of the weights of a timm name.
-        mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own.
+        model: the name of a timm model, a timm module, a `TargetModel`, which is returned as it is, a model of
+            torchvision or transformers, or any module that maps normalised images (B, 3, S, S) to logits (B, K).
+        weights: file of the weights of a timm name; or the entry of torchvision's enumeration with which a model of
+            torchvision was built, such as `ResNet50_Weights.DEFAULT`, which states normalisation and class names.
+        mean: mean of normalised pixels from 0 to 1, one for all channels or one for each; `None` takes the model's own,
+            for torchvision that of ImageNet, for transformers that of the family's usual image processor.
         std: their standard deviation, likewise.
-        image_size: height and width of the images in pixels; `None` takes the model's own.
-        classes: names of the classes, in the order of the logits; empty if they are not known.
+        image_size: height and width of the images in pixels; `None` takes the model's own, 224 for CNNs of torchvision.
+        classes: names of the classes, in the order of the logits; empty for those that the model names.
 
     Raises:
-        InputError: if the model cannot be converted, or an argument does not fit it.
+        InputError: if the model cannot be explained, or an argument does not fit it.
     """
     if isinstance(model, TargetModel):
         if weights is None and mean is None and std is None and image_size is None and not classes:
             return model
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
+    if image_size is not None and (not isinstance(image_size, int) or image_size < 1):
+        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")
     if isinstance(model, str):
         return with_settings(TargetModel(timm_model(model, weights)).eval(), mean, std, image_size, classes)
     if not isinstance(model, nn.Module):
@@ -44,6 +57,51 @@ def as_target(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
             " such as vit_tiny_patch16_224, or a TargetModel"
         )
+    library = type(model).__module__.partition(".")[0]
+    if library in LIBRARIES and not hasattr(model, "timm_model"):
+        return _converted(model, *LIBRARIES[library], weights, mean, std, image_size, classes)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
-    return with_settings(TargetModel(model).eval(), mean, std, image_size, classes)
+    if library == "transformers":
+        inputs = huggingface.inputs_of_wrapped(model).with_given(mean, std, classes)
+        inner = TargetModel(model.timm_model).eval()
+        return with_settings(inner, inputs.mean, inputs.std, image_size, inputs.classes)
+    if hasattr(model, "reset_classifier"):
+        return with_settings(TargetModel(model).eval(), mean, std, image_size, classes)
+    return plain_target(model, mean, std, image_size, classes)
+
+
+LIBRARIES = {
+    "torchvision": (torchvision_models.inputs_of, torchvision_models.plan),
+    "transformers": (huggingface.inputs_of, huggingface.plan),
+}
+"""Name of a library → functions that return the images that a model of it takes, and plan its conversion."""
+
+
+def _converted(
+    model: nn.Module,
+    inputs_of: Callable[..., Inputs],
+    plan: Callable[[nn.Module, Inputs], Plan],
+    weights: Any,
+    mean: Statistics,
+    std: Statistics,
+    image_size: int | None,
+    classes: Sequence[str],
+) -> TargetModel:
+    """Convert a model of another library to timm's architecture, or take it as it is, and say which in one line."""
+    name, inputs = type(model).__name__, inputs_of(model, weights, image_size).with_given(mean, std, classes)
+    try:
+        planned = plan(model, inputs)
+        target, difference = mapped(model, planned)
+    except Unmapped as reason:
+        _say(
+            f"{name} stays as it is, because {reason}: it has methods that mask images or take gradients of pixels, and"
+            f" all metrics, but no white-box methods, TVE or AnyHead; {inputs}"
+        )
+        return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
+    _say(f"{name} is computed as timm's {planned.architecture}, with outputs equal up to {difference:.0e}; {inputs}")
+    return target
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,15 +1,53 @@
 """Settings that override those of a model: normalisation, size of the images, names of the classes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from explainers.errors import InputError, check_range
+from explainers.errors import InputError
 from explainers.target import TargetModel
 
 Statistics = float | Sequence[float] | None
 """Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images that a model of another library takes, and the names of its classes.
+
+    Args:
+        image_size: height and width of the images in pixels; None if not known.
+        mean: mean of normalised pixels from 0 to 1; None if not known.
+        std: their standard deviation; None if not known.
+        origin: where mean and standard deviation come from, for messages.
+        classes: names of the classes, in the order of the logits; empty if they are not known.
+    """
+
+    image_size: int | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    origin: str
+    classes: Sequence[str] = ()
+
+    def with_given(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
+        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+        given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
+        origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
+        return replace(
+            self,
+            mean=self.mean if mean is None else channels("mean", mean, 3),
+            std=self.std if std is None else channels("std", std, 3),
+            origin=origin,
+            classes=classes or self.classes,
+        )
+
+    def __str__(self) -> str:
+        if self.mean is None or self.std is None:
+            return "mean and std not known"
+        mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
+        return f"mean {mean}, std {std} ({self.origin})"
 
 
 def with_settings(
@@ -65,7 +103,6 @@ def class_names(classes: Sequence[str], count: int) -> list[str]:
 def _resize(target: TargetModel, image_size: int) -> None:
     """Change the size of the images that a target takes; a transformer interpolates its positions."""
     backbone = target.backbone
-    check_range(1, image_size=image_size)
     try:
         if hasattr(backbone, "set_input_size"):
             backbone.set_input_size(img_size=(image_size, image_size))

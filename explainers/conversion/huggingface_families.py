@@ -1,0 +1,192 @@
+"""Families of vision transformers in Hugging Face transformers (4 and 5), and the timm model of each."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import timm.data
+import torch
+from timm.layers import LayerNorm, SwiGLUPacked
+from torch import nn
+
+from explainers.conversion.mapping import Unmapped
+from explainers.conversion.names import Table, Weights, joined, renamed
+
+OUTSIDE: Table = (
+    (r"^(classifier|cls_classifier|distillation_classifier|visual_projection)\.", None),
+    (r"^(vit|deit|dinov2|dinov2_with_registers|beit|swin|vision_model)\.", ""),
+)
+COMMON: Table = (
+    (r"(^|\.)(mask_token|position_ids|relative_position_index)$", None),
+    (r"^pooler\.dense\.", None),
+    (r"embeddings\.norm\.", "patch_embed.norm."),
+    (r"^(embeddings|encoder)\.", ""),
+    (r"^patch_embeddings?\.(projection\.)?", "patch_embed.proj."),
+    (r"^position_embeddings?(\.weight)?$", "pos_embed"),
+    (r"^class_embedding$", "cls_token"),
+    (r"^register_tokens$", "reg_token"),
+    (r"^(layernorm|post_layernorm)\.", "norm."),
+    (r"^pre_layrnorm\.", "norm_pre."),
+    (r"^pooler\.layernorm\.", "fc_norm."),
+    # Inside of a block
+    (r"\.(layernorm_before|layer_norm1)\.", ".norm1."),
+    (r"\.(layernorm_after|layer_norm2)\.", ".norm2."),
+    (r"\.(?:attention\.attention|attention\.self|attention|self_attn)\.(q|k|v)(?:uery|ey|alue|_proj)\.", r".attn.\1."),
+    (r"\.(attention\.output\.dense|attention\.o_proj|self_attn\.out_proj)\.", ".attn.proj."),
+    (r"\.(intermediate\.dense|mlp\.weights_in)\.", ".mlp.fc1."),
+    (r"\.(output\.dense|mlp\.weights_out|mlp\.down_proj)\.", ".mlp.fc2."),
+    (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
+    (r"\.lambda_(\d)$", r".gamma_\1"),
+    (r"^((?:layers?\.\d+\.)?(?:blocks|layers?)\.\d+)\..*relative_position_bias_table$", r"\1.attn.table"),
+    (r"^(shared_position_bias|relative_position_bias)\.relative_position_bias_table$", "rel_pos_bias.table"),
+    (r"\.table$", ".relative_position_bias_table"),
+)
+BLOCKS: Table = ((r"^layers?\.", "blocks."),)
+SWIN: Table = ((r"^layers\.(\d+)\.downsample\.", lambda found: f"layers.{int(found[1]) + 1}.downsample."),)
+SIGLIP: Table = (
+    (r"^head\.probe$", "attn_pool.latent"),
+    (r"^head\.attention\.in_proj_(\w+)$", r"attn_pool.qkv.\1"),
+    (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
+    (r"^head\.layernorm\.", "attn_pool.norm."),
+    (r"^head\.", "attn_pool."),
+)
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Name of an activation in transformers → in timm."""
+
+HALF = timm.data.IMAGENET_INCEPTION_MEAN, timm.data.IMAGENET_INCEPTION_STD
+IMAGENET = timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD
+CLIP = timm.data.OPENAI_CLIP_MEAN, timm.data.OPENAI_CLIP_STD
+
+Mapped = tuple[str, dict[str, Any], Weights]
+"""Name of an architecture in timm, the arguments of its size, and the weights by timm's names."""
+
+
+def _vit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    named = _blocks(weights, BLOCKS)
+    return "vit_base_patch16_224", _sizes(config, named, image_size), named
+
+
+def _deit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    distilled = hasattr(model, "distillation_classifier")
+    token = "dist_token" if distilled else "reg_token"  # without a head of its own, the token is a register
+    named = _blocks(weights, (*BLOCKS, (r"^distillation_token$", token)))
+    sizes = _sizes(config, named, image_size)
+    if distilled:
+        return "deit_base_distilled_patch16_224", sizes, named
+    return "vit_base_patch16_224", sizes | {"reg_tokens": 1}, named
+
+
+def _dinov2(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    if hasattr(model, "classifier") and not isinstance(model.classifier, nn.Identity):
+        raise Unmapped("its head reads the class token beside the mean of the patches, and timm pools one of them")
+    named = joined(_blocks(weights, BLOCKS), ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
+    sizes = _sizes(config, named, image_size) | {"init_values": 1.0}
+    if getattr(config, "use_swiglu_ffn", False):
+        sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
+    if "reg_token" in named:  # registers have no positions
+        named |= {"cls_token": named["cls_token"] + named["pos_embed"][:, :1], "pos_embed": named["pos_embed"][:, 1:]}
+        sizes |= {"reg_tokens": named["reg_token"].shape[1], "no_embed_class": True}
+    return "vit_base_patch14_dinov2", sizes, named
+
+
+def _clip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    named = _blocks(weights, BLOCKS)
+    named |= {"cls_token": named["cls_token"].reshape(1, 1, -1), "pos_embed": named["pos_embed"][None]}
+    sizes = _sizes(config, named, image_size) | {"pre_norm": True}
+    if hasattr(model, "classifier"):  # it averages the patches before the last normalisation
+        named = {name: weight for name, weight in named.items() if not name.startswith("norm.")}
+        sizes |= {"global_pool": "avg", "final_norm": False}
+    return "vit_base_patch16_clip_224", sizes, named
+
+
+def _siglip(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    named = _blocks(renamed(renamed(weights, OUTSIDE), SIGLIP), BLOCKS)
+    named |= {"pos_embed": named["pos_embed"][None]}
+    sizes = _sizes(config, named, image_size) | {"class_token": False}
+    if hasattr(model, "classifier"):  # it averages the patches
+        named = {name: weight for name, weight in named.items() if not name.startswith("attn_pool.")}
+        return "vit_base_patch16_siglip_224", sizes | {"global_pool": "avg", "fc_norm": False}, named
+    if "attn_pool.latent" not in named:
+        raise Unmapped("it has no pooling, and therefore no embedding")
+    for kind in ("weight", "bias"):
+        query, *key_value = named.pop(f"attn_pool.qkv.{kind}").chunk(3)
+        named |= {f"attn_pool.q.{kind}": query, f"attn_pool.kv.{kind}": torch.cat(key_value)}
+    return "vit_base_patch16_siglip_224", sizes | {"global_pool": "map"}, named
+
+
+def _beit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    named = _blocks(weights, (*BLOCKS, (r"\.attn\.(q|v)\.bias$", r".attn.\1_bias")))
+    sizes = _sizes(config, named, image_size)
+    if sizes.pop("act_layer") != "gelu":
+        raise Unmapped(f"timm's BEiT has no activation {config.hidden_act}")
+    sizes |= {
+        "qkv_bias": "blocks.0.attn.q_bias" in named,
+        "init_values": config.layer_scale_init_value,
+        "use_abs_pos_emb": config.use_absolute_position_embeddings,
+        "use_rel_pos_bias": config.use_relative_position_bias,
+        "use_shared_rel_pos_bias": config.use_shared_relative_position_bias,
+        "global_pool": "avg" if config.use_mean_pooling else "token",
+    }
+    return "beit_base_patch16_224", sizes, named
+
+
+def _swin(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
+    if config.hidden_act != "gelu":
+        raise Unmapped(f"timm's Swin has no activation {config.hidden_act}")
+    sizes = {
+        "img_size": image_size,
+        "patch_size": config.patch_size,
+        "embed_dim": config.embed_dim,
+        "depths": tuple(config.depths),
+        "num_heads": tuple(config.num_heads),
+        "window_size": config.window_size,
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+        "norm_layer": partial(nn.LayerNorm, eps=config.layer_norm_eps),
+    }
+    return "swin_tiny_patch4_window7_224", sizes, _blocks(weights, SWIN)
+
+
+FAMILIES: dict[str, tuple[Callable[..., Mapped], tuple[tuple[float, ...], tuple[float, ...]]]] = {
+    "vit": (_vit, HALF),
+    "deit": (_deit, IMAGENET),
+    "dinov2": (_dinov2, IMAGENET),
+    "dinov2_with_registers": (_dinov2, IMAGENET),
+    "beit": (_beit, HALF),
+    "swin": (_swin, IMAGENET),
+    "clip": (_clip, CLIP),
+    "siglip": (_siglip, HALF),
+}
+"""Folder of a model in transformers → function that maps it; mean and deviation of its usual image processor."""
+
+
+def _blocks(weights: Weights, table: Table) -> Weights:
+    """Rename the weights of a transformer, and join queries, keys and values."""
+    return joined(renamed(weights, (*OUTSIDE, *COMMON, *table)), ("attn.q", "attn.k", "attn.v"), "attn.qkv")
+
+
+def _sizes(config: Any, named: Weights, image_size: int) -> dict[str, Any]:
+    """Return the arguments of timm's ViT and BEiT that a config of transformers states."""
+    if config.hidden_act not in ACTIVATIONS:
+        raise Unmapped(f"timm has no activation {config.hidden_act}")
+    hidden = len(named["blocks.0.mlp.fc1.weight"])
+    return {
+        "img_size": image_size,
+        "patch_size": config.patch_size,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": (hidden + 0.5) / config.hidden_size,  # timm rounds the product with the width down
+        "qkv_bias": "blocks.0.attn.qkv.bias" in named,
+        "norm_layer": partial(LayerNorm, eps=config.layer_norm_eps),
+        "act_layer": ACTIVATIONS[config.hidden_act],
+    }

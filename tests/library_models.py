@@ -1,0 +1,155 @@
+"""Small models of torchvision and of Hugging Face transformers, with weights of the size that training gives."""
+
+from functools import cache, partial
+
+import torch
+from conftest import wake
+from timm.data import IMAGENET_DEFAULT_MEAN as MEAN
+from timm.data import IMAGENET_DEFAULT_STD as STD
+from timm.data import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from torchvision.models import VisionTransformer
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+from transformers.models.beit.modeling_beit import BeitConfig, BeitForImageClassification, BeitModel
+from transformers.models.clip.configuration_clip import CLIPConfig, CLIPVisionConfig
+from transformers.models.clip.modeling_clip import (
+    CLIPForImageClassification,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+)
+from transformers.models.deit.modeling_deit import (
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+)
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2Model
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+)
+from transformers.models.siglip.configuration_siglip import SiglipConfig, SiglipVisionConfig
+from transformers.models.siglip.modeling_siglip import SiglipForImageClassification, SiglipVisionModel
+from transformers.models.swin.modeling_swin import SwinConfig, SwinForImageClassification, SwinModel
+from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification, ViTModel
+
+from explainers.conversion import as_target
+
+BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+SIZE = BLOCKS | {"intermediate_size": 64}
+LABELS = {"num_labels": 5}
+WINDOWS = {"image_size": 32, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+SWIN = partial(SwinTransformer, [2, 2], 24, [2, 2], [2, 4], [4, 4], num_classes=5)
+SWIN_V2 = partial(SWIN, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
+HALF = (0.5,) * 3
+RELATIVE = {"use_relative_position_bias": True}
+ABSOLUTE = {
+    "use_shared_relative_position_bias": True,
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": False,
+}
+STAGES = [CNBlockConfig(16, 24, 2), CNBlockConfig(24, 32, 1), CNBlockConfig(32, 40, 1), CNBlockConfig(40, None, 1)]
+CLIP = {"vision_config": SIZE, **LABELS, "text_config": {"bos_token_id": 0, "eos_token_id": 1}}
+
+TORCHVISION = {
+    "ViT": lambda: VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=5),
+    "ViT with two layers in its head": lambda: VisionTransformer(32, 8, 2, 4, 32, 64, 0.1, 0.1, 5, 12),
+    "Swin": SWIN,
+    "Swin v2": SWIN_V2,
+    "ResNet": lambda: ResNet(BasicBlock, [1, 1, 1, 1], 5),
+    "ResNeXt": lambda: ResNet(Bottleneck, [1, 1, 1, 1], 5, groups=4, width_per_group=8),
+    "ConvNeXt": lambda: ConvNeXt(STAGES, num_classes=5),
+}
+"""Name → function that builds a model that returns logits, of images normalised by ImageNet's mean and deviation."""
+
+HUGGING_FACE = {
+    "ViT": (lambda: ViTForImageClassification(ViTConfig(**SIZE, **LABELS)), "logits", HALF, HALF),
+    "ViT without a head": (lambda: ViTModel(ViTConfig(**SIZE, qkv_bias=False)), "token", HALF, HALF),
+    "DeiT": (lambda: DeiTForImageClassification(DeiTConfig(**SIZE, **LABELS)), "logits", MEAN, STD),
+    "DeiT distilled": (
+        lambda: DeiTForImageClassificationWithTeacher(DeiTConfig(**SIZE, **LABELS)),
+        "logits",
+        MEAN,
+        STD,
+    ),
+    "DINOv2": (lambda: Dinov2Model(Dinov2Config(**BLOCKS)), "pooler_output", MEAN, STD),
+    "DINOv2 with SwiGLU": (
+        lambda: Dinov2Model(Dinov2Config(**BLOCKS, use_swiglu_ffn=True)),
+        "pooler_output",
+        MEAN,
+        STD,
+    ),
+    "DINOv2 with registers": (
+        lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**BLOCKS)),
+        "pooler_output",
+        MEAN,
+        STD,
+    ),
+    "BEiT": (lambda: BeitForImageClassification(BeitConfig(**SIZE, **LABELS, **RELATIVE)), "logits", HALF, HALF),
+    "BEiT by its class token": (
+        lambda: BeitForImageClassification(BeitConfig(**SIZE, **LABELS, **ABSOLUTE)),
+        "logits",
+        HALF,
+        HALF,
+    ),
+    "BEiT without a head": (lambda: BeitModel(BeitConfig(**SIZE)), "pooler_output", HALF, HALF),
+    "Swin": (lambda: SwinForImageClassification(SwinConfig(**WINDOWS, **LABELS)), "logits", MEAN, STD),
+    "Swin without a head": (lambda: SwinModel(SwinConfig(**WINDOWS)), "pooler_output", MEAN, STD),
+    "CLIP": (lambda: CLIPVisionModel(CLIPVisionConfig(**SIZE)), "pooler_output", OPENAI_CLIP_MEAN, OPENAI_CLIP_STD),
+    "CLIP with its projection": (
+        lambda: CLIPVisionModelWithProjection(CLIPVisionConfig(**SIZE, projection_dim=16)),
+        "image_embeds",
+        OPENAI_CLIP_MEAN,
+        OPENAI_CLIP_STD,
+    ),
+    "CLIP that classifies": (
+        lambda: CLIPForImageClassification(CLIPConfig(**CLIP)),
+        "logits",
+        OPENAI_CLIP_MEAN,
+        OPENAI_CLIP_STD,
+    ),
+    "SigLIP": (lambda: SiglipVisionModel(SiglipVisionConfig(**SIZE)), "pooler_output", HALF, HALF),
+    "SigLIP that classifies": (
+        lambda: SiglipForImageClassification(SiglipConfig(vision_config=SIZE, **LABELS)),
+        "logits",
+        HALF,
+        HALF,
+    ),
+}
+"""Name → function that builds a model, the output that its target gives, and its mean and standard deviation."""
+
+NAMES = [f"torchvision {name}" for name in TORCHVISION] + [f"transformers {name}" for name in HUGGING_FACE]
+
+
+class Original:
+    """A model of another library, whose inputs are normalised here, step by step."""
+
+    def __init__(self, name):
+        library, _, kind = name.partition(" ")
+        if library == "torchvision":
+            self.model, self.output, mean, std = TORCHVISION[kind](), None, MEAN, STD
+        else:
+            build, self.output, mean, std = HUGGING_FACE[kind]
+            self.model = build()
+        wake(self.model)
+        for buffer, values in self.model.named_buffers():
+            if buffer.endswith("running_var"):
+                values.mul_(0.5 + torch.rand(values.shape))
+        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (mean, std))
+
+    def normalise(self, images):
+        return (images.float() / 255 - self.mean) / self.std
+
+    def outputs(self, normalised):
+        if self.output is None:
+            return self.model(normalised)
+        outputs = self.model(pixel_values=normalised)
+        return outputs.last_hidden_state[:, 0] if self.output == "token" else outputs[self.output]
+
+
+@cache
+def converted(name):
+    """An original in eval mode, and its target."""
+    original = Original(name)
+    original.model.eval()
+    return original, as_target(original.model, image_size=None if "transformers" in name else 32)
