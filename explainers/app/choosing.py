@@ -12,7 +12,7 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.posthoc.names import labelled
 from explainers.share import load
-from explainers.share.catalogue import ORDER, for_target, not_shipped
+from explainers.share.catalogue import COMMANDS, for_target, not_shipped
 from explainers.target import TargetModel
 
 FITTING: tuple[Any, ...] = ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion")
@@ -40,7 +40,7 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
     """
     if isinstance(method, str) and method == "auto":
         return _fitting(target)
-    if isinstance(method, str) and method.lower() in ORDER:
+    if isinstance(method, str) and method.lower() in COMMANDS:
         return _named(_shipped(target, method.lower()))
     if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method).is_dir()):
         return _named(load(method, target=target))

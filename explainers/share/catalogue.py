@@ -19,8 +19,11 @@ SHIPPED = Path(__file__).parents[1] / "shipped"
 WEIGHTS = "explainer.safetensors"
 MEASURED = "measured.json"
 
-ORDER = ("anyhead", "tve")
-"""Explainers of a model, the preferred one first."""
+COMMANDS = {
+    "anyhead": "python train.py experiment=anyhead target={model} data.root=<folder of images>",
+    "tve": "python train.py experiment=tve_vit_tiny target={model}",
+}
+"""Explainer → the command that trains one in the checkout. The first one is preferred where a model has both."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def available() -> Catalogue:
     >>> isinstance(available(), list)
     True
     """
-    folders = sorted(SHIPPED.glob("*/*"), key=lambda folder: (folder.parent.name, _rank(folder)))
+    models = sorted(SHIPPED.glob("*"))
+    folders = [model / explainer for model in models for explainer in COMMANDS]
     return Catalogue(_read(folder) for folder in folders if (folder / WEIGHTS).is_file())
 
 
@@ -80,18 +84,9 @@ def _read(folder: Path) -> Available:
         explainer=folder.name,
         bytes=(folder / WEIGHTS).stat().st_size,
         measured=json.loads(measured.read_text()) if measured.is_file() else {},
-        command=training_command(folder.name),
+        command=COMMANDS[folder.name].format(model="<name in timm>"),
         folder=folder,
     )
-
-
-def training_command(explainer: str = ORDER[0], model: str = "<name in timm>") -> str:
-    """The command that trains an explainer of a model, in the checkout.
-
-    >>> training_command("anyhead", "deit_tiny_patch16_224")
-    'python train.py experiment=anyhead target=deit_tiny_patch16_224 data.root=<folder of images>'
-    """
-    return f"python train.py experiment={explainer} target={model} data.root=<folder of images>"
 
 
 def shipped(name: str) -> Available | None:
@@ -99,7 +94,7 @@ def shipped(name: str) -> Available | None:
 
     Args:
         name: the name, without a tag for the weights that timm takes by default. `/tve` at its end chooses an
-            explainer; without it, the first one in `ORDER` is taken.
+            explainer; without it, the first one in `COMMANDS` is taken.
     """
     model, _, explainer = name.partition("/")
     tagged = model if "." in model else _with_default_tag(model)
@@ -125,10 +120,6 @@ def for_target(target: TargetModel) -> Catalogue:
     return Catalogue(each for each, identity in alike if identity.get("backbone_sha256") == own)
 
 
-def _rank(folder: Path) -> tuple[int, str]:
-    return (ORDER.index(folder.name) if folder.name in ORDER else len(ORDER)), folder.name
-
-
 def _shown(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
@@ -138,5 +129,5 @@ def not_shipped(target: TargetModel, explainer: str) -> InputError:
     known = ", ".join(each.name for each in available() if each.explainer == explainer) or "none"
     return InputError(
         f"expected a backbone for which {explainer} is shipped ({known}), got {target.name} with other weights: train"
-        f" one with `{training_command(explainer)}`, and give its folder"
+        f" one with `{COMMANDS[explainer].format(model=target.name)}`, and give its folder"
     )
