@@ -116,15 +116,19 @@ def seeded():
 
 @pytest.fixture
 def no_sockets(monkeypatch):
-    """Fail at any attempt to open a connection or to look up an address."""
+    """Fail at any attempt to open a connection or to look up an address; the list of attempts."""
     import socket
 
+    attempts = []
+
     def refused(*args, **settings):
+        attempts.append(args)
         raise OSError("no connection in this test")
 
     for name in ("create_connection", "getaddrinfo", "gethostbyname"):
         monkeypatch.setattr(socket, name, refused)
     monkeypatch.setattr(socket.socket, "connect", refused)
+    return attempts
 
 
 @pytest.fixture

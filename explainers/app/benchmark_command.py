@@ -35,6 +35,8 @@ def benchmark(options: Namespace) -> None:
     from explainers.report.tables import markdown, rows
 
     output = Path(options.output).expanduser()
+    if output.is_dir():
+        raise InputError(f"expected a file for the numbers, got the folder {output}: name a file, as in {output}.json")
     photos = photos_of(options.images)[: options.limit]
     check_writable(output.parent)
     method = "auto" if options.methods is None or "auto" in options.methods else "Chance"
@@ -44,14 +46,14 @@ def benchmark(options: Namespace) -> None:
     results, scores = measure(session.target, explainers, pictures)
     if not pictures.names:
         raise InputError("expected images, got none that can be decoded: give other files")
-    table = rows({"": results}, COLUMNS)
-    print(f"{session.target.name}, {len(pictures.names)} images, of each the predicted class\n")
-    print(printed(markdown([{key: cell for key, cell in row.items() if key != "Task"} for row in table])))
+    task = f"{len(pictures.names)} image{'s' * (len(pictures.names) > 1)}"
+    print(f"{session.target.name}: the predicted class of each image, hidden patches are zero\n")
+    print(printed(markdown(rows({task: results}, COLUMNS))))
     curves = {name: COLUMNS[name] for name in CURVES}
-    pairs = compared({"": results}, {"": scores}, curves)
+    pairs = compared({task: results}, {task: scores}, curves) if len(pictures.names) > 1 else {}
     if pairs:
-        differences = difference_tables({"": results}, pairs, curves, minus=session.method)["differences.md"]
-        print(printed(differences))
+        tables = difference_tables({task: results}, pairs, curves, minus=session.method)
+        print(printed(tables["differences.md"]))
     content = {
         "command": sys.argv,
         "packages": versions(),
@@ -60,7 +62,7 @@ def benchmark(options: Namespace) -> None:
         "identity": session.target.identity(),
         "images": pictures.names,
         "results": results,
-        "differences": {number: _as_lists(*of_number) for number, of_number in pairs.get("", {}).items()},
+        "differences": {number: _as_lists(*of_number) for number, of_number in pairs.get(task, {}).items()},
     }
     write_atomically(output, json.dumps(content, indent=2))
     print(f"{output} has the numbers, curves and settings")

@@ -148,8 +148,8 @@ def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | N
     """
     try:
         square = middle_square(photo.decode(), size, resampling)
-    except CorruptImage:
+    except CorruptImage as error:
         if photo.in_folder:
             return None
-        raise
+        raise CorruptImage(f"{error}: give another file") from error
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()

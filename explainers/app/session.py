@@ -171,7 +171,7 @@ def _moved(target: TargetModel, device: str | torch.device | None) -> TargetMode
     try:
         return target.to(device)
     except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:80]
         raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
 
 

@@ -4,6 +4,7 @@ import huggingface_hub
 import pytest
 import timm
 import torch
+from hub import cache_weights
 from safetensors.torch import save_file
 
 from explainers.errors import InputError
@@ -12,7 +13,6 @@ from explainers.target import TargetModel
 from explainers.target.fetching import pretrained_file, timm_model
 
 NAME = "test_vit2"
-COMMIT = "0123456789012345678901234567890123456789"
 
 
 @pytest.fixture(autouse=True)
@@ -29,17 +29,6 @@ def model(name=NAME, **settings):
 def same(first, second):
     weights = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     return all(torch.equal(one, other) for one, other in weights)
-
-
-def cached(weights, folder, name=NAME, file="model.safetensors"):
-    """Write weights as the cache of the Hub keeps them."""
-    repository = timm.models.get_pretrained_cfg(name).hf_hub_id
-    place = folder / "hub" / f"models--{repository.replace('/', '--')}"
-    (place / "refs").mkdir(parents=True)
-    (place / "refs/main").write_text(COMMIT)
-    (place / "snapshots" / COMMIT).mkdir(parents=True)
-    path = place / "snapshots" / COMMIT / file
-    save_file(weights, path) if file.endswith(".safetensors") else torch.save(weights, path)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -61,7 +50,7 @@ def test_a_name_without_a_tag_has_the_normalisation_of_timms_default(tmp_path):
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_in_the_cache_need_no_connection(file, tmp_path):
     own = model()
-    cached(own.state_dict(), tmp_path, file=file)
+    cache_weights(own.state_dict(), tmp_path / "hub", NAME, file)
     assert same(timm_model(NAME), own)
     assert same(build({"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}), own)
 

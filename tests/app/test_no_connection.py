@@ -1,0 +1,83 @@
+"""No connection is opened for what lies on this machine."""
+
+import huggingface_hub
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from conftest import wake
+from hub import cache_weights
+from PIL import Image
+from safetensors.torch import save_file
+from toys import VECTORS
+
+import explainers
+from explainers.anyhead import AnyHead
+from explainers.app.command import main
+from explainers.share.reading import CONFIG
+from explainers.target import TargetModel
+
+NAME = "test_vit2"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return wake(timm.create_model(NAME))
+
+
+@pytest.fixture
+def folder(model, tmp_path, monkeypatch):
+    """A folder with an image and a file of weights, and a cache with the same weights."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    cache_weights(model.state_dict(), tmp_path / "hub", NAME)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "cat.jpg")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"explain cat.jpg --model {NAME} --weights weights.safetensors",
+        f"explain cat.jpg --model {NAME}",
+        f"list --model {NAME}",
+        "list",
+    ],
+)
+def test_commands(words, folder, no_sockets, capsys):
+    assert main(words.split()) == 0
+    assert no_sockets == [] and "downloading" not in capsys.readouterr().err
+
+
+def test_trained_explainers(model, folder, no_sockets):
+    """The config of a run that took timm's weights names no file of them."""
+    target = TargetModel(model)
+    AnyHead(target, target.grid, VECTORS).export(folder / "run")
+    build = {"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}
+    grid = {"image_size": target.grid.image_size, "patch_size": target.grid.patch_size}
+    settings = {
+        "_target_": "explainers.anyhead.AnyHead",
+        "target": {"_target_": "explainers.target.TargetModel", "model": build},
+        "grid": {"_target_": "explainers.masking.PatchGrid", **grid},
+        "network": {"_target_": "explainers.anyhead.AnyHeadNetwork", "_partial_": True, **VECTORS.keywords},
+    }
+    (folder / "run" / CONFIG).write_text(yaml.safe_dump({"explainer": settings}))
+    explainer = explainers.load(folder / "run")
+    image = torch.zeros(1, 3, target.grid.image_size, target.grid.image_size, dtype=torch.uint8)
+    assert explainer(image).shape == (1, target.grid.side, target.grid.side)
+    assert main(["explain", "cat.jpg", "--explainer", "run"]) == 0
+    explainers.available()
+    assert no_sockets == []
+
+
+@pytest.mark.slow
+def test_the_page(folder, no_sockets):
+    pytest.importorskip("gradio")
+    from explainers.app.page import build_page
+    from explainers.app.session import Session
+
+    build_page(Session(NAME, "Chance")).close()
+    assert no_sockets == []
