@@ -9,14 +9,13 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.passes import forward_passes
-from explainers.report.chosen_classes import class_indices
 from explainers.report.gallery import Picture
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_weights, save_weights
-from explainers.target.names import class_names
+from explainers.target.names import class_index, class_names
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -142,6 +141,26 @@ def picture_file(folder: Path, task: str) -> Path:
 def image_name(samples: Any, index: int) -> str:
     """The name of an image's file, or its number in a data set that is not made of files."""
     return printable(samples.path(index).name) if hasattr(samples, "path") else f"image {index}"
+
+
+def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int]:
+    """Find classes by their names or indices, see `class_index`.
+
+    Args:
+        chosen: names or indices.
+        names: the name of each class of the model.
+
+    Raises:
+        InputError: if a class does not exist, with the names most like it, or is named twice.
+
+    >>> class_indices(["zebra", 0], ["African elephant", "Zebra"])
+    [1, 0]
+    """
+    if not chosen:
+        raise InputError("expected pictures.classes as a number, or as one or more classes, got none")
+    indices = [class_index(one, names, "pictures.classes") for one in chosen]
+    check_distinct(**{"pictures.classes": [names[index] for index in indices]})
+    return indices
 
 
 def write_pictures(

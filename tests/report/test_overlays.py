@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.report.overlays import BLUE, RED, annotated, overlay, wrapped
+from explainers.report.overlays import BLUE, RED, annotated, overlay
+from explainers.report.titles import wrapped
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)

@@ -14,9 +14,8 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
-from explainers.report.chosen_classes import class_indices
 from explainers.report.overlays import overlay
-from explainers.report.pictures import Pictures, read_pictures
+from explainers.report.pictures import Pictures, class_indices, read_pictures
 from explainers.report.publish import publish
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.target.names import class_names
