@@ -83,7 +83,8 @@ def test_names_of_images_are_safe(tmp_path, image):
     results = received(tmp_path / "in", ["task"], ["tve"], image)
     publish(tmp_path / "out", [results], overlays=True)
     (path,) = (tmp_path / "out" / "overlays" / "task").iterdir()
-    assert Image.open(path).size == (8, 8) and path.name.isprintable()
+    with Image.open(path) as picture:
+        assert min(picture.size) > 448 and path.name.isprintable()
 
 
 @pytest.mark.parametrize("name", ["a\x1b]0;x\x07", "a\nb", "\ud800", ""])
