@@ -1,4 +1,4 @@
-"""What `pip install` installs: the library alone, with the files of its gallery and its types."""
+"""What `pip install` installs: the library alone, with its pages, its shipped explainers, its types and its command."""
 
 import importlib
 import os
@@ -37,6 +37,10 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
     copytree(ROOT / "explainers", source / "explainers", ignore=ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         copy(ROOT / name, source)
+    for name in ("shipped/test_vit.r160_in1k/anyhead/explainer.safetensors", "app/page/page.css", "report/page/page.js"):
+        path = source / "explainers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     with FORK.Pool(1) as pool:
         pool.apply(build, [source])
     (wheel,) = (source / "built").glob("*.whl")
@@ -46,6 +50,8 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
     files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     library = {path.relative_to(source) for path in (source / "explainers").rglob("*") if path.is_file()}
     assert library == {path for path in files if not path.parts[0].endswith(".dist-info")}
+    (commands,) = installed.glob("*.dist-info/entry_points.txt")
+    assert "explainers = explainers.app.command:main" in commands.read_text()
     with FORK.Pool(1) as pool:
         used = pool.apply(use, [tmp_path, installed])
     assert used == (explainers.__version__, "load", str(installed / "explainers/__init__.py"))
