@@ -26,6 +26,7 @@ from explainers.posthoc.chance import Chance
 from explainers.running import program
 from explainers.running.trainer import accelerator_of, build_trainer, fastest_precision
 from explainers.saved.files import file_hashes
+from explainers.training import ExplainerTraining
 from explainers.tve import TVE
 
 
@@ -200,13 +201,13 @@ def test_a_precision_can_be_asked_for(tmp_path):
 def test_a_test_has_a_bar_over_its_batches(target, grid, images):
     progress, batches = Progress("digits"), [{"image": image[None]} for image in images]
 
-    class Tested(TVE):
+    class Tested(ExplainerTraining):
         def test_step(self, batch, batch_idx):
             self(batch["image"])
 
     trainer = Trainer(accelerator="cpu", callbacks=[progress], **SILENT)
     with redirect_stderr(Terminal()) as terminal:
-        trainer.test(Tested(target, grid, LIGHT), DataLoader(batches, batch_size=None), verbose=False)
+        trainer.test(Tested(TVE(target, grid, LIGHT)), DataLoader(batches, batch_size=None), verbose=False)
     assert "digits:   0%" in terminal.getvalue() and "0.00/5.00" in terminal.getvalue() and progress.bar is None
 
 

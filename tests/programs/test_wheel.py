@@ -37,7 +37,11 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
     copytree(ROOT / "explainers", source / "explainers", ignore=ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         copy(ROOT / name, source)
-    for name in ("shipped/test_vit.r160_in1k/anyhead/explainer.safetensors", "app/page/page.css", "report/page/page.js"):
+    for name in (
+        "shipped/test_vit.r160_in1k/anyhead/explainer.safetensors",
+        "app/page/page.css",
+        "report/page/page.js",
+    ):
         path = source / "explainers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
