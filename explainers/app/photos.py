@@ -1,5 +1,6 @@
 """Images as people have them: files, folders, PIL images, arrays and tensors become the squares that a model sees."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from explainers.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
 from explainers.errors import InputError
-from explainers.listing import list_images
+from explainers.listing import endings, list_images
 from explainers.saved.files import printable
 
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
@@ -64,7 +65,7 @@ def is_single(images: Any) -> bool:
     (True, False, False, False)
     """
     if isinstance(images, str | Path):
-        return not Path(images).expanduser().is_dir()
+        return not os.path.isdir(os.path.expanduser(images))
     return isinstance(images, Image.Image) or isinstance(images, Tensor | np.ndarray) and images.ndim <= 3
 
 
@@ -88,15 +89,23 @@ def _of_path(given: str | Path) -> list[Photo]:
     """The file at a path, or all images below a folder."""
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(given)):
         raise InputError(f"expected a file, got a URL: download it first ({given})")
-    path = Path(given).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(given))
+    if os.path.isfile(path):  # Path.is_file raises an error for a text that is too long for a name
+        _check_heif(path)
         return [Photo(printable(path.name), partial(_read, path))]
-    if not path.is_dir():
-        raise InputError(f"expected an image file or a folder, got {given!s:.200}: there is no such file")
+    if not os.path.isdir(path) or not str(given):
+        raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: there is no such file")
     (files,) = list_images([path])
     if not files:
         raise InputError(f"expected images below {path}, got none: give another folder")
     return [Photo(printable(file.relative_to(path).as_posix()), partial(_read, file), in_folder=True) for file in files]
+
+
+def _check_heif(path: Path) -> None:
+    """Raise an InputError for a photo of a phone that Pillow reads with a plugin alone, if that is not installed."""
+    ending = path.suffix.lower()
+    if ending in (".heic", ".heif") and ending not in endings():
+        raise InputError(f"expected a kind of image that Pillow reads, got {path.name}: pip install pillow-heif")
 
 
 def _read(path: Path) -> Image.Image:

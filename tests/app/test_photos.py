@@ -95,6 +95,12 @@ def broken(folder):
     return folder / "broken.jpg"
 
 
+def phone(folder):
+    """A photo of a phone, which Pillow does not read."""
+    (folder / "photo.HEIC").write_bytes(b"....ftypheic")
+    return folder / "photo.HEIC"
+
+
 def bomb(folder):
     """A PNG file that says that it has 20 000 × 20 000 pixels."""
     chunks = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0), b"IDAT"
@@ -107,7 +113,11 @@ def bomb(folder):
     ("images", "message"),
     [
         ("https://example.org/cat.jpg", "^expected a file, got a URL: download it first "),
-        ("gone.jpg", "^expected an image file or a folder, got gone.jpg: there is no such file$"),
+        ("gone.jpg", "^expected an image file or a folder, got 'gone.jpg': there is no such file$"),
+        ("", "^expected an image file or a folder, got '': there is no such file$"),
+        ("/9j/4AAQ" * 1000, "^expected an image file or a folder, got '/9j/4AAQ.{192}': there is no such file$"),
+        ("~nobody at all/a.jpg", "^expected an image file or a folder, got '~nobody at all/a.jpg': there is no"),
+        (phone, "^expected a kind of image that Pillow reads, got photo.HEIC: pip install pillow-heif$"),
         (lambda folder: folder, "^expected images below .*, got none: give another folder$"),
         (broken, r"broken.jpg: expected an image, got 8 bytes that cannot be decoded \("),
         (bomb, "bomb.png: expected an image, got .* bytes that cannot be decoded .*decompression bomb"),
@@ -126,7 +136,8 @@ def bomb(folder):
         (Image.fromarray(PIXELS[..., 0] / np.float32(255)), "^expected 8 or 16 bits a channel, got mode F, "),
     ],
 )
-def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path):
+def test_what_is_no_image_is_refused_in_one_line(images, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("explainers.app.photos.endings", lambda: {".png"})  # whether or not pillow-heif is installed
     with pytest.raises(InputError, match=message) as error:
         square(images(tmp_path) if callable(images) else images)
     assert "\n" not in str(error.value)
