@@ -99,7 +99,10 @@ def _converted(
             f" all metrics, but no white-box methods, TVE or AnyHead; {inputs}"
         )
         return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
-    _say(f"{name} is computed as timm's {planned.architecture}, with outputs equal up to {difference:.0e}; {inputs}")
+    _say(
+        f"{name} is computed as timm's {planned.architecture}, with outputs that differ by at most {difference:.0g};"
+        f" {inputs}"
+    )
     return target
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from explainers.conversion.names import Weights
 from explainers.conversion.settings import Inputs, class_names
+from explainers.errors import InputError
 from explainers.target import TargetModel
 
 TOLERANCE = 1e-3
@@ -55,6 +56,7 @@ def mapped(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
 
     Raises:
         Unmapped: if the weights do not fit timm's model, or its outputs differ.
+        InputError: if the original fails on images of this size.
     """
     target = _build(plan).to(next(original.parameters()).device)
     difference = largest_difference(original, plan, target)
@@ -68,8 +70,8 @@ def _build(plan: Plan) -> TargetModel:
         model: Any = timm.create_model(plan.architecture, pretrained=False, num_classes=0, **plan.arguments)
         model.load_state_dict({name: weight.detach().cpu().float() for name, weight in plan.weights.items()})
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({reason})") from error
+        first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
+        raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error
     model.pretrained_cfg = {
         **model.pretrained_cfg,
         "architecture": plan.name,
@@ -88,7 +90,14 @@ def largest_difference(original: nn.Module, plan: Plan, target: TargetModel) -> 
     """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
     copied = copy.deepcopy(original).eval().float()
     images = probe_images(target.grid.image_size).to(target.mean.device)
-    expected = plan.outputs(copied, images)
+    try:
+        expected = plan.outputs(copied, images)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        size = target.grid.image_size
+        raise InputError(
+            f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
+            f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
+        ) from error
     embeddings = target.embed(images)
     found = embeddings if plan.head is None else target.classify(embeddings)
     if found.shape != expected.shape:
