@@ -49,7 +49,7 @@ def benchmark(options: Namespace) -> None:
     task = f"{len(pictures.names)} image{'s' * (len(pictures.names) > 1)}"
     print(f"{session.target.name}: the predicted class of each image, hidden patches are zero\n")
     print(printed(markdown(rows({task: results}, COLUMNS))))
-    curves = {name: COLUMNS[name] for name in CURVES}
+    curves: dict[str, str] = {name: COLUMNS[name] for name in CURVES}
     pairs = compared({task: results}, {task: scores}, curves) if len(pictures.names) > 1 else {}
     if pairs:
         tables = difference_tables({task: results}, pairs, curves, minus=session.method)

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from explainers import __version__
 from explainers.errors import InputError
@@ -60,8 +60,15 @@ def _failed(message: str, status: int = 1) -> int:
     return status
 
 
-def _one_line(message: Warning | str, *of: Any) -> None:
-    """Show a warning without the line of code that gave it."""
+def _one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning without the line of code that gave it; the arguments are those of `warnings.showwarning`."""
     print(f"explainers: {message}", file=sys.stderr, flush=True)
 
 

@@ -37,11 +37,17 @@ def list_all(options: Namespace) -> None:
 
 def methods_of_model(options: Namespace) -> tuple[list[str], str]:
     """Names of the methods that explain the model that the options name, and which they are, in words."""
+    import timm  # here, because it takes seconds
+
     from explainers.app.explain_command import model_and_method
     from explainers.conversion import as_target
     from explainers.posthoc.names import methods_for
+    from explainers.target.fetching import pretrained_config
 
     model, weights, _ = model_and_method(options)
+    if isinstance(model, str) and weights is None:  # the architecture decides, so nothing is downloaded
+        pretrained_config(model)
+        model = timm.create_model(model)
     target = as_target(model, weights)
     return methods_for(target), f"which explain {target.name}"
 

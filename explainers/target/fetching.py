@@ -42,7 +42,7 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
         InputError: if timm has no model of this name or no weights for it, if there is no connection to download them,
             or if the file is missing, damaged, or of another model.
     """
-    config = _config(name)
+    config = pretrained_config(name)
     file = pretrained_file(name) if weights is None else _readable(weights)
     overlay: dict[str, Any] = {"file": str(file), "custom_load": False, "num_classes": config.num_classes}
     if weights is not None:
@@ -103,7 +103,7 @@ def pretrained_file(name: str) -> Path:
     Raises:
         InputError: if there are no such weights, or no connection.
     """
-    config = _config(name)
+    config = pretrained_config(name)
     if not config.hf_hub_id and not config.url:
         raise InputError(f"expected weights of {name}, got none: timm has none to download; give weights=FILE")
     try:
@@ -117,8 +117,12 @@ def pretrained_file(name: str) -> Path:
         ) from error
 
 
-def _config(name: str) -> PretrainedCfg:
-    """What timm knows of a model's weights: where they are, how images are normalised, the number of classes."""
+def pretrained_config(name: str) -> PretrainedCfg:
+    """What timm knows of a model's weights: where they are, how images are normalised, the number of classes.
+
+    Raises:
+        InputError: if timm has no model of this name; the message names similar ones.
+    """
     if not is_in_timm(name):
         raise InputError(f"expected the name of a model of timm, got {name}: {similar_targets(name)}")
     return get_pretrained_cfg(name) or PretrainedCfg(architecture=name.partition(".")[0])

@@ -1,9 +1,12 @@
 """The command `explainers`, in this process: what it prints and writes, and one line for what a user can correct."""
 
 import json
+import re
+import shlex
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -20,6 +23,7 @@ from explainers.app.session import Session
 from explainers.target import TargetModel
 from explainers.target.heads import save_head
 
+ROOT = Path(__file__).parents[2]
 MODEL = "test_vit"
 
 
@@ -232,6 +236,18 @@ def test_python_m_explainers_is_the_command():
     from explainers import __main__ as program
 
     assert program.main is command.main
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTED = sorted(
+    {line for page in PAGES for line in re.findall(r"^(?:\$ )?explainers (.*)$", page.read_text(), re.M)}
+)
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_what_the_documentation_says_to_type_has_these_options(line):
+    words = shlex.split(line, comments=True)
+    assert words[0] in ("--help", "--version") or command.parser().parse_args(words).run
 
 
 def test_without_a_command_the_options_are_named(run):
