@@ -26,11 +26,14 @@ def list_all(options: Namespace) -> None:
     if any((options.model, options.weights, options.head)):
         names, which = methods_of_model(options)
     else:
-        names, which = method_names(), "of which --model NAME shows those that explain it"
-    print(f"Methods without training, for --method, {which}:")
+        names, which = method_names(), "--model NAME lists those that explain a model"
+    print(f"Methods without training, for --method ({which}):")
     print(textwrap.fill(", ".join(names), 98, initial_indent="  ", subsequent_indent="  "))
-    print("  Behind a layerwise method: -PLUS or -SkipPLUS, as in DecompX-SkipPLUS, or -Rollout, as in ALTI-Rollout\n")
-    print("Extras:")
+    if "DecompX" in names:
+        print(
+            "  Behind a layerwise method: -PLUS or -SkipPLUS, as in DecompX-SkipPLUS, or -Rollout, as in ALTI-Rollout"
+        )
+    print("\nExtras:")
     for extra, (packages, purpose) in EXTRAS.items():
         print(f"  {extra:8} {state(extra, packages)}, for {purpose}")
 
@@ -49,7 +52,7 @@ def methods_of_model(options: Namespace) -> tuple[list[str], str]:
         pretrained_config(model)
         model = timm.create_model(model)
     target = as_target(model, weights)
-    return methods_for(target), f"which explain {target.name}"
+    return methods_for(target), f"those that explain {target.name}"
 
 
 def method_names() -> list[str]:

@@ -202,7 +202,7 @@ def test_list_names_explainers_methods_and_extras(run):
     status, lines, _ = run("list", model=False)
     text = "\n".join(lines)
     assert status == 0 and repr(explainers.available()).splitlines()[0] in text
-    names = text.partition("for --method,")[2].partition("Behind")[0].replace("\n", " ")
+    names = text.partition("for --method (")[2].partition("Behind")[0].replace("\n", " ")
     assert {"GAE", "RISE", "GradCAM"} <= {name.strip() for name in names.partition(":")[2].split(",")}
     assert "PLUS," not in names and "  methods  installed, for" in text
 
@@ -216,7 +216,7 @@ def test_the_names_are_those_of_the_room_of_methods():
 
 def test_list_shows_what_explains_a_model(run):
     status, lines, _ = run("list")
-    assert status == 0 and f"which explain {MODEL}:" in "\n".join(lines)
+    assert status == 0 and f"(those that explain {MODEL}):" in "\n".join(lines)
 
 
 def test_help_version_and_list_import_neither_torch_nor_timm(folder):
