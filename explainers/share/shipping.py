@@ -91,6 +91,8 @@ def table_of(measured: Mapping[str, Mapping[str, Any]]) -> str:
     images: 100
     """
     numbers = {name: values for name, values in measured.items() if name != "settings"}
+    if not numbers:
+        return ""
     explainers = list(dict.fromkeys(explainer for values in numbers.values() for explainer in values))
     lines = ["| Explainer |" + "".join(f" {name} |" for name in numbers), "|---|" + "---|" * len(numbers)]
     for explainer in explainers:

@@ -12,6 +12,7 @@ from toys import VECTORS
 import explainers
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
+from explainers.saved.weights import read_weights
 from explainers.share import catalogue
 from explainers.share.reading import CONFIG, VERSIONS
 from explainers.share.shipping import portable, ship
@@ -129,6 +130,18 @@ def test_what_may_not_be_shipped_is_refused_in_one_line(changed, message, run, t
     with pytest.raises(InputError, match=message):
         ship(run, tmp_path / NAME / "anyhead", NAME, **(given | changed))
     assert not (tmp_path / NAME).exists()
+
+
+def test_what_this_package_ships_is_small_and_complete():
+    assert explainers.available()
+    for entry in explainers.available():
+        names = {path.name for path in entry.folder.iterdir()}
+        assert names == {"README.md", "config.yaml", "explainer.safetensors", "measured.json", "versions.json"}
+        identity, weights = read_weights(entry.folder / "explainer.safetensors")
+        assert entry.bytes <= 4e6 and torch.half in {weight.dtype for weight in weights.values()}
+        assert entry.name.startswith(f"{identity['target']['backbone']}.")
+        config = yaml.safe_load((entry.folder / CONFIG).read_text())
+        assert portable(config, entry.name) == {"explainer": config["explainer"]}
 
 
 def test_a_portable_config_has_no_training(run):
