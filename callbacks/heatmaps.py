@@ -6,17 +6,18 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.utils.data import default_collate
 
+from callbacks.beside import beside, explainer_of, validation_samples
+from explainers.errors import InputError
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
 
 
 class Heatmaps(Callback):
-    """Draws heatmaps of the first images of the validation set, at every validation; the module is the explainer.
+    """Draws heatmaps of validation images, beside chance and a method without training, at every validation.
 
-    The figure is written to a PNG file, and logged to W&B if there is such a logger. If batches come from a cache,
-    which has no pixels, the images are read from the data set.
+    The figure is written to a PNG file, and logged to W&B if there is such a logger. The images are evenly spaced in
+    the validation set.
 
     Args:
         folder: folder of the PNG file.
@@ -28,6 +29,7 @@ class Heatmaps(Callback):
         self.folder = Path(folder)
         self.name = name
         self.images = images
+        self.compared: dict[str, Tensor] | None = None
 
     def on_validation_batch_end(
         self,
@@ -38,14 +40,26 @@ class Heatmaps(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if batch_idx > 0 or not trainer.is_global_zero or trainer.sanity_checking:
+        if batch_idx > 0 or not trainer.is_global_zero or trainer.sanity_checking or trainer.fast_dev_run:
             return
-        if "image" not in batch and not hasattr(getattr(trainer, "datamodule", None), "dataset"):
-            return  # batches of a cache, without a data set to read images from
-        images, truth = self._shown(trainer, batch)
-        with torch.no_grad(), trainer.precision_plugin.forward_context():
-            heatmaps = pl_module(images.to(pl_module.device))
-        figure = draw_heatmaps(images, {type(getattr(pl_module, "explainer", pl_module)).__name__: heatmaps}, truth)
+        with torch.inference_mode(False), torch.no_grad(), trainer.precision_plugin.forward_context():
+            samples = validation_samples(trainer, batch, self.images)
+            if samples is not None:  # batches of a cache without a data set have no images
+                self._draw(trainer, pl_module, samples)
+
+    def _draw(self, trainer: Trainer, module: LightningModule, samples: dict[str, Any]) -> None:
+        images = samples["image"].to(module.device)
+        explainer = explainer_of(module)
+        try:
+            heatmaps = {type(explainer).__name__: module(images)}
+        except InputError as error:
+            if self.compared is None:
+                print(f"heatmaps: not drawn: {error}")
+            self.compared = {}
+            return
+        if self.compared is None:  # they stay as they are
+            self.compared = compared(explainer, images)
+        figure = draw_heatmaps(images, heatmaps | self.compared, samples.get("truth"))
         path = self.folder / f"{self.name}.png"
         with atomic(path) as unfinished:
             figure.savefig(unfinished, dpi=120)
@@ -53,10 +67,11 @@ class Heatmaps(Callback):
             if hasattr(logger, "log_image"):
                 logger.log_image(key=self.name, images=[str(path)])
 
-    def _shown(self, trainer: Any, batch: Any) -> tuple[Tensor, Tensor | None]:
-        """The first images, (B, C, H, W), and the pixels of their objects, (B, H, W), where they are known."""
-        if "image" in batch:
-            return batch["image"][: self.images], batch.get("truth")
-        dataset = trainer.datamodule.dataset("val")
-        samples = default_collate([dataset[index] for index in batch["index"][: self.images].tolist()])
-        return samples["image"], samples.get("truth")
+
+def compared(explainer: Any, images: Tensor) -> dict[str, Tensor]:
+    """Heatmaps of the predicted classes by chance and by a method without training."""
+    target = getattr(explainer, "target", None)
+    if target is None:
+        return {}
+    classes = target(images).argmax(-1)
+    return {name: method(images, classes) for name, method in beside(target, explainer.grid).items()}

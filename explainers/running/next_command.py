@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from explainers.running.weights import FILE
 from explainers.training.network_explainer import INITIAL_WEIGHTS
 
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
 """Settings of data that change how many images are read, or how."""
 
+PHOTO = "my/photo.jpg"
 PHOTOS = ["experiment=explain", "data.root=photos/"]
 ANY_METHOD = ["methods=[IntegratedGradients]"]
 
@@ -65,7 +67,7 @@ def next_command(run: Training) -> str:
     }
     try:
         if GlobalHydra.instance().is_initialized():  # the process was started by `hydra.main`
-            return after.get(run.module["_target_"].rpartition(".")[2], _measure_explainer)(run)
+            return after.get(run.module["_target_"].rpartition(".")[2], _use_explainer)(run)
     except (HydraException, OmegaConfBaseException):  # with configs of the user's own, for example
         pass
     return f'explainers.load("{run.folder}") in Python' if run.cfg.get("explainer") else f"the model is in {run.folder}"
@@ -106,13 +108,16 @@ def _measure_model(run: Training) -> str:
     return _measure(run, given, {"target": target}, own_classes or _knows_classes(run))
 
 
-def _measure_explainer(run: Training) -> str:
+def _use_explainer(run: Training) -> str:
+    """Measure an explainer on the task of its training; without one, explain photos."""
+    if not _is_task(run, _knows_classes(run)):
+        return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(run.folder)])
     name = str(run.choices["explainers@explainer"])
     weights = f"explainers.{name}.weights={_text(f'{run.folder}/explainer.safetensors')}"
     of_training = getattr(get_object(run.module["_target_"]), "TRAINING", ())
     settings = _without(run.module, {"target", "grid", *INITIAL_WEIGHTS, *of_training} - {"surrogate"})
     wanted = {"explainers": {name: settings}, "target": _plain(run.cfg.target)}
-    return _measure(run, [f"explainers=[chance,{name}]", weights], wanted, _knows_classes(run))
+    return _measure(run, [f"explainers=[chance,{name}]", weights], wanted, on_task=True)
 
 
 def _knows_classes(run: Training) -> bool:
@@ -124,8 +129,9 @@ def _knows_classes(run: Training) -> bool:
 def _measure(run: Training, given: list[str], wanted: Mapping[str, Any], on_task: bool) -> str:
     """The command that explains and measures on the images of the training, or explains photos."""
     task = run.choices.get("data")
-    if on_task and task in GlobalHydra.instance().config_loader().get_group_options("tasks"):
-        given = [f"tasks=[{task}]", *given]
+    if _is_task(run, on_task):
+        own = [f"data.root={_text(run.images['root'])}"] if task == "folder" else []  # the key that trained
+        given = [f"tasks=[{task}]", *own, *given]
         wanted = {"grid": run.cfg.grid, **wanted, "data_dir": run.cfg.data_dir, "tasks": {task: {"data": run.images}}}
     else:
         given = [*PHOTOS, *given, *(["methods=[]"] if given != ANY_METHOD else [])]
@@ -133,13 +139,34 @@ def _measure(run: Training, given: list[str], wanted: Mapping[str, Any], on_task
     return _command("eval", [*given, *run.chosen("target"), f"name={_text(f'{run.cfg.name}_eval')}"], wanted)
 
 
+def _is_task(run: Training, on_task: bool) -> bool:
+    """Whether eval.py can measure on the images of a training, which have the classes of the target."""
+    names = GlobalHydra.instance().config_loader().get_group_options("tasks")
+    return on_task and run.choices.get("data") in names
+
+
 def _command(program: str, given: Sequence[str], wanted: Mapping[str, Any]) -> str:
     """The command with the given overrides, and with those that turn its other settings into the wanted ones."""
     overrides = list(given)
     for key, settings in wanted.items():
         composed = compose(program, overrides)  # earlier overrides change what is interpolated here
-        overrides += _differences(_plain(settings), _plain(composed.get(key)), key)
+        overrides += _shortened(_differences(_plain(settings), _plain(composed.get(key)), key))
     return shlex.join(["python", f"{program}.py", *overrides])
+
+
+def _shortened(overrides: Iterable[str]) -> list[str]:
+    """Overrides with `weights=FILE` in place of the two that it stands for.
+
+    >>> _shortened(["target.model.pretrained=false", "target.model.checkpoint_path=a.pth", "seed=1"])
+    ['seed=1', 'weights=a.pth']
+    """
+    overrides = list(overrides)
+    names, _, values = zip(*(text.partition("=") for text in overrides), strict=True) if overrides else ((), (), ())
+    given = dict(zip((name.lstrip("+") for name in names), values, strict=True))
+    if given.get(FILE, '""') == '""' or "target.model.img_size" in given:  # see `use_weights`
+        return overrides
+    longer = (f"{FILE}={given[FILE]}", "target.model.pretrained=false")
+    return [*(text for text in overrides if text not in longer), f"weights={given[FILE]}"]
 
 
 def _differences(wanted: Any, composed: Any, key: str) -> Iterator[str]:

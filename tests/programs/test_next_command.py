@@ -11,20 +11,23 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from explainers.running.next_command import Training, next_command
+from explainers.running.weights import use_weights
 
 FOLDER = Path("runs/x=1")  # of a sweep's job
-FASTSHAP = ("experiment=vit_shapley", "explainers@explainer=fastshap", "cache=none")
 
 
 def following(*overrides, folder, classes=10):
     """The config of a training, the program that follows, and its config."""
     cfg = composed(*overrides, folder=folder)
+    use_weights(cfg)
     choices = HydraConfig.get().runtime.choices
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
         command = next_command(Training(cfg, choices, FOLDER, [str(name) for name in range(classes)]))
     python, program, *words = shlex.split(command)
     assert python == "python"
-    return cfg, program, composed(*words, folder=folder, config=program.removesuffix(".py"))
+    got = composed(*words, folder=folder, config=program.removesuffix(".py"))
+    use_weights(got)
+    return cfg, program, got
 
 
 def same(wanted, got, *without):
@@ -32,37 +35,46 @@ def same(wanted, got, *without):
     return all(got[name] == value for name, value in wanted.items() if name not in without)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("experiment=anyhead", "data.root=my/images"),
+        ("experiment=tve_vitb", "explainer.network.mae=mae.pth"),
+        ("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"),
+    ],
+)
+def test_after_an_explainer_a_command_explains_a_photo(overrides, tmp_path):
+    cfg = composed(*overrides, folder=tmp_path)
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
+        run = Training(cfg, HydraConfig.get().runtime.choices, Path("runs/anyhead_images"), ())
+        assert next_command(run) == "explainers explain my/photo.jpg --explainer runs/anyhead_images"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
         (("experiment=quickstart_tve",), "tve"),
-        (("experiment=quickstart_folder", "target=vit_base_patch32_224.augreg_in1k", "data_dir=/my/images"), "tve"),
-        (("experiment=tve_vitb", "explainer.network.mae=mae.pth", "explainer.network.depth=3"), "tve_paper"),
-        (("experiment=anyhead_white_box", "direct=[3]"), "anyhead"),
-        (("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"), "vit_shapley"),
-        ((*FASTSHAP, "explainer.network.backbone=resnet34", "grid.patch_size=32"), "fastshap"),
+        (("experiment=quickstart_anyhead", "direct=[]", "explainer.network.depth=2"), "anyhead"),
         (
             ("data=digits", "target=digits", "explainers@explainer=shapley_light", "explainer.network.width=24"),
             "shapley_light",
         ),
     ],
 )
-def test_after_an_explainer_a_command_explains_with_the_same_network(overrides, name, tmp_path):
+def test_after_an_explainer_of_a_task_a_command_measures_the_same_network(overrides, name, tmp_path):
     cfg, program, got = following(*overrides, folder=tmp_path)
     found = got.explainers[name]
     assert program == "eval.py" and found.weights == "runs/x=1/explainer.safetensors"
     assert all(found.get(key) == cfg.explainer.get(key) for key in ("_target_", "hops", "surrogate", "temperature"))
     assert same(cfg.explainer.network, found.network, "mae", "pretrained")
     assert same(cfg.target, got.target) and same(cfg.grid, got.grid)
-    if HydraConfig.get().runtime.choices.get("experiment") == "explain":
-        assert list(got.tasks) == ["photos"] and not got.methods
-    else:
-        assert same(cfg.data, got.tasks.digits.data, "batch_size", "size")
+    assert same(cfg.data, got.tasks.digits.data, "batch_size", "size")
 
 
 def test_after_a_head_a_command_measures_with_it_on_the_task(tmp_path):
-    given = ("target=vit_tiny", "target.model.pretrained=false", "data=folder", "data.root=/my/images", "data_dir=/d")
+    (weights_file := tmp_path / "vit.safetensors").touch()
+    given = ("target=vit_tiny", f"weights={weights_file}", "data=folder", "data.root=/my/images", "data_dir=/d")
     cfg, program, got = following("experiment=linear_head", *given, folder=tmp_path)
     assert program == "eval.py" and got.target.head == got.tasks.folder.target.head == "runs/x=1/head.safetensors"
     assert (got.tasks.folder.data.root, got.data_dir) == ("/my/images", "/d")

@@ -9,6 +9,7 @@ from commands import composed
 from hydra.utils import instantiate
 
 import explainers
+from explainers.running.weights import use_weights
 
 DATA = Path(os.environ.get("DATA_DIR", "data"))
 WEIGHTS = DATA / "weights/vit_tiny_patch16_224.augreg_in1k.safetensors"
@@ -20,9 +21,10 @@ pytestmark = [
 
 @torch.no_grad()
 def test_a_pretrained_model_classifies_imagenet_so_that_pixels_labels_and_normalisation_are_right(tmp_path):
-    weights = ("target=vit_tiny", "target.model.pretrained=false", f"target.model.checkpoint_path={WEIGHTS}")
+    weights = ("target=vit_tiny", f"weights={WEIGHTS}")
     images = ("tasks=imagenet_val", "tasks.imagenet_val.data.num_workers=0", "tasks.imagenet_val.data.test.limit=100")
     cfg = composed(*weights, *images, f"data_dir={DATA}", folder=tmp_path, config="eval")
+    use_weights(cfg)
     target, data = instantiate(cfg.target).eval(), instantiate(cfg.tasks.imagenet_val.data)
     right = [(target(batch["image"]).argmax(1) == batch["label"]).float() for batch in data.test_dataloader()]
     assert torch.cat(right).mean() > 0.65  # 0.755 of 1000 images; a wrong normalisation costs a third
