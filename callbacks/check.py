@@ -56,8 +56,9 @@ class Check(Callback):
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._check(trainer, pl_module.eval())
-        except InputError as error:  # of a model without a head, or an image that cannot be read: the training is done
-            print(f"check: the fidelity was not measured: {error}")
+        except Exception as error:  # whatever it is: the trained weights are exported after this
+            name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            print(f"check: the fidelity was not measured: {name}{' '.join(str(error).split())}")
         finally:
             pl_module.train(was_training)
 

@@ -21,7 +21,7 @@ def checkpoint(folder, name):
     return torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=False)
 
 
-PICTURES = ("callbacks=explain", "callbacks.heatmaps.images=1")
+PICTURES = ("callbacks=explain", "callbacks.heatmaps.images=1", "callbacks.check.images=2", "callbacks.check.levels=3")
 RUN = (*TVE_RUN, *DIGITS, *PICTURES, "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
 
 

@@ -1,0 +1,89 @@
+"""What a training prints and leaves about the fidelity of its explainer."""
+
+import json
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.loggers import CSVLogger
+from test_callbacks import QUIET
+from toys import ADAM, LIGHT
+
+from callbacks.beside import beside
+from callbacks.check import Check
+from datamodules.cached import Cached
+from datamodules.digits import Digits
+from datamodules.images import Images
+from explainers.errors import InputError
+from explainers.evaluation.evaluation import Evaluation
+from explainers.target.heads import NoHead
+from explainers.training.explainer_training import ExplainerTraining
+from explainers.tve import TVE
+
+
+@pytest.fixture
+def data(grid):
+    digits = Digits("test", size=6, image_size=grid.image_size)
+    return Images(lambda: digits, lambda: digits, lambda: digits, batch_size=3, num_workers=0)
+
+
+def fit(module, data, folder, **settings):
+    options = {**QUIET, "max_epochs": 1} | settings
+    trainer = Trainer(callbacks=[Check(str(folder), images=6, levels=4, batch_size=3)], **options)
+    trainer.fit(ExplainerTraining(module), data)
+    return trainer
+
+
+def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_the_loggers(
+    target, grid, data, tmp_path, capsys
+):
+    tve = TVE(target, grid, LIGHT, ADAM)
+    fit(tve, Cached(data, str(tmp_path / "rows")), tmp_path, logger=CSVLogger(tmp_path, name="csv", version=0))
+    record = json.loads((tmp_path / "check.json").read_text())
+    assert {name: record[name] for name in ("images", "levels", "removal")} == {
+        "images": 6,
+        "levels": 4,
+        "removal": "zero",
+    }
+    compared = {"TVE": tve, **beside(tve.target, grid)}
+    assert list(record["explainers"]) == list(compared) == ["TVE", "DecompX-SkipPLUS", "chance"]
+    settings = Evaluation(grid, curves=["fidelity_plus", "fidelity_minus"], levels=4, localization=[])
+    measured = settings(tve.target, compared)
+    Trainer(inference_mode=False, **QUIET).test(measured, data, verbose=False)
+    for name, row in record["explainers"].items():
+        for key in ("fidelity_plus", "fidelity_minus_error"):
+            assert row[key] == pytest.approx(float(measured.results[name][key]), abs=1e-5)
+    printed = capsys.readouterr().out
+    assert "6 validation images" in printed and f"{record['explainers']['TVE']['fidelity_plus']:.3f} ±" in printed
+    assert "check/DecompX-SkipPLUS/fidelity_plus" in (tmp_path / "csv/version_0/metrics.csv").read_text()
+
+
+def test_a_dry_run_says_that_nothing_is_measured(target, grid, data, tmp_path, capsys):
+    fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path, fast_dev_run=True)
+    assert "check: the fidelity is not measured in a fast_dev_run" in capsys.readouterr().out
+    assert not (tmp_path / "check.json").exists()
+
+
+def test_what_cannot_be_measured_is_said_and_ends_no_training(target, grid, data, tmp_path, capsys):
+    tve = TVE(target, grid, LIGHT, ADAM)
+    tve.target.head = NoHead()
+    fit(tve, data, tmp_path)
+    assert "check: the fidelity was not measured: expected a model with a classification" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("settings", [{"images": 0}, {"levels": 2}, {"batch_size": 0}])
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(InputError, match=rf"{[*settings][0]}"):
+        Check("runs/x", **settings)
+
+
+def test_a_cnn_stands_beside_its_own_method():
+    import timm
+
+    from explainers.target import TargetModel
+
+    target = TargetModel(timm.create_model("test_resnet", num_classes=3))
+    compared = beside(target, target.grid)
+    assert list(compared) == ["GradCAM", "chance"]
+    images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
+    assert compared["GradCAM"](images, torch.tensor([0])).shape[-1] == target.grid.side
