@@ -1,1 +1,1 @@
-"""Lightning callbacks of a training: its checkpoint, progress, speed, profile, and figures of heatmaps."""
+"""Lightning callbacks of a training: its checkpoint, progress, speed, profile, heatmaps and fidelity."""

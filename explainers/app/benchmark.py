@@ -10,6 +10,7 @@ from explainers.evaluation.checks import check_heatmaps
 from explainers.evaluation.passes import explain
 from explainers.evaluation.summary import Indices, summary
 from explainers.evaluation.sweep import Sweep, ranked
+from explainers.masking import PatchGrid
 from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
@@ -26,7 +27,11 @@ COLUMNS = curve_columns(CURVES) | {"seconds_per_image": "s/image ↓", "forward_
 
 @torch.no_grad()
 def measure(
-    target: TargetModel, explainers: Mapping[str, Any], batches: Iterable[Tensor]
+    target: TargetModel,
+    explainers: Mapping[str, Any],
+    batches: Iterable[Tensor],
+    grid: PatchGrid | None = None,
+    levels: int = LEVELS,
 ) -> tuple[dict[str, dict[str, Any]], ImageScores]:
     """Measure the fidelity and the cost of explainers, of the class that the target predicts for each image.
 
@@ -34,13 +39,18 @@ def measure(
         target: the model to explain.
         explainers: name → explainer of it.
         batches: images, uint8 (B, C, H, W) each. The first batch is not timed if there are others.
+        grid: the patches that are explained; `None` for the model's own.
+        levels: number of sparsities, including 0 and 1.
 
     Returns:
         Explainer → numbers, and the numbers of single images.
     """
-    sweep = Sweep(target, target.grid, levels=LEVELS)
-    metrics: dict[str, Any] = {name: _metrics(target) for name in explainers}
-    indices = Indices()
+    grid = target.grid if grid is None else grid
+    sweep = Sweep(target, grid, levels=levels)
+    metrics: dict[str, Any] = {name: _metrics(grid, levels) for name in explainers}
+    indices: Any = Indices()
+    for metric in (indices, *(metric for own in metrics.values() for metric in own.values())):
+        metric.distributed_available_fn = lambda: False  # this process alone measures, in a training of several too
     for number, images in enumerate(batches):
         images = images.to(target.mean.device)
         normalised = target.normalise(images)
@@ -51,7 +61,7 @@ def measure(
         ends = torch.stack([logits, sweep.empty(normalised).expand_as(logits)], 1)
         for name, explainer in explainers.items():
             explanation, passes, seconds, memory = explain(explainer, target, images, classes)
-            check_heatmaps(name, explanation.heatmaps, images, target.grid)
+            check_heatmaps(name, explanation.heatmaps, images, grid)
             unlabelled = torch.full_like(classes, -1)
             outputs = sweep(normalised, ranked(explanation, "patches"), index, classes, unlabelled, ends)
             metrics[name]["curves"].update(outputs)
@@ -63,8 +73,8 @@ def measure(
     return {name: _with_seconds(row) for name, row in results.items()}, scores
 
 
-def _metrics(target: TargetModel) -> dict[str, Any]:
-    curves = PerturbationCurves(target.grid.num_patches, CURVES, LEVELS)
+def _metrics(grid: PatchGrid, levels: int) -> dict[str, Any]:
+    curves = PerturbationCurves(grid.num_patches, CURVES, levels)
     return {"curves": curves, "cost": Cost(), "forward_passes": Passes()}
 
 

@@ -16,7 +16,6 @@ from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
-from explainers.target.heads import NoHead
 from explainers.training.explainer_training import ExplainerTraining
 from explainers.tve import TVE
 
@@ -64,11 +63,19 @@ def test_a_dry_run_says_that_nothing_is_measured(target, grid, data, tmp_path, c
     assert not (tmp_path / "check.json").exists()
 
 
-def test_what_cannot_be_measured_is_said_and_ends_no_training(target, grid, data, tmp_path, capsys):
-    tve = TVE(target, grid, LIGHT, ADAM)
-    tve.target.head = NoHead()
-    fit(tve, data, tmp_path)
-    assert "check: the fidelity was not measured: expected a model with a classification" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("error", "said"), [(InputError("expected a head"), "expected a head"), (MemoryError("full"), "MemoryError: full")]
+)
+def test_what_cannot_be_measured_is_said_and_ends_no_training(
+    error, said, target, grid, data, tmp_path, capsys, monkeypatch
+):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr("callbacks.check.measure", refuse)
+    trainer = fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path)
+    assert f"check: the fidelity was not measured: {said}" in capsys.readouterr().out
+    assert trainer.global_step == 2 and not (tmp_path / "check.json").exists()
 
 
 @pytest.mark.parametrize("settings", [{"images": 0}, {"levels": 2}, {"batch_size": 0}])
