@@ -1,5 +1,7 @@
 """Figures with the heatmaps of a few images, while an explainer is trained."""
 
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,46 +10,61 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from callbacks.beside import beside, explainer_of, validation_samples
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive, check_range
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
 
 
 class Heatmaps(Callback):
-    """Draws heatmaps of validation images, beside chance and a method without training, at every validation.
+    """Draws heatmaps of validation images, beside chance and a method without training, at validations.
 
     The figure is written to a PNG file, and logged to W&B if there is such a logger. The images are evenly spaced in
-    the validation set.
+    the validation set. The last figure is that of the trained explainer.
 
     Args:
         folder: folder of the PNG file.
         name: name of the file, and of the panel in W&B.
         images: number of images.
+        seconds: least time between two figures of a training.
     """
 
-    def __init__(self, folder: str, name: str = "heatmaps", images: int = 6) -> None:
+    def __init__(self, folder: str, name: str = "heatmaps", images: int = 6, seconds: float = 30) -> None:
+        check_positive(images=images)
+        check_range(0, seconds=seconds)
         self.folder = Path(folder)
         self.name = name
         self.images = images
+        self.seconds = seconds
         self.compared: dict[str, Tensor] | None = None
+        self.batch: dict[str, Any] | None = None
+        self.drawn = -math.inf  # when
+        self.step = -1  # of the last figure
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
-        if batch_idx > 0 or not trainer.is_global_zero or trainer.sanity_checking or trainer.fast_dev_run:
+        if batch_idx == 0 and not trainer.sanity_checking:
+            self.batch = batch
+            if time.monotonic() - self.drawn >= self.seconds:
+                self._draw(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.step != trainer.global_step:
+            was_training = pl_module.training
+            self._draw(trainer, pl_module.eval())
+            pl_module.train(was_training)
+
+    def _draw(self, trainer: Trainer, module: LightningModule) -> None:
+        if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         with torch.inference_mode(False), torch.no_grad(), trainer.precision_plugin.forward_context():
-            samples = validation_samples(trainer, batch, self.images)
+            samples = validation_samples(trainer, self.batch, self.images)
             if samples is not None:  # batches of a cache without a data set have no images
-                self._draw(trainer, pl_module, samples)
+                self._draw_samples(trainer, module, samples)
+        self.drawn = time.monotonic()
+        self.step = trainer.global_step
 
-    def _draw(self, trainer: Trainer, module: LightningModule, samples: dict[str, Any]) -> None:
+    def _draw_samples(self, trainer: Trainer, module: LightningModule, samples: dict[str, Any]) -> None:
         images = samples["image"].to(module.device)
         explainer = explainer_of(module)
         try:

@@ -37,6 +37,7 @@ class WritableFolder(Callback):
     """Hydra's callback that exits with one line if the run's folder cannot be written to, before Hydra logs there."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraConfig.instance().set_config(config)  # Hydra itself does so later; names of runs interpolate it
         folder = Path(config.hydra.run.dir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)

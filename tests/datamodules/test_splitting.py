@@ -1,13 +1,14 @@
 """A folder of one's own images: with train/ and val/, or without."""
 
 import pytest
-from commands import draw_images
+from commands import ROOT, composed, draw_images
 
 from datamodules.datasets import unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
 from datamodules.splitting import own_folder
 from explainers.errors import InputError
+from explainers.running.keys import check_keys
 
 SPLITS = {"train": "train", "val": "val", "test": "val"}
 
@@ -68,3 +69,30 @@ def test_no_folder_at_all_is_refused_with_the_key_to_give():
 def test_a_folder_of_validation_images_alone_can_be_evaluated(tmp_path):
     draw_images(tmp_path / "val")
     assert own_folder(tmp_path, "train", "val", "val") == (tmp_path / "val", None)
+
+
+@pytest.mark.slow
+def test_one_key_names_the_folder_everywhere(tmp_path):
+    for config, *overrides in (
+        ("train", "experiment=anyhead"),
+        ("train", "experiment=tve_vit_tiny"),
+        ("train", "experiment=linear_head", "data=folder"),
+        ("eval", "experiment=explain"),
+        ("eval", "tasks=[folder]"),
+    ):
+        cfg = composed(*overrides, "data.root=my/flowers", folder=tmp_path, config=config)
+        assert cfg.data.root == "my/flowers"
+        if config == "eval" and "folder" in cfg.tasks:
+            assert cfg.tasks.folder.data.root == "my/flowers"
+    cfg = composed("experiment=anyhead", "data.root=a", "data.train.roots=[b]", folder=tmp_path)
+    with pytest.raises(InputError, match=r"expected data\.root or the roots of each split, got data\.root=a and data"):
+        check_keys(cfg, ROOT / "configs/train.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "removals"), [("vit_tiny", ["zero", "black", "drop"]), ("resnet50", ["zero", "black"])]
+)
+def test_anyhead_is_named_after_the_folder_and_learns_what_the_backbone_can_hide(target, removals, tmp_path):
+    cfg = composed("experiment=anyhead", "data.root=my/flowers/", f"target={target}", folder=tmp_path)
+    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.explainer.teacher.removals) == removals

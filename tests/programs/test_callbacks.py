@@ -96,7 +96,7 @@ def test_training_leaves_a_picture_of_the_validation_images(tmp_path):
         module, loader, loader
     )
     assert (tmp_path / "pictures" / "heatmaps.png").read_bytes().startswith(b"\x89PNG")
-    assert module.calls == 2  # once for each validation, and not for the sanity check
+    assert module.calls == 2  # at the first validation and after the training, and not for the sanity check
 
 
 def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, monkeypatch):

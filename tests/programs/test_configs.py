@@ -108,6 +108,8 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += SMALL_DIGITS
     else:
         overrides += [f"data_dir={data_dir}", "data.batch_size=4", "data.num_workers=0"]
+    if OmegaConf.select(cfg, "data.train.roots", default=()) is None:  # one's own folder
+        overrides += [f"data.root={data_dir}"]
     explainer = cfg.get("explainer") or {}
     if "PaperNetwork" in str(explainer):
         overrides += SMALL_PAPER_NETWORK
