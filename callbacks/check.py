@@ -1,21 +1,16 @@
 """How faithful a trained explainer is, measured on a few images after the training."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from callbacks.beside import beside, explainer_of, validation_samples
-from explainers.app.benchmark import measure
+from callbacks.samples import explainer_of, validation_samples
+from explainers.app.beside import fidelities, table
 from explainers.errors import InputError, check_positive, check_range
-from explainers.report.labels import title_of
 from explainers.saved.files import write_atomically
-
-SHOWN = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
-"""Number in check.json → title of its column."""
 
 
 class Check(Callback):
@@ -66,12 +61,9 @@ class Check(Callback):
         samples = validation_samples(trainer, self.batch, self.images)
         if samples is None:
             raise InputError("expected validation images, got none: set data.val, or callbacks.check=null")
-        explainer = explainer_of(module)
-        compared = {type(explainer).__name__: explainer, **beside(explainer.target, explainer.grid)}
         batches = samples["image"].split(self.batch_size)
         with trainer.precision_plugin.forward_context():
-            results, _ = measure(explainer.target, compared, batches, explainer.grid, self.levels)
-        measured = {name: {key: float(row[key]) for key in _keys(row)} for name, row in results.items()}
+            measured = fidelities(explainer_of(module), batches, self.levels)
         record = {"images": len(samples["image"]), "levels": self.levels, "removal": "zero", "explainers": measured}
         write_atomically(self.path, json.dumps(record, indent=2))
         logged = {f"check/{name}/{key}": value for name, row in measured.items() for key, value in row.items()}
@@ -79,22 +71,3 @@ class Check(Callback):
             logger.log_metrics(logged, step=trainer.global_step)
         print(table(measured, record["images"]))
 
-
-def _keys(row: Mapping[str, Any]) -> list[str]:
-    return [key for name in SHOWN for key in (name, f"{name}_error") if key in row]
-
-
-def table(measured: Mapping[str, Mapping[str, float]], images: int) -> str:
-    """The fidelities of explainers, with standard errors.
-
-    >>> row = {"fidelity_plus": 0.51, "fidelity_plus_error": 0.02, "fidelity_minus": 0.1}
-    >>> print(table({"anyhead": row}, images=32))
-    32 validation images    Fidelity⁺ ↑    Fidelity⁻ ↓
-    AnyHead                0.510 ± .020          0.100
-    """
-    lines = ["".join([f"{f'{images} validation images':20}", *(f"{title:>15}" for title in SHOWN.values())])]
-    for name, row in measured.items():
-        errors = [f" ± {row[f'{key}_error']:.3f}".replace("0.", ".") if f"{key}_error" in row else "" for key in SHOWN]
-        cells = [f"{f'{row[key]:.3f}{error}':>15}" for key, error in zip(SHOWN, errors, strict=True)]
-        lines.append("".join([f"{title_of(name):20}", *cells]))
-    return "\n".join(lines)

@@ -9,7 +9,8 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from callbacks.beside import beside, explainer_of, validation_samples
+from callbacks.samples import explainer_of, validation_samples
+from explainers.app.beside import heatmaps_beside
 from explainers.errors import InputError, check_positive, check_range
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
@@ -75,7 +76,7 @@ class Heatmaps(Callback):
             self.compared = {}
             return
         if self.compared is None:  # they stay as they are
-            self.compared = compared(explainer, images)
+            self.compared = heatmaps_beside(explainer, images) if hasattr(explainer, "target") else {}
         figure = draw_heatmaps(images, heatmaps | self.compared, samples.get("truth"))
         path = self.folder / f"{self.name}.png"
         with atomic(path) as unfinished:
@@ -84,11 +85,3 @@ class Heatmaps(Callback):
             if hasattr(logger, "log_image"):
                 logger.log_image(key=self.name, images=[str(path)])
 
-
-def compared(explainer: Any, images: Tensor) -> dict[str, Tensor]:
-    """Heatmaps of the predicted classes by chance and by a method without training."""
-    target = getattr(explainer, "target", None)
-    if target is None:
-        return {}
-    classes = target(images).argmax(-1)
-    return {name: method(images, classes) for name, method in beside(target, explainer.grid).items()}

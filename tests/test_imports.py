@@ -94,7 +94,8 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
             "explainers.progress",
             "explainers.decoding",
             "explainers.listing",
-            *["explainers.report.heatmap_figure", "explainers.running.signals"] * (path.parts[0] == "callbacks"),
+            *["explainers.app.beside", "explainers.report.heatmap_figure", "explainers.running.signals"]
+            * (path.parts[0] == "callbacks"),
         )
         assert all(name.startswith(known_rooms) for name in ours)
         known -= {"explainers"}

@@ -9,11 +9,11 @@ from lightning.pytorch.loggers import CSVLogger
 from test_callbacks import QUIET
 from toys import ADAM, LIGHT
 
-from callbacks.beside import beside
 from callbacks.check import Check
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
+from explainers.app.beside import beside
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.training.explainer_training import ExplainerTraining
@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_said_and_ends_no_training(
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("callbacks.check.measure", refuse)
+    monkeypatch.setattr("callbacks.check.fidelities", refuse)
     trainer = fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path)
     assert f"check: the fidelity was not measured: {said}" in capsys.readouterr().out
     assert trainer.global_step == 2 and not (tmp_path / "check.json").exists()

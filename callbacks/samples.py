@@ -1,34 +1,14 @@
-"""What a trained explainer is shown beside, and on which images: chance, and a method without training."""
+"""What callbacks look at: the explainer that is trained, and validation images."""
 
 from typing import Any
 
 from lightning import Trainer
 from torch.utils.data import default_collate
 
-from datamodules.datasets import spread
-from explainers import posthoc
-from explainers.errors import InputError
-from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-
-FITTING = ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients")
-"""Methods for transformers, for CNNs, and for any other model."""
-
 
 def explainer_of(module: Any) -> Any:
     """The explainer that a LightningModule trains; itself, if it is one."""
     return getattr(module, "explainer", module)
-
-
-def beside(target: TargetModel, grid: PatchGrid) -> dict[str, Any]:
-    """Name → explainer: the first method of `FITTING` that explains the target on this grid, and chance."""
-    chance = posthoc.build("Chance", target, grid)
-    for method in FITTING:
-        try:
-            return {method: posthoc.build(method, target, grid), "chance": chance}
-        except InputError:
-            continue
-    return {"chance": chance}
 
 
 def validation_samples(trainer: Trainer, batch: dict[str, Any] | None, count: int) -> dict[str, Any] | None:
@@ -44,8 +24,10 @@ def validation_samples(trainer: Trainer, batch: dict[str, Any] | None, count: in
     """
     data: Any = getattr(trainer, "datamodule", None)
     if hasattr(data, "dataset"):
-        samples = data.dataset("val")
-        readable = [sample for index in spread(len(samples), count) if (sample := samples[index]) is not None]
+        dataset = data.dataset("val")
+        number = min(count, len(dataset))
+        readable = [dataset[i * len(dataset) // number] for i in range(number)]
+        readable = [sample for sample in readable if sample is not None]
         return default_collate(readable) if readable else None
     if batch is None or "image" not in batch:
         return None

@@ -1,0 +1,70 @@
+"""A trained explainer beside chance and a method without training: their heatmaps, and their fidelity on a few images."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from explainers import posthoc
+from explainers.app.benchmark import measure
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.report.labels import title_of
+from explainers.target import TargetModel
+
+FITTING = ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients")
+"""Methods for transformers, for CNNs, and for any other model."""
+
+SHOWN = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
+"""Number of an explainer → title of its column."""
+
+
+def beside(target: TargetModel, grid: PatchGrid) -> dict[str, Any]:
+    """Name → explainer: the first method of `FITTING` that explains the target on this grid, and chance."""
+    chance = posthoc.build("Chance", target, grid)
+    for method in FITTING:
+        try:
+            return {method: posthoc.build(method, target, grid), "chance": chance}
+        except InputError:
+            continue
+    return {"chance": chance}
+
+
+def heatmaps_beside(explainer: Any, images: Tensor) -> dict[str, Tensor]:
+    """Heatmaps (B, P, P) of the predicted classes of uint8 images (B, C, H, W), by what stands beside an explainer."""
+    classes = explainer.target(images).argmax(-1)
+    compared = beside(explainer.target, explainer.grid)
+    return {name: method(images, classes) for name, method in compared.items()}
+
+
+def fidelities(explainer: Any, batches: Iterable[Tensor], levels: int) -> dict[str, dict[str, float]]:
+    """Measure an explainer, and what stands beside it, see `measure`.
+
+    Args:
+        explainer: a trained explainer, with its `target` and `grid`.
+        batches: images, uint8 (B, C, H, W) each.
+        levels: number of sparsities, including 0 and 1.
+
+    Returns:
+        Explainer → the numbers of `SHOWN`, with their standard errors as `<number>_error`.
+    """
+    compared = {type(explainer).__name__: explainer, **beside(explainer.target, explainer.grid)}
+    results, _ = measure(explainer.target, compared, batches, explainer.grid, levels)
+    keys = [key for name in SHOWN for key in (name, f"{name}_error")]
+    return {name: {key: float(row[key]) for key in keys if key in row} for name, row in results.items()}
+
+
+def table(measured: Mapping[str, Mapping[str, float]], images: int) -> str:
+    """The fidelities of explainers, with standard errors.
+
+    >>> row = {"fidelity_plus": 0.51, "fidelity_plus_error": 0.02, "fidelity_minus": 0.1}
+    >>> print(table({"anyhead": row}, images=32))
+    32 validation images    Fidelity⁺ ↑    Fidelity⁻ ↓
+    AnyHead                0.510 ± .020          0.100
+    """
+    lines = ["".join([f"{f'{images} validation images':20}", *(f"{title:>15}" for title in SHOWN.values())])]
+    for name, row in measured.items():
+        errors = [f" ± {row[f'{key}_error']:.3f}".replace("0.", ".") if f"{key}_error" in row else "" for key in SHOWN]
+        cells = [f"{f'{row[key]:.3f}{error}':>15}" for key, error in zip(SHOWN, errors, strict=True)]
+        lines.append("".join([f"{title_of(name):20}", *cells]))
+    return "\n".join(lines)
