@@ -70,4 +70,3 @@ class Check(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step)
         print(table(measured, record["images"]))
-

@@ -84,4 +84,3 @@ class Heatmaps(Callback):
         for logger in trainer.loggers:
             if hasattr(logger, "log_image"):
                 logger.log_image(key=self.name, images=[str(path)])
-

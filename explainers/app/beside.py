@@ -1,4 +1,4 @@
-"""A trained explainer beside chance and a method without training: their heatmaps, and their fidelity on a few images."""
+"""A trained explainer beside chance and a method without training: their heatmaps, and their fidelity."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,6 @@ from explainers import posthoc
 from explainers.app.benchmark import measure
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.report.labels import title_of
 from explainers.target import TargetModel
 
 FITTING = ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients")
@@ -58,7 +57,7 @@ def table(measured: Mapping[str, Mapping[str, float]], images: int) -> str:
     """The fidelities of explainers, with standard errors.
 
     >>> row = {"fidelity_plus": 0.51, "fidelity_plus_error": 0.02, "fidelity_minus": 0.1}
-    >>> print(table({"anyhead": row}, images=32))
+    >>> print(table({"AnyHead": row}, images=32))
     32 validation images    Fidelity⁺ ↑    Fidelity⁻ ↓
     AnyHead                0.510 ± .020          0.100
     """
@@ -66,5 +65,5 @@ def table(measured: Mapping[str, Mapping[str, float]], images: int) -> str:
     for name, row in measured.items():
         errors = [f" ± {row[f'{key}_error']:.3f}".replace("0.", ".") if f"{key}_error" in row else "" for key in SHOWN]
         cells = [f"{f'{row[key]:.3f}{error}':>15}" for key, error in zip(SHOWN, errors, strict=True)]
-        lines.append("".join([f"{title_of(name):20}", *cells]))
+        lines.append("".join([f"{name:20}", *cells]))
     return "\n".join(lines)
