@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from explainers import posthoc
+from explainers.app.command import printed
 from explainers.app.explain_command import session_of
 from explainers.app.photos import decoded, photos_of
 from explainers.app.picture_files import check_writable
@@ -120,17 +121,3 @@ def _as_lists(names: list[str], pairs: Any) -> dict[str, Any]:
     tensors = {"mean": pairs.mean, "error": pairs.error, "p_holm": pairs.corrected}
     lists = {key: [[x if x == x else None for x in row] for row in each.tolist()] for key, each in tensors.items()}
     return {"explainers": names} | lists
-
-
-def printed(text: str) -> str:
-    """A text with characters that the terminal has: ± and ⁺ become +- and + where it lacks them.
-
-    >>> printed("Fidelity⁺").encode(sys.stdout.encoding or "ascii").decode(sys.stdout.encoding or "ascii")[:8]
-    'Fidelity'
-    """
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        for character, plain in {"±": "+-", "⁺": "+", "⁻": "-", "↑": "(high)", "↓": "(low)", "–": "-"}.items():
-            text = text.replace(character, plain)
-    return text

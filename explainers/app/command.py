@@ -172,3 +172,17 @@ def names(text: str) -> list[str]:
     ['GAE', 'RISE']
     """
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def printed(text: str) -> str:
+    """A text with characters that the terminal has: ± and ⁺ become +- and + where it lacks them.
+
+    >>> printed("Fidelity⁺").encode(sys.stdout.encoding or "ascii").decode(sys.stdout.encoding or "ascii")[:8]
+    'Fidelity'
+    """
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        for character, plain in {"±": "+-", "⁺": "+", "⁻": "-", "↑": "(high)", "↓": "(low)", "–": "-"}.items():
+            text = text.replace(character, plain)
+    return text

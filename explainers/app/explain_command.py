@@ -33,7 +33,8 @@ def explain(options: Namespace) -> int:
                 written.append(picture.file)
             except InputError as error:
                 failures += 1
-                print(f"explainers: {printable(picture.name)}: {error}", file=sys.stderr, flush=True)
+                reason = str(error).removeprefix(f"{picture.image}: ")
+                print(f"explainers: {printable(picture.name)}: {reason}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"explainers: stopped after {len(written)} of {len(pictures)} pictures", file=sys.stderr, flush=True)
         return 130
@@ -81,7 +82,7 @@ def model_and_method(options: Namespace) -> tuple[Any, str | None, Any]:
         explainer = load(folder)
         return explainer.target, None, explainer
     method = getattr(options, "method", "auto") if folder is None else Path(folder)
-    model = options.model or DEFAULT_MODEL
+    model = DEFAULT_MODEL if options.model is None else options.model
     if options.head is None:
         return model, options.weights, method
     return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, method

@@ -6,6 +6,8 @@ from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
+from explainers.app.command import printed
+
 EXTRAS = {
     "methods": (("captum", "sklearn", "scipy", "torchmetrics", "matplotlib"), "LIME, ViT-CX, DeepLift, benchmark"),
     "app": (("gradio",), "serve"),
@@ -22,17 +24,16 @@ def list_all(options: Namespace) -> None:
     """Print trained explainers and the names of methods; with `--model`, those that explain this model."""
     from explainers.share.catalogue import available
 
-    print(f"Trained explainers, for --method auto and for explainers.load:\n{indented(repr(available()))}\n")
     if any((options.model, options.weights, options.head)):
         names, which = methods_of_model(options)
     else:
         names, which = method_names(), "--model NAME lists those that explain a model"
+    print("Trained explainers, for --method auto and for explainers.load:")
+    print(f"{textwrap.indent(printed(repr(available())), '  ')}\n")
     print(f"Methods without training, for --method ({which}):")
     print(textwrap.fill(", ".join(names), 98, initial_indent="  ", subsequent_indent="  "))
     if "DecompX" in names:
-        print(
-            "  Behind a layerwise method: -PLUS or -SkipPLUS, as in DecompX-SkipPLUS, or -Rollout, as in ALTI-Rollout"
-        )
+        print(f"  Behind a layerwise method: {', '.join(f'-{name}' for name in AGGREGATIONS)}, as in DecompX-SkipPLUS")
     print("\nExtras:")
     for extra, (packages, purpose) in EXTRAS.items():
         print(f"  {extra:8} {state(extra, packages)}, for {purpose}")
@@ -69,8 +70,3 @@ def state(extra: str, packages: tuple[str, ...]) -> str:
     if all(find_spec(package) for package in packages):
         return "installed"
     return f"missing (pip install 'transferable-explainers[{extra}]')"
-
-
-def indented(text: str) -> str:
-    """The lines of a text, after two spaces."""
-    return textwrap.indent(text, "  ")

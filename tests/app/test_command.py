@@ -1,6 +1,7 @@
 """The command `explainers`, in this process: what it prints and writes, and one line for what a user can correct."""
 
 import json
+import os
 import re
 import shlex
 import socket
@@ -227,7 +228,8 @@ def test_help_version_and_list_import_neither_torch_nor_timm(folder):
         "assert main(['list']) == 0\n"
         "print(sorted({'torch', 'timm', 'gradio'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=ascii_only)
     assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stderr
     assert "examples:" in done.stdout and f"explainers {explainers.__version__}" in done.stdout
 
