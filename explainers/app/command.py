@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _one_line
+            warnings.showwarning = _one_line  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
             return run(options) or 0
     except InputError as error:
