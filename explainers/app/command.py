@@ -183,6 +183,6 @@ def printed(text: str) -> str:
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
-        for character, plain in {"±": "+-", "⁺": "+", "⁻": "-", "↑": "(high)", "↓": "(low)", "–": "-"}.items():
+        for character, plain in {"±": "+-", "⁺": "+", "⁻": "-", "↑": "^", "↓": "v", "–": "-"}.items():
             text = text.replace(character, plain)
     return text

@@ -278,6 +278,7 @@ def test_a_folder_for_the_numbers_of_a_benchmark_is_refused(run):
     )
 
 
+@pytest.mark.slow
 def test_benchmark_prints_a_table_and_writes_all_numbers(run, folder):
     status, lines, errors = run("benchmark", "photos", "cat.jpg", "--methods", "auto,GAE", "--output", "a/b.json")
     assert status == 0
