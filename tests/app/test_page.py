@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def session(target):
 
 @pytest.fixture
 def shown(session):
-    return Shown(session, photo(), {"GAE": build("GAE", session.target, session.target.grid)})
+    return Shown(session, photo(), {"GAE": build("GAE", session.target, session.target.grid)}, Lock())
 
 
 @torch.no_grad()
@@ -134,7 +135,7 @@ def test_labels_of_curves_are_text():
 
 def test_visitors_are_apart(session):
     visits = Visits(limit=2)
-    keys = [visits.add(Shown(session, photo(seed), {})) for seed in range(3)]
+    keys = [visits.add(Shown(session, photo(seed), {}, Lock())) for seed in range(3)]
     assert len(set(keys)) == 3 and min(map(len, keys)) >= 20
     one, other = (visits.find(key) for key in keys[1:])
     assert not torch.equal(one.explanation.image, other.explanation.image)
@@ -173,4 +174,4 @@ def test_methods_that_are_not_offered_are_refused():
 def test_a_broken_file_is_refused(session, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no")
     with pytest.raises(InputError, match=r"broken\.png"):
-        Shown(session, tmp_path / "broken.png", {})
+        Shown(session, tmp_path / "broken.png", {}, Lock())

@@ -73,7 +73,7 @@ function points() {
 function testFigure() {
   const figure = document.createElement("figure");
   figure.innerHTML =
-    '<canvas tabindex="0" role="application"></canvas><figcaption><span class="dot"></span><span class="name"></span><span class="number"></span></figcaption>';
+    '<canvas tabindex="0" role="application"></canvas><figcaption><span class="dot"></span><span class="name"></span><span class="number">…</span></figcaption>';
   const canvas = figure.firstChild;
   canvas.onpointerdown = (event) => {
     const patch = patchAt(canvas, view.side, event);

@@ -29,11 +29,10 @@ def build_page(session: Session) -> Any:
     import gradio  # here, because it takes seconds
 
     visits = Visits()
-    computing = Lock()
     explainers = other_methods(session)
     methods = [session.method, *explainers]
     name = session.target.name
-    answers = [served(answer, methods, visits, computing) for answer in ANSWERS]
+    answers = [served(answer, methods, visits) for answer in ANSWERS]
     with gradio.Blocks(title=f"Explain {name}", analytics_enabled=False, delete_cache=(600, 600)) as page:
         gradio.Markdown(f"### What does {name} see?\n{HINT}")
         with gradio.Row():
@@ -55,14 +54,14 @@ def build_page(session: Session) -> Any:
                 )
             with gradio.Column(scale=4, min_width=330):
                 panel = own_component(gradio, answers, methods[:1])
-        open_image = opening(session, explainers, visits, computing)
+        open_image = opening(session, explainers, visits)
 
         def show(path: str | None) -> tuple[Any, dict[str, Any]]:
             answer = open_image(path)
             return None if "error" in answer else gradio.skip(), answer  # a file that cannot be read leaves the field
 
         photo.input(show, photo, [photo, panel], show_progress="minimal")
-        search.input(None, search, js=told("explainers-class"))
+        search.input(None, search, search, js=told("explainers-class", "null"))  # the field is empty again
         chosen.input(None, chosen, js=told("explainers-methods"))
     return page
 
@@ -82,21 +81,19 @@ def own_component(gradio: Any, answers: Sequence[Callable[..., Any]], methods: S
     )
 
 
-def opening(
-    session: Session, explainers: Mapping[str, Any], visits: Visits, computing: Lock
-) -> Callable[[str | None], dict[str, Any]]:
+def opening(session: Session, explainers: Mapping[str, Any], visits: Visits) -> Callable[[str | None], dict[str, Any]]:
     """A function that reads an uploaded file: what the browser needs to show it, or one line that says what is wrong.
 
-    The arguments are those of `Shown` and `served`.
+    The arguments are those of `Shown` and `served`. Visitors compute one after the other.
     """
+    computing = Lock()
 
     def open_image(path: str | None) -> dict[str, Any]:
         if path is None:
             return {}
         try:
-            with computing:
-                shown = Shown(session, path, explainers)
-                return opened(shown) | {"key": visits.add(shown)}
+            shown = Shown(session, path, explainers, computing)
+            return opened(shown) | {"key": visits.add(shown)}
         except InputError as error:
             return {"error": str(error).replace(path, Path(path).name)}  # nobody needs to know the server's folders
 
@@ -104,7 +101,7 @@ def opening(
 
 
 def served(
-    answer: Callable[..., dict[str, Any]], methods: Sequence[str], visits: Visits, computing: Lock
+    answer: Callable[..., dict[str, Any]], methods: Sequence[str], visits: Visits
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Let browsers ask an answer about the image whose key they know.
 
@@ -112,15 +109,13 @@ def served(
         answer: one of `ANSWERS`.
         methods: names of the methods that may be asked for.
         visits: the opened images.
-        computing: what is held while the model computes, because methods change it for the time of a call.
     """
 
     def reply(question: dict[str, Any]) -> dict[str, Any]:
         try:
             checked_methods(question, methods)
             shown = visits.find(question.pop("key"))
-            with computing:
-                return answer(shown, **question)
+            return answer(shown, **question)
         except InputError as error:
             return {"error": str(error)}
 
@@ -158,9 +153,9 @@ def passes_of(method: Any) -> int:
     return getattr(method, "forward_passes", 1)
 
 
-def told(event: str) -> str:
+def told(event: str, returned: str = "[]") -> str:
     """JavaScript that tells the panel a new choice."""
-    return f"(detail) => {{ dispatchEvent(new CustomEvent('{event}', {{ detail }})); return []; }}"
+    return f"(detail) => {{ dispatchEvent(new CustomEvent('{event}', {{ detail }})); return {returned}; }}"
 
 
 def text_of(name: str) -> str:

@@ -98,10 +98,14 @@ function draw() {
 
 /** Ask for the curves of the chosen methods, once their heatmaps are there. */
 async function curve() {
-  const side = state.test === "least" ? "least" : "most", index = state.index, methods = state.methods;
+  const side = state.test === "least" ? "least" : "most", { index, methods } = state;
+  state.points = [];
+  points();
+  $(".curve").classList.add("waiting");
   test();
   const reply = await ask("curves", { methods, index, side });
   if (!reply || index !== state.index || methods !== state.methods || (state.test === "least") !== (side === "least")) return;
+  $(".curve").classList.remove("waiting");
   $(".curve div").innerHTML = reply.svg;
   points();
 }

@@ -1,6 +1,7 @@
 """An image that somebody looks at: its heatmaps, and what the model says when patches are hidden."""
 
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,9 @@ LEVELS = 11
 PICTURE_SIZE = 448
 """Side of the pictures of the page, in pixels; the model sees the same square in its own size."""
 
+CHUNK = 10
+"""Number of masked images in one call of the model, between which other visitors get their turn."""
+
 REMEMBERED = 2000
 """Number of masks of an image whose logits are kept."""
 
@@ -41,12 +45,13 @@ class Shown:
         session: the model, and the explainer that the page starts with.
         image: what `photos_of` reads, such as a path.
         explainers: the other methods by their names; all visitors share them.
+        computing: held while the model computes, because methods change it for the time of a call.
 
     Raises:
         InputError: if the image cannot be read.
     """
 
-    def __init__(self, session: Session, image: Any, explainers: Mapping[str, Explainer]) -> None:
+    def __init__(self, session: Session, image: Any, explainers: Mapping[str, Explainer], computing: Lock) -> None:
         photo = photos_of(image)[0]
         decoded = photo.decode()
         self.name = photo.name
@@ -54,7 +59,9 @@ class Shown:
         self.explainers = explainers
         self.target = session.target
         self.grid = session.target.grid
-        self.explanation = session.explain([decoded])[0]
+        self.computing = computing
+        with computing:
+            self.explanation = session.explain([decoded])[0]
         size = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
         self.picture = middle_square(decoded, size, session.resampling)
         with torch.no_grad():
@@ -71,7 +78,8 @@ class Shown:
         """
         key = method, index
         if key not in self._heatmaps:
-            self._heatmaps[key] = self._explained(method, index).detach().float().cpu()
+            with self.computing:
+                self._heatmaps[key] = self._explained(method, index).detach().float().cpu()
         return self._heatmaps[key]
 
     def _explained(self, method: str, index: int) -> Tensor:
@@ -115,11 +123,12 @@ class Shown:
         if len(self._logits) > REMEMBERED:
             self._logits.clear()
         new = {key: number for number, key in enumerate(keys) if key not in self._logits}
-        if new:
-            masks = keep[None, list(new.values())].to(self.normalised.device)
-            with torch.no_grad():
+        for start in range(0, len(new), CHUNK):
+            chunk = list(new)[start : start + CHUNK]
+            masks = keep[None, [new[key] for key in chunk]].to(self.normalised.device)
+            with self.computing, torch.no_grad():
                 logits = masked_outputs(self.target, self.target.classify, self.normalised, masks, self.grid)
-            self._logits.update(zip(new, logits[0].float().cpu(), strict=True))
+            self._logits.update(zip(chunk, logits[0].float().cpu(), strict=True))
         return torch.stack([self._logits[key] for key in keys])
 
     def _predict(self, keep: Tensor) -> Tensor:
