@@ -10,7 +10,7 @@ from explainers.errors import InputError, check_range, needs
 
 LARGEST_FILE = "20mb"
 EVERYWHERE = ("0.0.0.0", "::")
-FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 """Fonts of the system: Gradio's own ones are loaded from Google."""
 
 TARGETS = "button.icon, button.icon-button { min-width: 24px; min-height: 24px; }"
