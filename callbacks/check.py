@@ -41,7 +41,7 @@ class Check(Callback):
         if batch_idx == 0:
             self.batch = batch
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         if trainer.fast_dev_run:
@@ -64,9 +64,10 @@ class Check(Callback):
         batches = samples["image"].split(self.batch_size)
         with trainer.precision_plugin.forward_context():
             measured = fidelities(explainer_of(module), batches, self.levels)
-        record = {"images": len(samples["image"]), "levels": self.levels, "removal": "zero", "explainers": measured}
+        images = len(samples["image"])
+        record = {"images": images, "levels": self.levels, "removal": "zero", "explainers": measured}
         write_atomically(self.path, json.dumps(record, indent=2))
         logged = {f"check/{name}/{key}": value for name, row in measured.items() for key, value in row.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step)
-        print(table(measured, record["images"]))
+        print(table(measured, images))

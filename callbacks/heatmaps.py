@@ -55,7 +55,7 @@ class Heatmaps(Callback):
             self._draw(trainer, pl_module.eval())
             pl_module.train(was_training)
 
-    def _draw(self, trainer: Trainer, module: LightningModule) -> None:
+    def _draw(self, trainer: Any, module: LightningModule) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         with torch.inference_mode(False), torch.no_grad(), trainer.precision_plugin.forward_context():

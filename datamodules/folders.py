@@ -57,18 +57,18 @@ def image_folder(
     return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
 
 
-def folder_of_split(root: str, splits: Mapping[str, str | None], split: str, *options: Any) -> ImageFiles:
+def folder_of_split(root: str, splits: Mapping[str, str | None], split: str, **options: Any) -> ImageFiles:
     """Read the images of a split, from its own folder or from one that all splits share, see `own_folder`.
 
     Args:
         root: folder that holds the splits.
         splits: split → its folder below `root`.
         split: the split.
-        options: arguments of `image_folder` after the folder, without `held_out`.
+        options: further arguments of `image_folder`.
     """
     own, train, val = (splits.get(name) for name in (split, "train", "val"))
     folder, held_out = own_folder(root, train, val, own) if own and train and val else (Path(root, own or ""), None)
-    return image_folder(folder, *options, held_out)
+    return image_folder(folder, held_out=held_out, **options)
 
 
 class ImageFolders(Images):
@@ -113,7 +113,8 @@ class ImageFolders(Images):
             if splits.get(split) is None:
                 return None
             most = (limit or {}).get(split)
-            return partial(folder_of_split, root, splits, split, image_size, crop_fraction, most, skip_corrupt, half)
+            options = {"crop_fraction": crop_fraction, "limit": most, "skip_corrupt": skip_corrupt, "half": half}
+            return partial(folder_of_split, root, splits, split, image_size=image_size, **options)
 
         train, val, test = (
             build("train", None),
