@@ -9,7 +9,10 @@ from pathlib import Path
 from explainers.app.command import printed
 
 EXTRAS = {
-    "methods": (("captum", "sklearn", "scipy", "torchmetrics", "matplotlib"), "ViT-CX, DeepLift, a Lasso in LIME, benchmark"),
+    "methods": (
+        ("captum", "sklearn", "scipy", "torchmetrics", "matplotlib"),
+        "ViT-CX, DeepLift, LIME (Lasso), benchmark",
+    ),
     "app": (("gradio",), "serve"),
     "hub": (("huggingface_hub", "transformers"), "explainers and models of the Hugging Face Hub"),
     "train": (("lightning", "hydra"), "training, in the checkout"),
