@@ -22,6 +22,28 @@ class InputError(ValueError):
     """
 
 
+class UnsupportedModel(InputError):
+    """A model lacks what a method needs.
+
+    Args:
+        wanted: what the method needs.
+        got: the model, by its name.
+        otherwise: what to take instead.
+
+    >>> str(UnsupportedModel("a transformer", "ResNet", "RISE"))
+    'expected a transformer, got ResNet: take RISE'
+    """
+
+    def __init__(self, wanted: str, got: str, otherwise: str) -> None:
+        super().__init__(wanted, got, otherwise)
+        self.wanted = wanted
+        self.got = got
+        self.otherwise = otherwise
+
+    def __str__(self) -> str:
+        return f"expected {self.wanted}, got {self.got}: take {self.otherwise}"
+
+
 def needs(package: str, extra: str, purpose: str = "") -> None:
     """Raise an InputError unless an optional package is installed. Call it where the package is imported.
 

@@ -51,6 +51,7 @@ class PlainBackbone(nn.Module):
         self.model = model
         self.head_hidden_size = width
         self.differentiable = probed.differentiable
+        self.repeats_layers = probed.repeats
         self.pretrained_cfg = {
             "architecture": type(model).__name__,
             "input_size": (3, *size),

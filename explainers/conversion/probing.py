@@ -1,5 +1,6 @@
 """What a few random images tell about a module: its logits, its last linear layer, and its feature maps."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,14 +22,16 @@ class Probed:
     Args:
         logits: of three images, (3, K).
         linear: name of the linear layer whose output is the logits, and whose input is vectors; None if there is none.
-        feature_map: name of the module that outputs the last feature map, which is square, and its number of channels;
-            None if tokens follow the last map, or if there is none.
+        feature_map: name and number of channels of the layer whose output is the last feature map, a square; None if
+            tokens follow the last map, or if there is none.
+        repeats: whether an activation or a pooling is called several times in one pass.
         differentiable: False if the logits have no gradient at the images.
     """
 
     logits: Tensor
     linear: str | None
     feature_map: tuple[str, int] | None
+    repeats: bool
     differentiable: bool
 
 
@@ -58,7 +61,7 @@ def probe(model: nn.Module, image_size: int) -> Probed:
             " its training, and a model in float32 (model.float()) for 3 channels"
         ) from error
     check_logits(logits.detach(), alone, name)
-    return Probed(logits.detach(), seen.linear(logits), seen.feature_map, has_gradient(logits, images))
+    return Probed(logits.detach(), seen.linear(logits), seen.feature_map(), seen.repeats, has_gradient(logits, images))
 
 
 def probe_images(model: nn.Module, image_size: int) -> Tensor:
@@ -140,26 +143,41 @@ def has_gradient(logits: Tensor, images: Tensor) -> bool:
 
 
 class Seen:
-    """The layers of one forward pass: `linears`, name → output, and the last `feature_map`, see `Probed`."""
+    """The layers of one forward pass, in the order of their calls; see `Probed`.
+
+    Attributes:
+        calls: name of each layer → number of its calls.
+        linears: name of each linear layer of vectors → its output.
+        maps: names and channels of the layers that output square feature maps, since the last tokens.
+        repeats: whether an activation or a pooling is called several times.
+    """
 
     def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
         self.linears: dict[str, Tensor] = {}
-        self.feature_map: tuple[str, int] | None = None
+        self.maps: list[tuple[str, int]] = []
+        self.repeats = False
 
     def record(self, name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        """Record the output of a layer, in the order of the calls."""
+        """Record a call."""
+        self.calls[name] += 1
         if not isinstance(output, Tensor):
             return
+        self.repeats |= self.calls[name] > 1 and type(layer).__module__.endswith(("activation", "pooling"))
         if type(layer) is nn.Linear and inputs and inputs[0].dim() == 2:
             self.linears[name] = output
         if output.dim() == 3 or output.dim() == 4 and type(layer) in (nn.Linear, nn.LayerNorm):
-            self.feature_map = None  # tokens
+            self.maps.clear()  # tokens
         if output.dim() == 4 and output.shape[2] == output.shape[3] > 1 and is_planar(layer):
-            self.feature_map = name, output.shape[1]
+            self.maps.append((name, output.shape[1]))
 
     def linear(self, logits: Tensor) -> str | None:
         """Name the linear layer whose output is the logits."""
         return next((name for name, output in self.linears.items() if output is logits), None)
+
+    def feature_map(self) -> tuple[str, int] | None:
+        """Return the last feature map of a layer that is called once."""
+        return next(((name, channels) for name, channels in reversed(self.maps) if self.calls[name] == 1), None)
 
 
 def is_planar(layer: nn.Module) -> bool:

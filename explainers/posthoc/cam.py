@@ -1,5 +1,8 @@
 """Class activation maps on the tokens that enter each layer of a transformer: Σ_c w_c x_c with weights of gradients.
 
+The layers of a CNN are its stages, and what they output takes the place of the tokens: layer −1 is the last feature
+map, as in the papers.
+
 They are without the ReLU of their papers by default, because SkipPLUS sums maps with both signs. Features x of CNNs
 follow a ReLU and are not negative. Tokens have both signs, so formulas that divide by features can divide by almost 0.
 """
@@ -15,6 +18,7 @@ from explainers.posthoc.gradients import input_x_gradient
 from explainers.posthoc.layerwise import Layerwise
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
+from explainers.transformer.blocks import is_transformer
 from explainers.transformer.recording import Record
 
 
@@ -89,7 +93,7 @@ class GradCAM(Layerwise):
     """Grad-CAM on the tokens that enter a layer: by default the last layer, and without the ReLU of Grad-CAM.
 
     Args:
-        target: the model to explain, a timm transformer.
+        target: the model to explain, a timm transformer, or a model with square feature maps.
         grid: the patches that are explained.
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
@@ -97,6 +101,7 @@ class GradCAM(Layerwise):
     """
 
     linear = True
+    takes_stages = True
     weighted: Callable[..., Tensor] = staticmethod(cam)
 
     @checks_choices
@@ -160,13 +165,13 @@ class HiResCAM(GradCAM):
     """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the tokens that enter a late layer. Its PLUS is `CAT`.
 
     The map of the last layer is 0 up to rounding if the head reads the class token: patches act on it behind a
-    LayerNorm alone, which ignores their length. The default is therefore the layer before.
+    LayerNorm alone, which ignores their length. The default is therefore the layer before; in a CNN, it is the last.
 
     Args:
         target: the model to explain, a timm transformer.
         grid: the patches that are explained.
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
+        layer: index of the layer whose map is the heatmap; negative from the last; `None` for the default.
         relu: set negative scores to 0.
     """
 
@@ -174,9 +179,15 @@ class HiResCAM(GradCAM):
 
     @checks_choices
     def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -2, relu: bool = False
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        output: Output = "logit",
+        layer: int | None = None,
+        relu: bool = False,
     ) -> None:
-        super().__init__(target, grid, output, layer, relu)
+        default = -2 if is_transformer(target) else -1
+        super().__init__(target, grid, output, default if layer is None else layer, relu)
 
 
 class ElementWiseCAM(GradCAM):

@@ -70,6 +70,7 @@ class AttIN(Transitions):
     """
 
     ignores_classes = True
+    projects = True
 
     @torch.no_grad()
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -92,6 +93,7 @@ class GlobEnc(Transitions):
     """
 
     ignores_classes = True
+    projects = True
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -116,6 +118,7 @@ class ALTI(Transitions):
     """
 
     ignores_classes = True
+    projects = True
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
     @checks_choices
@@ -170,7 +173,7 @@ class DirectPaths(nn.Module):
         self.target = target.eval()
         self.grid = grid
         self.output = output
-        first = middle_layer(target) if start is None else layer_index(target, start)
+        first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
         self.blocks = range(first, len(blocks_of(target)))
         check_direct(target, self.blocks)
 

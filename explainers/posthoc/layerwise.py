@@ -10,6 +10,7 @@ from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
 from explainers.transformer.blocks import layer_index, middle_layer
 from explainers.transformer.recording import Record
+from explainers.transformer.stages import check_stages
 
 
 class Layerwise(WhiteBox):
@@ -27,7 +28,9 @@ class Layerwise(WhiteBox):
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
         super().__init__(target, grid, output)
-        self.start = layer_index(target, layer)
+        self.start = layer_index(target, layer, self.layers())
+        if self.on_stages:  # raises an InputError now rather than in the first batch
+            check_stages(target, grid.image_size, self.start)
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""
@@ -112,16 +115,22 @@ class Aggregation(WhiteBox):
         grid: the patches that are explained.
         of: the method's class, or a function of `target` and `grid` that returns a method, such as
             `partial(DecompX, output="probability")`.
-        start: index of the first layer that is included; negative from the last.
+        start: index of the first layer that is included; negative from the last; `None` for the middle one.
     """
 
     method: Layerwise
 
-    def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int = 0) -> None:
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int | None = 0
+    ) -> None:
         method = of(target=target, grid=grid)
         super().__init__(target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
-        self.start = layer_index(target, start)
+        self.on_stages = method.on_stages
+        layers = self.layers()
+        self.start = middle_layer(layers) if start is None else layer_index(target, start, layers)
+        if self.on_stages:
+            check_stages(target, grid.image_size, self.start)
         self.rules = method.rules
         self.attention = method.attention
         self.biases = method.biases
@@ -150,7 +159,7 @@ class SkipPLUS(PLUS):
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise]) -> None:
-        super().__init__(target, grid, of, start=middle_layer(target))
+        super().__init__(target, grid, of, start=None)
 
 
 class Rollout(Aggregation):

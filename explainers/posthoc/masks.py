@@ -202,7 +202,7 @@ class ScoreCAM(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(chunk_size=chunk_size)
-        blocks = len(target.backbone.feature_info)
+        blocks = len(getattr(target.backbone, "feature_info", []))
         target.check_grid(grid)
         self.target = target.eval()
         self.grid = grid

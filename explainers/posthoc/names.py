@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from explainers.errors import InputError, check_distinct
+from explainers.errors import InputError, UnsupportedModel, check_distinct
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
 from explainers.posthoc.propagation import libra
@@ -19,6 +19,8 @@ from explainers.target import TargetModel
 
 AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
 NEEDS_MAPS = Layerwise, "a map", "DecompX"
+REFERENCES = "Chance", "GreedyOrder"
+"""Methods that tables list for comparison, and nobody takes to explain."""
 
 
 def method_names() -> list[str]:
@@ -29,8 +31,7 @@ def method_names() -> list[str]:
 
 
 def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]:
-    """List the names of the methods that explain a model: those that can be built, because a method says then what it
-    lacks.
+    """List the names of the methods that explain a model. A method says what a model lacks when it is built.
 
     Args:
         target: the model to explain.
@@ -44,7 +45,7 @@ def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]
 
     def builds(method: str) -> bool:
         try:
-            build(method, target, grid)
+            _built(method, target, grid)
         except InputError:
             return False
         return True
@@ -65,12 +66,22 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
 
     Raises:
         InputError: if the method, the aggregation or an option does not exist.
+        UnsupportedModel: if the model lacks what the method needs; the message lists methods that it has.
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2))
     >>> type(build("DecompX-SkipPLUS", target, PatchGrid(160, 16))).__name__
     'SkipPLUS'
     """
+    try:
+        return _built(method, target, grid, options)
+    except UnsupportedModel as error:
+        possible = [name for name in methods_for(target, grid) if name not in REFERENCES]
+        raise UnsupportedModel(f"{error.wanted} for {method}", error.got, f"one of {', '.join(possible)}") from error
+
+
+def _built(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build a method; an UnsupportedModel says what this method recommends."""
     name, _, aggregation = method.partition("-")
     kind = _class(name)
     _check_aggregation(kind, aggregation)

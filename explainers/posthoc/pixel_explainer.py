@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers import Details
-from explainers.errors import check_positive
+from explainers.errors import UnsupportedModel, check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
 from explainers.target import TargetModel
@@ -79,6 +79,12 @@ class PixelExplainer(nn.Module):
         super().__init__()
         check_positive(chunk_size=chunk_size)
         target.check_grid(grid)
+        if not getattr(target.backbone, "differentiable", True):
+            raise UnsupportedModel(
+                "a model whose logits have a gradient",
+                f"{target.name}, which computes them without",
+                "a method of masks, such as RISE or Occlusion",
+            )
         self.target = target.eval()
         self.grid = grid
         self.chunk_size = chunk_size

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explainers.errors import check_positive, check_range, needs
+from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
 from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
@@ -186,6 +186,12 @@ class DeepLift(PixelExplainer):
     ) -> None:
         super().__init__(target, grid, chunk_size)
         needs("captum", "methods", "DeepLift")
+        if getattr(target.backbone, "repeats_layers", False):
+            raise UnsupportedModel(
+                "a model that calls each of its activations once, as captum's DeepLift needs",
+                f"{target.name}, which calls one several times",
+                "IntegratedGradients, or a model with an activation module for each place",
+            )
         self.multiply_by_inputs = multiply_by_inputs
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:

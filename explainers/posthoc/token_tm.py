@@ -10,7 +10,7 @@ from explainers.masking import PatchGrid
 from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
 from explainers.target import TargetModel
-from explainers.transformer.blocks import value_paths
+from explainers.transformer.blocks import head_projections, value_paths
 from explainers.transformer.recording import Record
 
 Measured = Literal["both", "length", "direction"]
@@ -88,6 +88,8 @@ class TokenTM(WhiteBox):
         super().__init__(target, grid, output)
         if measured == "length" and scale != "mean":
             raise InputError(f"expected no scale of correlations with measured=length, got scale={scale}: leave it out")
+        if transformed == "values":
+            head_projections(target, 0)  # raises an InputError now rather than in the first batch
         self.transformed = transformed
         self.scale = scale
         self.heads = heads

@@ -41,7 +41,6 @@ def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tenso
     """
     if len(masks) < 2:
         return masks, torch.arange(len(masks), device=masks.device)
-    needs("sklearn", "methods", "ViTCX")
     from sklearn.cluster import AgglomerativeClustering  # here, because most methods do without it
 
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
@@ -151,6 +150,8 @@ class ViTCX(nn.Module):
         self.passes_vary = random is None and combine != "coverage"
         self.ignores_classes = combine == "coverage"
         attention_module(target, block, features)  # raises an InputError now rather than in the first batch
+        if random is None:
+            needs("sklearn", "methods", "ViTCX")
 
     @property
     def forward_passes(self) -> int:

@@ -1,6 +1,7 @@
 """Methods that read the inside of a transformer: one recorded forward pass, and one backward pass, for each batch."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Literal
 
@@ -11,9 +12,10 @@ from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
-from explainers.transformer.blocks import blocks_of, num_prefix_tokens, readout
+from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
+from explainers.transformer.stages import record_stages, stages_of
 
 Output = Literal["logit", "probability", "log_odds"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -68,7 +70,9 @@ class WhiteBox(nn.Module):
 
     Subclasses compute heatmaps in `heatmaps`. Attributes configure the passes: `rules` change the backward pass,
     `attention` and `biases` say whether each is recorded, and `start` is the first layer to record. A method is
-    `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it.
+    `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it. It
+    `projects` if it reads the values of single heads after their projection, and `takes_stages` if the stages of a CNN
+    can be its layers.
 
     Args:
         target: the model to explain, a timm transformer.
@@ -82,6 +86,8 @@ class WhiteBox(nn.Module):
     start: int = 0
     ignores_classes: bool = False
     linear: bool = False
+    projects: bool = False
+    takes_stages: bool = False
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
@@ -90,8 +96,11 @@ class WhiteBox(nn.Module):
         self.target = target.eval()
         self.grid = grid
         self.output = output
+        self.on_stages = self.takes_stages and not is_transformer(target)
         if self.attention or self.biases:  # raises an InputError for Swin, which has them for each window
             self.readout(1)
+        if self.projects:
+            head_projections(target, 0)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
@@ -124,9 +133,7 @@ class WhiteBox(nn.Module):
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D), in one forward pass: (B, V, P, P)."""
         self.grid.check(images)
-        # A method that ignores classes needs no gradients, so no layer keeps its graph
-        start = len(blocks_of(self.target)) if self.ignores_classes else self.start
-        with record_pass(self.target, self.rules, self.attention, self.biases, start) as record:
+        with self._recording() as record:
             embeddings = self.target.embed(self.target.normalise(images))
         # Outside record_pass, whose rules must not change the head
         functionals = self.seeds(embeddings, functionals_of(embeddings))
@@ -135,6 +142,18 @@ class WhiteBox(nn.Module):
 
     def _of_classes(self, embeddings: Tensor, classes: Tensor) -> Tensor:
         return class_functionals(self.target, embeddings, classes, self.output)[:, None]
+
+    def _recording(self) -> AbstractContextManager[Record]:
+        """Record the forward pass that runs inside the returned context."""
+        if self.on_stages:
+            return record_stages(self.target, self.start)
+        # A method that ignores classes needs no gradients, so no layer keeps its graph
+        start = len(blocks_of(self.target)) if self.ignores_classes else self.start
+        return record_pass(self.target, self.rules, self.attention, self.biases, start)
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers: the blocks of a transformer, or the stages of a CNN if the method takes them."""
+        return stages_of(self.target) if self.on_stages else blocks_of(self.target)
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""

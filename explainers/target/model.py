@@ -11,7 +11,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_identity
@@ -214,11 +214,16 @@ class TargetModel(nn.Module):
         """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.
 
         Raises:
+            UnsupportedModel: if the model has no feature maps.
             InputError: if `blocks` is empty, not in ascending order, or names a block that the model does not have.
         """
         if not blocks:
             raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")
-        info = list(self.backbone.feature_info)
+        info = list(getattr(self.backbone, "feature_info", []))
+        if not info or not hasattr(self.backbone, "forward_intermediates"):
+            raise UnsupportedModel(
+                "a model with feature maps", self.name, "a transformer or a CNN, or a method that reads no feature maps"
+            )
         if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
             raise InputError(
                 f"expected blocks of {self.name} from 0 to {len(info) - 1}, each once and in ascending order, got"

@@ -4,6 +4,7 @@ Only this file and `recording` access the inside of a block. They support ViT (a
 relative positions), DeiT, BEiT, EVA and DINOv3, and Swin wherever global attention is not needed.
 """
 
+from collections.abc import Sequence
 from math import isqrt
 from typing import Any, Literal
 
@@ -16,28 +17,40 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, UnsupportedModel
 from explainers.target import TargetModel
 
 Features = Literal["attention", "norm"]
+
+
+def is_transformer(target: TargetModel) -> bool:
+    """Whether a target has the blocks that `blocks_of` returns."""
+    return bool(_known_blocks(target.backbone))
 
 
 def blocks_of(target: TargetModel) -> list[nn.Module]:
     """Return the transformer blocks of a target, from input to output.
 
     Raises:
-        InputError: for models without transformer blocks.
+        UnsupportedModel: for models without transformer blocks.
     """
-    backbone = target.backbone
+    blocks = _known_blocks(target.backbone)
+    if not blocks:
+        raise UnsupportedModel(
+            "a transformer with blocks of attention and MLP that normalise their inputs",
+            target.name,
+            "a ViT, DeiT, EVA or Swin, or a method for any model, such as RISE or IntegratedGradients"
+            " (explainers.posthoc.methods_for lists them)",
+        )
+    return blocks
+
+
+def _known_blocks(backbone: Any) -> list[nn.Module]:
+    """Return the blocks of a transformer; none for other models."""
     stages = [backbone] if hasattr(backbone, "blocks") else list(getattr(backbone, "layers", []))
     blocks = [block for stage in stages for block in getattr(stage, "blocks", [])]
     known = isinstance(backbone, VisionTransformer | VisionTransformerRelPos | Eva | Beit | SwinTransformer)
-    if not known or not blocks or not all(_is_known(block) for block in blocks):
-        raise InputError(
-            f"expected a transformer with blocks of attention and MLP that normalise their inputs, got {target.name}:"
-            " take a ViT, DeiT, EVA or Swin, or a method for any model, such as RISE or IntegratedGradients"
-        )
-    return blocks
+    return blocks if known and all(_is_known(block) for block in blocks) else []
 
 
 def _is_known(block: nn.Module) -> bool:
@@ -48,22 +61,26 @@ def _is_known(block: nn.Module) -> bool:
     return hasattr(attention, "fused_attn") and hasattr(block, "norm2") and not unusual
 
 
-def layer_index(target: TargetModel, layer: int) -> int:
+def layer_index(target: TargetModel, layer: int, layers: Sequence[nn.Module] | None = None) -> int:
     """Return the index of a layer from 0 to L − 1; a negative `layer` counts from the end.
+
+    Args:
+        target: the model.
+        layer: the index, negative from the end.
+        layers: the layers; `None` for the blocks of a transformer.
 
     Raises:
         InputError: if the model has no such layer.
     """
-    layers = range(len(blocks_of(target)))
-    if layer not in range(-len(layers), len(layers)):
-        raise InputError(f"expected a layer from {-len(layers)} to {len(layers) - 1} of {target.name}, got {layer}")
-    return layers[layer]
+    count = len(blocks_of(target) if layers is None else layers)
+    if layer not in range(-count, count):
+        raise InputError(f"expected a layer from {-count} to {count - 1} of {target.name}, got {layer}")
+    return layer % count
 
 
-def middle_layer(target: TargetModel) -> int:
-    """Return the index of the middle layer, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
-    layers = len(blocks_of(target))
-    return min(-(-layers // 2), layers - 1)  # with a single layer, index 0
+def middle_layer(layers: Sequence[nn.Module]) -> int:
+    """Return the index of the middle one of L layers, m = ⌈L/2⌉ (SkipPLUS, Equation 4)."""
+    return min(-(-len(layers) // 2), len(layers) - 1)  # with a single layer, index 0
 
 
 def num_prefix_tokens(target: TargetModel) -> int:
@@ -79,13 +96,14 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
         num_tokens: T, including prefix tokens.
 
     Raises:
-        InputError: if attention is not global, or the embedding is neither a class token nor an average of tokens.
+        UnsupportedModel: if attention is not global, or the embedding is no class token and no average of tokens.
     """
     backbone, prefix = target.backbone, num_prefix_tokens(target)
     if blocks_of(target) and not hasattr(backbone, "blocks"):
-        raise InputError(
-            f"expected a model with global attention, got {target.name}, whose tokens attend within windows: take"
-            " a ViT, or a method without attention maps, such as InputXGradient-PLUS, GradCAM or ViTCX"
+        raise UnsupportedModel(
+            "a model with global attention",
+            f"{target.name}, whose tokens attend within windows",
+            "a ViT, or a method without attention maps, such as InputXGradient-PLUS, GradCAM or ViTCX",
         )
     pooling = getattr(backbone, "global_pool", "token")
     weights = torch.zeros(num_tokens, device=target.mean.device)
@@ -94,9 +112,10 @@ def readout(target: TargetModel, num_tokens: int) -> Tensor:
     elif pooling == "avg":
         weights[0 if getattr(backbone, "pool_include_prefix", False) else prefix :] = 1
     else:
-        raise InputError(
-            f"expected a class token or average pooling, got the pooling {pooling!r} of {target.name}: take a method"
-            " for any pooling, such as DecompX-SkipPLUS"
+        raise UnsupportedModel(
+            "a class token or average pooling",
+            f"the pooling {pooling!r} of {target.name}",
+            "a method for any pooling, such as DecompX-SkipPLUS",
         )
     return weights / weights.sum()
 
@@ -114,13 +133,14 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
         layer: index of the block.
 
     Raises:
-        InputError: if the model normalises or gates the heads before the projection.
+        UnsupportedModel: if the model normalises or gates the heads before the projection.
     """
     block: Any = blocks_of(target)[layer]
     if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
-        raise InputError(
-            f"expected attention whose heads are only projected, got {target.name}, which normalises or gates them:"
-            " take a method that does not separate heads, such as DecompX-SkipPLUS or GAE"
+        raise UnsupportedModel(
+            "attention whose heads are only projected",
+            f"{target.name}, which normalises or gates them",
+            "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
     weight: Tensor = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
     scale = getattr(block, "gamma_1", None) if hasattr(block, "gamma_1") else getattr(block.ls1, "gamma", None)
@@ -138,7 +158,7 @@ def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
         layer: index of the block.
 
     Raises:
-        InputError: see `head_projections`.
+        UnsupportedModel: see `head_projections`.
     """
     weight = head_projections(target, layer)
     return torch.einsum("bhtc,dhc->bhtd", values.detach().to(weight.dtype), weight)
@@ -175,7 +195,7 @@ def attention_features(target: TargetModel, normalised: Tensor, block: int, kind
         Feature maps, (B, height, width, channels), without prefix tokens.
 
     Raises:
-        InputError: for models without attention modules.
+        UnsupportedModel: for models without attention modules.
     """
     outputs: list[Tensor] = []
     hook = attention_module(target, block, kind).register_forward_hook(lambda *call: outputs.append(call[-1]))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, UnsupportedModel
 from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, attached
@@ -83,9 +83,10 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
         head_projections(target, block)
     norms = [target.backbone.norm, getattr(target.backbone, "fc_norm", nn.Identity())]
     if target.distilled or not all(isinstance(norm, nn.LayerNorm | nn.Identity) for norm in norms):
-        raise InputError(
-            f"expected one class token or average pooling, and LayerNorm before the head, got {target.name}: take"
-            " another method, or direct=[] for AnyHead"
+        raise UnsupportedModel(
+            "one class token or average pooling, and LayerNorm before the head",
+            target.name,
+            "another method, or direct=[] for AnyHead",
         )
 
 

@@ -201,6 +201,13 @@ def record_pass(
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
     record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start)
+    with gradients_of_inputs(target), attached(record, target):
+        yield record
+
+
+@contextmanager
+def gradients_of_inputs(target: TargetModel) -> Iterator[None]:
+    """Record the graph of what runs inside this context, without weights; on exit, restore the flags of the target."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -210,8 +217,7 @@ def record_pass(
         if getattr(target.backbone, "grad_checkpointing", False):
             stack.callback(setattr, target.backbone, "grad_checkpointing", True)
             target.backbone.grad_checkpointing = False  # it would run the blocks twice
-        stack.enter_context(attached(record, target))
-        yield record
+        yield
 
 
 @contextmanager

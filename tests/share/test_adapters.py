@@ -1,5 +1,6 @@
-"""Explainers as captum and Quantus call them."""
+"""Explainers as captum and Quantus call them, and targets as captum, Quantus and pytorch-grad-cam call models."""
 
+import captum.attr
 import captum.metrics
 import numpy as np
 import pytest
@@ -7,9 +8,12 @@ import torch
 from conftest import wake
 from toys import LIGHT
 
+from explainers import posthoc
 from explainers.errors import InputError
-from explainers.posthoc import GAE
+from explainers.masking import PatchGrid
+from explainers.posthoc import GAE, IntegratedGradients, Occlusion
 from explainers.share.adapters import CaptumAttribution, quantus_explain, to_uint8
+from explainers.share.normalised_model import NormalisedModel
 from explainers.tve import TVE
 
 
@@ -85,19 +89,97 @@ def test_quantus_measures_it(explainer, target, images):
     quantus = pytest.importorskip("quantus", reason="Quantus is not installed: make peers")
     inputs, classes = target.normalise(images).numpy(), target(images).argmax(-1).numpy()
     metric = quantus.Sparseness(disable_warnings=True)
-    scores = metric(CaptumModel(target), inputs, classes, explain_func=quantus_explain(explainer))
+    scores = metric(NormalisedModel(target), inputs, classes, explain_func=quantus_explain(explainer))
     assert len(scores) == 5 and all(0 <= score <= 1 for score in scores)
 
 
-class CaptumModel(torch.nn.Module):
-    """A classifier of normalised images, as Quantus wants one."""
+@pytest.mark.slow
+def test_pixel_flipping_of_quantus_hides_what_is_important_first(target, grid, images):
+    quantus = pytest.importorskip("quantus", reason="Quantus is not installed: make peers")
+    model, inputs = NormalisedModel(target), target.normalise(images).numpy()
+    classes = target(images).argmax(-1)
+    metric = quantus.PixelFlipping(
+        features_in_step=64, perturb_baseline="mean", disable_warnings=True, display_progressbar=False
+    )
+    curves = metric(model, inputs, classes.numpy(), explain_func=quantus_explain(Occlusion(target, grid)))
+    assert np.shape(curves) == (5, 3 * 32 * 32 // 64) or np.shape(curves) == (5, 32 * 32 // 64)
+    assert np.isfinite(curves).all()
 
-    def __init__(self, target):
-        super().__init__()
-        self.target = target
 
-    def forward(self, inputs):
-        return self.target.classify(self.target.embed(inputs))
+def test_integrated_gradients_of_captum_on_the_view_are_ours(target, grid, images):
+    model, classes = NormalisedModel(target), torch.tensor([4, 0, 2, 1, 1])
+    theirs = captum.attr.IntegratedGradients(model).attribute(target.normalise(images), target=classes, n_steps=6)
+    patches = theirs.sum(1).unfold(1, 8, 8).unfold(2, 8, 8).sum((-1, -2)).float()
+    ours = IntegratedGradients(target, grid, steps=6)(images, classes)
+    torch.testing.assert_close(ours, patches, rtol=1e-3, atol=1e-4 * ours.abs().max().item())
+
+
+CAMS = {
+    "GradCAM": "GradCAM",
+    "HiResCAM": "HiResCAM",
+    "LayerCAM": "LayerCAM",
+    "ElementWiseCAM": "GradCAMElementWise",
+}
+
+
+def peer(name):
+    """A class of pytorch-grad-cam."""
+    return getattr(
+        pytest.importorskip("pytorch_grad_cam", reason="pytorch-grad-cam is not installed: make peers"), name
+    )
+
+
+def assert_same_up_to_scale(ours, theirs):
+    """pytorch-grad-cam sets negative scores to 0, and scales every map to [0, 1]."""
+    ours = ours.clamp(min=0)
+    ours = ours - ours.amin((1, 2), keepdim=True)
+    largest = ours.amax((1, 2), keepdim=True)
+    assert (largest > 0).any()
+    torch.testing.assert_close(ours / (largest + 1e-7), torch.from_numpy(theirs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CAMS)
+def test_cam_of_pytorch_grad_cam_on_a_resnet_is_ours(make_target, name):
+    target, grid, classes = make_target("test_resnet"), PatchGrid(64, 16), [2, 4]
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    model = NormalisedModel(target)
+    layer, number = model.target.backbone.layer3, 3  # 4 x 4 positions of such small images
+    with peer(CAMS[name])(model=model, target_layers=[layer]) as method:
+        method.get_target_width_height = lambda inputs: None  # at the size of the map
+        theirs = method(target.normalise(images), [lambda logits, k=k: logits[k] for k in classes])
+    ours = getattr(posthoc, name)(target, grid, layer=number)(images, torch.tensor(classes))
+    assert_same_up_to_scale(ours, theirs)
+
+
+def test_cam_of_pytorch_grad_cam_on_a_vit_is_ours(make_target, grid, images):
+    """What leaves a block is what enters the next one."""
+    target, classes = make_target(depth=3), [4, 0, 2, 1, 1]
+    model = NormalisedModel(target)
+
+    def as_maps(tokens):
+        return tokens[:, 1:].mT.unflatten(-1, (4, 4))
+
+    with peer("GradCAM")(model, [model.target.backbone.blocks[1]], as_maps) as method:
+        method.get_target_width_height = lambda inputs: None
+        theirs = method(target.normalise(images), [lambda logits, k=k: logits[k] for k in classes])
+    ours = posthoc.GradCAM(target, grid, layer=2)(images, torch.tensor(classes))
+    assert_same_up_to_scale(ours, theirs)
+
+
+def test_the_view_shares_the_weights_and_lets_gradients_flow(target, images):
+    model, inputs = NormalisedModel(target.train()), target.normalise(images).requires_grad_()
+    logits = model(inputs)
+    torch.testing.assert_close(logits, target(images))
+    assert torch.autograd.grad(logits.sum(), inputs)[0].abs().sum() > 0
+    assert not model.training or not target.training
+    assert next(model.parameters()) is next(target.parameters())
+
+
+def test_the_view_refuses_images_that_nobody_normalised_and_models_that_are_no_targets(target, images):
+    with pytest.raises(InputError, match="^expected normalised images, floating point, got uint8: give target.normal"):
+        NormalisedModel(target)(images)
+    with pytest.raises(InputError, match="^expected a TargetModel, got Linear: take explainer.target, or"):
+        NormalisedModel(torch.nn.Linear(2, 2))
 
 
 def test_an_explainer_that_does_not_say_what_it_explains_is_refused():

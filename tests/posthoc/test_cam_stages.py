@@ -1,0 +1,108 @@
+"""Class activation maps of CNNs: the outputs of the stages take the place of the tokens that enter a block."""
+
+import pytest
+import torch
+
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.posthoc import cam
+from explainers.posthoc.gradients import input_x_gradient
+
+FORMULAS = {
+    "GradCAM": cam.cam,
+    "XGradCAM": cam.x_grad_cam,
+    "GradCAMPlusPlus": cam.grad_cam_plus_plus,
+    "HiResCAM": input_x_gradient,
+    "ElementWiseCAM": cam.element_wise_cam,
+    "LayerCAM": cam.layer_cam,
+}
+LABELS = torch.tensor([3, 0])
+GRID = PatchGrid(64, 8)
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def features_and_gradients(target, images, stage):
+    """The maps (B, h, w, C) of a stage, image by image, and the gradients (B, 1, h, w, C) of the logit at them."""
+    layer = target.backbone.get_submodule(target.backbone.feature_info[stage]["module"])
+    found = []
+    for image, label in zip(images, LABELS, strict=True):
+        kept = []
+        hook = layer.register_forward_hook(lambda *call, kept=kept: kept.append(call[-1]))
+        logit = target.classify(target.embed(target.normalise(image[None])))[0, label]
+        hook.remove()
+        found.append((kept[0], torch.autograd.grad(logit, kept[0])[0][:, None]))
+    maps, gradients = (torch.cat(each).movedim(-3, -1).detach() for each in zip(*found, strict=True))
+    return maps, gradients
+
+
+def on_grid(maps):
+    """Cut every cell of a map (B, h, w) into equal parts, as many as there are patches in it."""
+    times = 8 // maps.shape[-1]
+    return maps.repeat_interleave(times, 1).repeat_interleave(times, 2) / times**2
+
+
+@pytest.mark.parametrize("stage", [1, -1])
+@pytest.mark.parametrize("model", ["test_resnet", "test_convnext", "test_efficientnet"])
+def test_the_map_of_a_stage_is_the_formula_at_its_output(make_target, images, model, stage):
+    target = make_target(model)
+    features, gradients = features_and_gradients(target, images, stage)
+    for name, formula in FORMULAS.items():
+        expected = on_grid(formula(features, gradients)[:, 0])
+        found = posthoc.build(name, target, GRID, {"layer": stage})(images, LABELS)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_the_last_stage_is_the_default_and_hirescam_there_is_exact(make_target, images):
+    """With average pooling and a linear head, HiResCAM of the last map sums to the logit without its bias."""
+    target = make_target("test_resnet")
+    for name in FORMULAS:
+        first, last = (posthoc.build(name, target, GRID, options) for options in ({}, {"layer": -1}))
+        assert torch.equal(first(images, LABELS), last(images, LABELS))
+    logits = target(images)[[0, 1], LABELS] - target.head.bias[LABELS]
+    found = posthoc.HiResCAM(target, GRID)(images, LABELS).sum((1, 2))
+    torch.testing.assert_close(found, logits.detach(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(posthoc.GradCAM(target, GRID)(images, LABELS).sum((1, 2)), found, rtol=1e-3, atol=1e-4)
+
+
+def test_plus_sums_the_stages_and_skip_plus_those_from_the_middle(make_target, images):
+    target = make_target("test_resnet")
+    maps = [posthoc.LayerCAM(target, GRID, layer=stage)(images, LABELS) for stage in range(5)]
+    for name, expected in {"PLUS": sum(maps), "SkipPLUS": sum(maps[3:])}.items():
+        found = posthoc.build(f"LayerCAM-{name}", target, GRID)(images, LABELS)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_it_explains_several_functionals_of_the_embedding_at_once(make_target, images):
+    target = make_target("test_resnet")
+    functionals = target.head.weight[:3].detach().expand(2, -1, -1)
+    together = posthoc.GradCAM(target, GRID).explain(images, functionals)
+    for number in range(3):
+        alone = posthoc.GradCAM(target, GRID)(images, torch.full((2,), number))
+        torch.testing.assert_close(together[:, number], alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "message"),
+    [
+        (
+            "LibraXGradCAM",
+            "test_resnet",
+            "expected a transformer with blocks .* for LibraXGradCAM, got test_resnet: take",
+        ),
+        ("GradCAM-Rollout", "test_resnet", "Rollout needs a method that gives a matrix"),
+        ("InputXGradient", "test_resnet", "expected a transformer with blocks .* for InputXGradient, got test_resnet"),
+    ],
+)
+def test_what_a_model_has_not_is_refused_with_what_it_has(make_target, method, model, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        posthoc.build(method, make_target(model), GRID)
+
+
+def test_a_layer_that_does_not_exist_is_refused(make_target):
+    with pytest.raises(InputError, match="^expected a layer from -5 to 4 of test_resnet, got 5$"):
+        posthoc.GradCAM(make_target("test_resnet"), GRID, layer=5)
