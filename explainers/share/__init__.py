@@ -1,4 +1,4 @@
-"""Trained explainers as folders and on the Hugging Face Hub."""
+"""Trained explainers as folders and on the Hugging Face Hub; targets as other libraries call models."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,8 @@ from explainers.share.catalogue import available
 
 if TYPE_CHECKING:
     from explainers.share.loadable import Loadable
-    from explainers.share.pretrained import Pretrained, load
+    from explainers.share.normalised_model import NormalisedModel
+from explainers.share.pretrained import Pretrained, load
 
 # They need torch, which takes seconds; `explainers list` needs `available` alone
 __getattr__ = imported_at_use(
@@ -19,4 +20,4 @@ __getattr__ = imported_at_use(
     },
 )
 
-__all__ = ["Loadable", "Pretrained", "available", "load"]
+__all__ = ["Loadable", "NormalisedModel", "Pretrained", "available", "load"]

@@ -99,6 +99,13 @@ def test_a_target_is_built_and_its_blocks_are_read(add_files, compose):
     assert run("target")["logits"].shape == (2, 2)
 
 
+def test_any_module_is_explained_and_viewed_by_captum():
+    names = run("any_model")
+    assert names["heatmaps"].shape == (2, 8, 8) and names["heatmaps"].isfinite().all()
+    assert {"GradCAM", "DeepLift", "RISE"} <= set(names["methods"]) and names["target"].classes == ["cat", "dog"]
+    assert names["pixels"].shape == (2, 3, 32, 32)
+
+
 def test_an_experiment_composes(add_files, compose):
     add_files("experiment")
     config = compose("experiment=tve_wide")
