@@ -143,6 +143,7 @@ def plain_target(
     >>> target(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape, target.embed_dim, target.grid.side
     (torch.Size([2, 5]), 8, 8)
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, which would compile each probe
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a torch.nn.Module, got {name}: wrap it in a module whose forward returns logits")

@@ -24,7 +24,7 @@ class Probed:
         linear: name of the linear layer whose output is the logits, and whose input is vectors; None if there is none.
         feature_map: name and number of channels of the layer whose output is the last feature map, a square; None if
             tokens follow the last map, or if there is none.
-        repeats: whether an activation or a pooling is called several times in one pass.
+        repeats: whether an activation or a pooling is called several times in one pass, or may be.
         differentiable: False if the logits have no gradient at the images.
     """
 
@@ -199,7 +199,9 @@ def watched(model: nn.Module) -> Iterator[Seen]:
     seen = Seen()
     with ExitStack() as stack:
         for name, layer in model.named_modules():
-            if name and not isinstance(layer, torch.jit.ScriptModule):  # whose layers have no hooks
+            if isinstance(layer, torch.jit.ScriptModule):  # whose layers have no hooks
+                seen.repeats = True
+            elif name:
 
                 def hook(layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
                     seen.record(name, layer, inputs, output)

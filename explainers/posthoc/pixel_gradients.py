@@ -168,9 +168,10 @@ class GradientSHAP(PixelExplainer):
 class DeepLift(PixelExplainer):
     """captum's rescale rule of DeepLift, summed over each patch (Shrikumar et al., 2017).
 
-    The reference is the mean pixel, 0. captum has rules for ReLU, ELU, sigmoid, tanh, softplus and max-pooling (inexact
-    where windows overlap), but none for GELU, LayerNorm or attention. On transformers the result is therefore the input
-    times the gradient, or the gradient alone without `multiply_by_inputs`.
+    The reference is the mean pixel, 0. captum has rules for the modules ReLU, ELU, sigmoid, tanh, softplus and
+    max-pooling (inexact where windows overlap), but none for GELU, LayerNorm, attention, or functions such as F.relu.
+    On transformers the result is therefore the input times the gradient, or the gradient alone without
+    `multiply_by_inputs`.
 
     Args:
         target: the model to explain.
@@ -188,9 +189,9 @@ class DeepLift(PixelExplainer):
         needs("captum", "methods", "DeepLift")
         if getattr(target.backbone, "repeats_layers", False):
             raise UnsupportedModel(
-                "a model that calls each of its activations once, as captum's DeepLift needs",
-                f"{target.name}, which calls one several times",
-                "IntegratedGradients, or a model with an activation module for each place",
+                "a model whose activations are modules that are called once each",
+                f"{target.name}, whose are not",
+                "IntegratedGradients, or a model with a module for each activation",
             )
         self.multiply_by_inputs = multiply_by_inputs
 

@@ -18,7 +18,7 @@ FORMULAS = {
     "LayerCAM": cam.layer_cam,
 }
 LABELS = torch.tensor([3, 0])
-GRID = PatchGrid(64, 8)
+GRID = PatchGrid(64, 4)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def features_and_gradients(target, images, stage):
 
 def on_grid(maps):
     """Cut every cell of a map (B, h, w) into equal parts, as many as there are patches in it."""
-    times = 8 // maps.shape[-1]
+    times = 16 // maps.shape[-1]
     return maps.repeat_interleave(times, 1).repeat_interleave(times, 2) / times**2
 
 
