@@ -161,7 +161,9 @@ def plain_target(
     probed = probe(own, image_size)
     head = _take_head(own, probed, image_size)
     width = getattr(head, "in_features", probed.logits.shape[1])
-    target = TargetModel(PlainBackbone(own, means, stds, image_size, patch_size, width, probed), head).eval()
+    backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed)
+    with torch.no_grad():  # as in `_copied`
+        target = TargetModel(backbone, head).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = class_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
@@ -173,7 +175,8 @@ def _copied(model: nn.Module) -> nn.Module:
     if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):
         raise InputError(f"expected {name} with weights, got one on the meta device: load its weights first")
     try:
-        own = copy.deepcopy(model)
+        with torch.no_grad():  # copies of scripted weights would have a graph to the original
+            own = copy.deepcopy(model)
     except Exception as error:  # a module may hold anything: a lock, a file, a tensor with a graph
         raise InputError(
             f"expected a module that copy.deepcopy can copy, got {name}, which raises {type(error).__name__}: {error}:"

@@ -29,7 +29,8 @@ class NormalisedModel(nn.Module):
                 f"expected a TargetModel, got {type(target).__name__}: take explainer.target, or"
                 " explainers.conversion.as_target(model)"
             )
-        self.target = target.eval()
+        self.target = target
+        self.eval()  # which Quantus checks
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Classify images (B, C, H, W), normalised as `target.normalise` does → logits (B, K).

@@ -15,6 +15,7 @@ MODELS = {
     "Swin-Tiny": ("swin_tiny_patch4_window7_224", SWIN),
     "ResNet": ("test_resnet", {}),
 }
+CAMS = ["ElementWiseCAM", "GradCAM", "GradCAMPlusPlus", "HiResCAM", "LayerCAM", "XGradCAM"]
 BUDGETS = {
     "SmoothGrad": {"samples": 2},
     "IntegratedGradients": {"steps": 2},
@@ -23,7 +24,8 @@ BUDGETS = {
     "LIME": {"samples": 40},
     "GreedyOrder": {"candidates": 4, "step": 4},
     "TAM": {"steps": 2},
-    "ScoreCAM": {"block": 1},  # the last one of the ResNet has one position for such small images
+    "ScoreCAM": {"block": 1},  # the last one of the ResNet has one position for such small images, as for all CAMs
+    **dict.fromkeys(CAMS, {"layer": 1}),
 }
 AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"]
 METHODS = [*method_names(), *AGGREGATED]
@@ -32,7 +34,8 @@ READ_A_TRANSFORMER = WhiteBox, posthoc.DirectPaths, posthoc.ViTCX
 
 def reason(model, explainer):
     """What a model lacks for an explainer, which was built for a ViT here; None if nothing."""
-    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER):
+    takes_stages = getattr(getattr(explainer, "method", explainer), "takes_stages", False)
+    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not takes_stages:
         return "expected a transformer"
     if model == "DeiT-Tiny distilled" and isinstance(explainer, posthoc.DirectPaths):
         return "expected one class token or average pooling"
@@ -58,3 +61,11 @@ def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, imag
     assert heatmaps.isfinite().all()
     assert (heatmaps.flatten(1).std(1) > 0).all()
     assert all(torch.equal(value, statistics[name]) for name, value in target.named_buffers())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_listed_methods_are_those_that_explain_a_model(make_target, grid, model):
+    architecture, size = MODELS[model]
+    vit = make_target()
+    missing = {name for name in method_names() if reason(model, posthoc.build(name, vit, grid))}
+    assert posthoc.methods_for(make_target(architecture, **size), grid) == sorted(set(method_names()) - missing)

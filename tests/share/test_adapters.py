@@ -159,10 +159,10 @@ def test_cam_of_pytorch_grad_cam_on_a_vit_is_ours(make_target, grid, images):
     def as_maps(tokens):
         return tokens[:, 1:].mT.unflatten(-1, (4, 4))
 
-    with peer("GradCAM")(model, [model.target.backbone.blocks[1]], as_maps) as method:
+    with peer("HiResCAM")(model, [model.target.backbone.blocks[0]], as_maps) as method:
         method.get_target_width_height = lambda inputs: None
         theirs = method(target.normalise(images), [lambda logits, k=k: logits[k] for k in classes])
-    ours = posthoc.GradCAM(target, grid, layer=2)(images, torch.tensor(classes))
+    ours = posthoc.HiResCAM(target, grid, layer=1)(images, torch.tensor(classes))
     assert_same_up_to_scale(ours, theirs)
 
 
@@ -171,7 +171,7 @@ def test_the_view_shares_the_weights_and_lets_gradients_flow(target, images):
     logits = model(inputs)
     torch.testing.assert_close(logits, target(images))
     assert torch.autograd.grad(logits.sum(), inputs)[0].abs().sum() > 0
-    assert not model.training or not target.training
+    assert not model.training and not target.training
     assert next(model.parameters()) is next(target.parameters())
 
 
