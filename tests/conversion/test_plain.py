@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from explainers import posthoc
+from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.conversion.plain import plain_target
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
+from explainers.training.trunk import default_blocks
+from explainers.tve import TVE, LightNetwork
 
 STATED = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25), "image_size": 32}
 CLASSES = torch.tensor([3, 0])
@@ -297,3 +301,17 @@ def test_a_grid_of_images_that_the_module_does_not_take_is_refused():
         posthoc.RISE(target, PatchGrid(64, 8))
     with pytest.raises(InputError, match="^expected a ViT for removal=drop, got Net, which cannot drop tokens: take"):
         posthoc.Occlusion(target, target.grid, removal="drop")
+
+
+def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
+    target = plain_target(lively(Net), **STATED)
+    assert default_blocks(target) == [0]
+    for explainer in (
+        TVE(target, target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1)),
+        AnyHead(target, target.grid, partial(AnyHeadNetwork, blocks=[0], width=12, depth=1)),
+    ):
+        assert explainer.eval()(images[:2], CLASSES).shape == (2, 8, 8)
+    with pytest.raises(
+        UnsupportedModel, match="^expected a model with feature maps, got Tokens: take a transformer"
+    ):
+        TVE(plain_target(lively(Tokens), **STATED), target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1))
