@@ -8,13 +8,14 @@ from explainers.share.catalogue import available
 if TYPE_CHECKING:
     from explainers.share.loadable import Loadable
     from explainers.share.normalised_model import NormalisedModel
-from explainers.share.pretrained import Pretrained, load
+    from explainers.share.pretrained import Pretrained, load
 
 # They need torch, which takes seconds; `explainers list` needs `available` alone
 __getattr__ = imported_at_use(
     __name__,
     {
         "Loadable": "explainers.share.loadable",
+        "NormalisedModel": "explainers.share.normalised_model",
         "Pretrained": "explainers.share.pretrained",
         "load": "explainers.share.pretrained",
     },

@@ -221,14 +221,10 @@ class TargetModel(nn.Module):
             raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")
         info = list(getattr(self.backbone, "feature_info", []))
         if not info or not hasattr(self.backbone, "forward_intermediates"):
-            raise UnsupportedModel(
-                "a model with feature maps", self.name, "a transformer or a CNN, or a method that reads no feature maps"
-            )
+            raise UnsupportedModel("a model with feature maps", self.name, "a transformer or a CNN, or RISE")
         if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
-            raise InputError(
-                f"expected blocks of {self.name} from 0 to {len(info) - 1}, each once and in ascending order, got"
-                f" {list(blocks)}"
-            )
+            known = f"blocks of {self.name} from 0 to {len(info) - 1}, each once and in ascending order"
+            raise InputError(f"expected {known}, got {list(blocks)}")
         return [info[block]["num_chs"] for block in blocks]
 
     def classify(self, embeddings: Tensor) -> Tensor:

@@ -311,7 +311,5 @@ def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
         AnyHead(target, target.grid, partial(AnyHeadNetwork, blocks=[0], width=12, depth=1)),
     ):
         assert explainer.eval()(images[:2], CLASSES).shape == (2, 8, 8)
-    with pytest.raises(
-        UnsupportedModel, match="^expected a model with feature maps, got Tokens: take a transformer"
-    ):
+    with pytest.raises(UnsupportedModel, match="^expected a model with feature maps, got Tokens: take a transformer"):
         TVE(plain_target(lively(Tokens), **STATED), target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1))
