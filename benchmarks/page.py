@@ -73,7 +73,7 @@ def main() -> None:
         page.find_element("css selector", "input[type=file]").send_keys(str(options.image.resolve()))
         page.find_element("css selector", ".curve circle")
         count = page.execute_script("return document.querySelector('.hidden-count').max")
-        known = int(re.findall(r"Any of (\d+) classes", page.page_source)[0])
+        known = int(re.findall(r"Search all (\d+) classes", page.page_source)[0])
         classes = torch.randperm(known, generator=torch.Generator().manual_seed(0))[: options.rounds].tolist()
         for name, found in {
             "click to heatmap": times(page, CLASS, DRAWN, classes),
