@@ -12,6 +12,7 @@ import re
 import shutil
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from explainers.app.page import serve
 
 FLAGS = "headless=new no-sandbox disable-gpu disable-dev-shm-usage no-first-run disable-background-networking"
+PAUSE = 1.5
+"""Seconds between two clicks, in which the curves of the last one are computed."""
+
 WAIT = """
     const [act, done] = [arguments[0], arguments[arguments.length - 1]], start = performance.now();
     const ready = new Function("at", arguments[1]), at = arguments[2];
@@ -49,7 +53,11 @@ def browser() -> Any:
 
 def times(page: Any, act: str, ready: str, values: list[int]) -> list[float]:
     """Milliseconds from each action to the frame in which it is drawn."""
-    return [page.execute_async_script(WAIT, act, ready, value) for value in values]
+    found = []
+    for value in values:
+        found.append(page.execute_async_script(WAIT, act, ready, value))
+        time.sleep(PAUSE)
+    return found
 
 
 def main() -> None:
@@ -61,7 +69,7 @@ def main() -> None:
     parser.add_argument("--method", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--port", type=int, default=7899)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = timm.create_model(options.model) if options.random else options.model
