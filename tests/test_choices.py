@@ -15,6 +15,7 @@ from datamodules.datasets import unlabelled_images
 from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
+from explainers.app.page.answers import curves
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
 from explainers.evaluation.approximation import TwoPointStudy
 from explainers.posthoc import token_tm, white_box
@@ -31,6 +32,7 @@ from explainers.vectors import ExplainabilityVector
 EXCLUDED = {
     blocks.attention_features: "ViTCX checks its features",
     blocks.attention_module: "ViTCX checks its features",
+    curves: "Shown.curve checks its side",
     stream: "its purposes are written in the code, not in a config",
     token_tm.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",

@@ -95,14 +95,11 @@ def _converted(
         target, difference = mapped(model, planned)
     except Unmapped as reason:
         _say(
-            f"{name} stays as it is, because {reason}: it has methods that mask images or take gradients of pixels, and"
-            f" all metrics, but no white-box methods, TVE or AnyHead; {inputs}"
+            f"{name} stays as it is, because {reason}: it has methods that mask images or take gradients of pixels"
+            f" and feature maps, and all metrics, but no methods of transformers; {inputs}"
         )
         return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
-    _say(
-        f"{name} is computed as timm's {planned.architecture}, with outputs that differ by at most {difference:.0g};"
-        f" {inputs}"
-    )
+    _say(f"{name} is computed in timm's architecture, with outputs that differ by at most {difference:.0g}; {inputs}")
     return target
 
 

@@ -32,6 +32,7 @@ class Number(MeanOfImages):
 class Numbers(MetricCollection):
     """Means over images of the `NUMBERS` of an explainer; NaN for what it does not measure.
 
+    >>> import torch
     >>> metric = Numbers()
     >>> metric.add({"masks": torch.tensor([60, 70])})
     >>> metric["masks"].compute().item(), metric["masks"].standard_error().item()

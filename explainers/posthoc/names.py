@@ -39,7 +39,7 @@ def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]
 
     >>> import timm
     >>> methods_for(TargetModel(timm.create_model("test_resnet", num_classes=2)))[:4]
-    ['Chance', 'DeepLift', 'GradientSHAP', 'GreedyOrder']
+    ['Chance', 'DeepLift', 'ElementWiseCAM', 'GradCAM']
     """
     grid = target.grid if grid is None else grid
 

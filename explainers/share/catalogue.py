@@ -47,12 +47,16 @@ class Available:
     folder: Path
 
     def __repr__(self) -> str:
+        numbers = [name for name in self.measured if name != "settings"]
+        rows = list(dict.fromkeys(row for name in numbers for row in self.measured[name]))
+        width = max(map(len, rows), default=0)
         lines = [f"{self.name}  {self.explainer}  {self.bytes / 1e6:.1f} MB"]
-        for number, values in self.measured.items():
-            if number != "settings":
-                lines.append(f"  {number}: " + ", ".join(f"{name} {_shown(value)}" for name, value in values.items()))
+        lines += ["  " + "  ".join([" " * width, *numbers])] * bool(numbers)
+        for row in rows:
+            cells = [_shown(self.measured[name].get(row, "")).rjust(len(name)) for name in numbers]
+            lines.append("  " + "  ".join([row.ljust(width), *cells]))
         settings = self.measured.get("settings", {})
-        lines += ["  measured with " + ", ".join(f"{key}={value}" for key, value in settings.items())] * bool(settings)
+        lines += ["  measured on " + "; ".join(map(str, settings.values()))] * bool(settings)
         return "\n".join(lines)
 
 

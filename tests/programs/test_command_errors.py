@@ -25,7 +25,7 @@ COMMANDS = {
     ("eval", "target=vit_bas"): "no target named vit_bas: did you mean vit_base, ",
     ("eval", "target=vit_tiny_patch16_224.qqqq"): "no target named vit_tiny_patch16_224.qqqq: did you mean vit_tiny_",
     ("train", "target=qqqq"): "no target named qqqq: there are clip_vit_b16, ",
-    ("train", "experiment=nothing"): "no experiment named nothing: there are anyhead_finetune, ",
+    ("train", "experiment=nothing"): "no experiment named nothing: there are anyhead, ",
     ("train", "experiment=tve_vitg"): "no experiment named tve_vitg: did you mean tve_vitb",
     (
         "train",

@@ -83,7 +83,10 @@ def test_after_a_head_a_command_measures_with_it_on_the_task(tmp_path):
     assert got.tasks.digits.data.task == "odd"
 
 
-def test_after_a_target_a_command_explains_it(tmp_path):
+def test_after_a_target_a_command_explains_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "target.safetensors").touch()
     cfg, program, got = following("experiment=full_finetuning", "target=vit_base", folder=tmp_path, classes=7)
     model = {"pretrained": False, "num_classes": 7, "checkpoint_path": "runs/x=1/target.safetensors"}
     assert program == "eval.py" and list(got.tasks) == ["imagenette"]

@@ -101,7 +101,8 @@ def test_available_lists_size_measurements_and_the_command_for_another_model(shi
     assert entry.bytes == (shipped / "explainer.safetensors").stat().st_size
     lines = repr(explainers.available()).splitlines()
     assert lines[0].startswith(f"{NAME}  anyhead  0.") and lines[0].endswith(" MB")
-    assert lines[1:3] == ["  Fidelity⁺ ↑: anyhead 0.500, chance 0.250", "  measured with images=100"]
+    assert [line.split() for line in lines[1:4]] == [["Fidelity⁺", "↑"], ["anyhead", "0.500"], ["chance", "0.250"]]
+    assert lines[4] == "  measured on 100"
     assert lines[-1].strip().startswith("python train.py experiment=anyhead target=<name in timm> data.root=")
 
 

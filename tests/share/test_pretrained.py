@@ -160,7 +160,7 @@ def classifier(run):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (shutil.rmtree, "^expected the folder of a run, or hf://user/name .*: there is no such folder; train"),
+        (shutil.rmtree, "^expected the folder of a run, or hf://user/name .*: there is no such folder, and "),
         (
             lambda run: (run / CONFIG).unlink(),
             r"^expected the config of a run of train\.py at .*, got no file",
