@@ -7,7 +7,7 @@ from typing import Any
 from datamodules.datasets import ImageFiles
 from datamodules.truth import Boxes
 from explainers.errors import InputError
-from explainers.listing import existing_folder
+from explainers.images.listing import existing_folder
 
 
 def annotated_images(

@@ -10,9 +10,9 @@ from datamodules.datasets import ImageFiles, check_crop, spread
 from datamodules.ilsvrc import imagenet_classes, imagenet_labels
 from datamodules.masks import Masks, pairs_of_files, read_ids
 from datamodules.truth import Crop, short_side
-from explainers.decoding import CorruptImage, stored_size
 from explainers.errors import InputError, check_range
-from explainers.listing import several
+from explainers.images.decoding import CorruptImage, stored_size
+from explainers.images.listing import several
 from explainers.progress import progress
 
 

@@ -15,7 +15,7 @@ from datamodules.boxes import read_json
 from datamodules.datasets import ImageFiles
 from datamodules.truth import Crop, Size, check_scale
 from explainers.errors import InputError
-from explainers.listing import existing_folder, several
+from explainers.images.listing import existing_folder, several
 
 FORMAT = 'COCO\'s {"images": [...], "annotations": [...], "categories": [...]} with segmentations'
 

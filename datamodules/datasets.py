@@ -15,9 +15,9 @@ from torchvision.transforms.functional import pil_to_tensor
 from datamodules.fingerprints import digest
 from datamodules.splitting import own_folder, part_of
 from datamodules.truth import Crop, Truth, short_side
-from explainers.decoding import CorruptImage, read_image
 from explainers.errors import InputError, check_distinct, check_positive
-from explainers.listing import existing_folder, list_images
+from explainers.images.decoding import CorruptImage, read_image
+from explainers.images.listing import existing_folder, list_images
 from explainers.saved.files import file_hashes
 
 Sample = dict[str, Tensor | int]

@@ -9,7 +9,7 @@ from datamodules.datasets import ImageFiles
 from datamodules.images import Images
 from datamodules.splitting import own_folder, part_of
 from explainers.errors import InputError
-from explainers.listing import existing_folder, list_images
+from explainers.images.listing import existing_folder, list_images
 
 
 def image_folder(

@@ -13,7 +13,7 @@ from datamodules.boxes import annotated_images
 from datamodules.datasets import ImageFiles, spread
 from datamodules.truth import Box, Boxes, Size
 from explainers.errors import InputError
-from explainers.listing import existing_folder, list_images, several
+from explainers.images.listing import existing_folder, list_images, several
 from explainers.progress import progress
 
 BOXES = ("annotations.json", "LOC_val_solution.csv", "Annotations/CLS-LOC/val", "ILSVRC/Annotations/CLS-LOC/val", "val")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from datamodules.datasets import ImageFiles
 from datamodules.truth import Crop, check_scale
-from explainers.decoding import decode
 from explainers.errors import InputError
-from explainers.listing import existing_folder, list_images, several
+from explainers.images.decoding import decode
+from explainers.images.listing import existing_folder, list_images, several
 from explainers.saved.files import file_hashes
 
 LAYOUT = "<root>/images/<name>.jpg and <root>/masks/<name>.png"

@@ -5,7 +5,7 @@ from typing import Literal
 
 from datamodules.datasets import ImageFiles
 from explainers.errors import InputError, checks_choices
-from explainers.listing import existing_folder, list_images
+from explainers.images.listing import existing_folder, list_images
 
 CLASSES = ("negative", "positive")
 LAYOUT = "<root>/<split>/XR_WRIST/patient00001/study1_positive/image1.png"

@@ -20,8 +20,8 @@ from datamodules.class_names import DIGIT_NAMES, LAND_USES, TRAFFIC_SIGNS
 from datamodules.datasets import ImageFiles, Sample, spread
 from datamodules.fingerprints import digest
 from datamodules.images import Images
-from explainers.decoding import as_rgb, resize_short_side
 from explainers.errors import InputError, check_positive
+from explainers.images.decoding import as_rgb, resize_short_side
 
 
 @dataclass(frozen=True)

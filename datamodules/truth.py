@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from explainers.decoding import scaled
 from explainers.errors import InputError
+from explainers.images.decoding import scaled
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Size = tuple[int, int]  # height, width, in pixels

@@ -26,8 +26,8 @@ import numpy as np
 from datamodules.beton import describe, description_file, require_ffcv
 from datamodules.datasets import ImageFiles
 from datamodules.folders import image_folder
-from explainers.decoding import CorruptImage, read_image, resize_short_side
 from explainers.errors import check_positive
+from explainers.images.decoding import CorruptImage, read_image, resize_short_side
 from explainers.saved.files import atomic
 
 

@@ -92,8 +92,7 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
             "explainers.errors",
             "explainers.saved.files",
             "explainers.progress",
-            "explainers.decoding",
-            "explainers.listing",
+            "explainers.images",
             *["explainers.app.beside", "explainers.report.heatmap_figure", "explainers.running.signals"]
             * (path.parts[0] == "callbacks"),
         )

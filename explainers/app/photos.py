@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
 from explainers.errors import InputError
-from explainers.listing import endings, list_images
+from explainers.images.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
+from explainers.images.listing import endings, list_images
 from explainers.saved.files import printable
 
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"

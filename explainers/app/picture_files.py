@@ -7,7 +7,7 @@ from pathlib import Path
 
 from explainers.app.photos import photos_of
 from explainers.errors import InputError
-from explainers.listing import endings, list_images
+from explainers.images.listing import endings, list_images
 from explainers.saved.files import file_name
 
 

@@ -19,7 +19,7 @@ from explainers.app.explanation import Explanation
 from explainers.app.photos import Photo, decoded, photos_of
 from explainers.conversion import as_target
 from explainers.errors import InputError, check_positive
-from explainers.listing import several
+from explainers.images.listing import several
 from explainers.progress import progress
 from explainers.target import TargetModel
 from explainers.target.names import class_index, class_names

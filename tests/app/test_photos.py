@@ -12,8 +12,8 @@ from PIL import Image
 from PIL.ExifTags import Base
 
 from explainers.app.photos import decoded, is_single, photos_of
-from explainers.decoding import CorruptImage, middle_square
 from explainers.errors import InputError
+from explainers.images.decoding import CorruptImage, middle_square
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)

@@ -12,7 +12,7 @@ from PIL.ExifTags import Base
 from datamodules.boxes import annotated_images
 from datamodules.datasets import ImageFiles
 from datamodules.folders import image_folder
-from explainers.decoding import CorruptImage, as_rgb, read_image, resize_short_side
+from explainers.images.decoding import CorruptImage, as_rgb, read_image, resize_short_side
 
 
 def noise(width, height, seed=0):

@@ -7,8 +7,8 @@ from PIL import Image
 
 from datamodules.masks import masked_images
 from datamodules.truth import Boxes, Crop, check_scale
-from explainers.decoding import CorruptImage
 from explainers.errors import InputError
+from explainers.images.decoding import CorruptImage
 
 
 def write_pair(root, name="a", size=(90, 60), box=(30, 12, 66, 36), scale=1, mode="1", ending="png"):

@@ -22,8 +22,8 @@ from datamodules.ffcv import FFCV
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from datamodules.write_beton import main, write_beton
-from explainers.decoding import CorruptImage
 from explainers.errors import InputError
+from explainers.images.decoding import CorruptImage
 
 pytestmark = test_ffcv.pytestmark
 

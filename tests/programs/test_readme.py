@@ -1,5 +1,6 @@
 """What README and docs say to type works."""
 
+import inspect
 import json
 import re
 import shlex
@@ -11,8 +12,13 @@ import timm
 import torch
 from commands import ROOT, composed
 from PIL import Image
+from safetensors.torch import save_file
 
+from explainers.app import page
+from explainers.app.page import serve
 from explainers.conversion import convert
+from explainers.masking import PatchGrid
+from explainers.target import TargetModel
 from explainers.tve import TVE
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -100,6 +106,50 @@ def test_the_second_program_of_the_readme_runs(random_weights, monkeypatch):
         exec(second.replace("(4, 3, 224, 224)", "(1, 3, 224, 224)"), names)
     assert names["heatmaps"].shape == (1, 14, 14)
     assert names["everything"].shape == (1, 1000, 14, 14) and names["tasks"].shape == (1, 1, 14, 14)
+
+
+@torch.no_grad()
+def test_the_programs_of_the_evaluation_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "runs/mine/results_scores.safetensors", "imagenet_val/{}/fidelity_minus", torch.tensor([0.1]))
+    names = {
+        "target": TargetModel(timm.create_model("vit_tiny_patch16_224", depth=2)),
+        "PatchGrid": PatchGrid,
+        "images": torch.zeros(1, 3, 224, 224, dtype=torch.uint8),
+        "classes": torch.tensor([3]),
+        "functionals": torch.rand(1, 2, 192),
+    }
+    for program in programs("docs/evaluation.md"):
+        exec(program, names)
+    assert names["directions"].shape == (1, 2, 14, 14) and names["pixels"].shape == (1, 224, 224)
+
+
+def test_the_program_that_counts_corners_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    corners = torch.zeros(2, 1, 14, 14)
+    corners[..., 0, 0] = 1
+    write(tmp_path / "runs/benchmark/pictures/imagenet_val.safetensors", "heatmaps/{}", corners)
+    counting, explaining = programs("docs/results/benchmark.md")  # the second one needs real images
+    exec(counting, {})
+    compile(explaining, "benchmark.md", "exec")
+    name, share = capsys.readouterr().out.splitlines()[0].split()
+    assert name == "heatmaps/GAE" and float(share) >= 0.25
+
+
+def test_the_program_that_serves_the_page_runs(monkeypatch):
+    pytest.importorskip("gradio")
+    served = []
+    monkeypatch.setattr(page, "serve", lambda *given, **options: served.append((given, options)))
+    for program in programs("docs/page.md"):
+        exec(program, {})
+    ((model,), options), *_ = served
+    assert "vit_tiny" in model and options.keys() <= inspect.signature(serve).parameters.keys()
+
+
+def write(path, name, values):
+    """Write a file of tensors as an evaluation does, the same for two explainers."""
+    path.parent.mkdir(parents=True)
+    save_file({name.format(explainer): values.clone() for explainer in ("GAE", "DecompX-PLUS")}, path)
 
 
 def programs(page):

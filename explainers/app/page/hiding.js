@@ -36,7 +36,7 @@ async function measure() {
   asked = true;
   if (asking) return;
   asking = true;
-  while (asked) {
+  while (asked && view) {
     asked = false;
     const parts = tested(), { index, test } = state;
     const reply = await ask("probabilities", { index, hidden: parts.map(({ hidden }) => hidden) });

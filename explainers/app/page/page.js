@@ -5,7 +5,7 @@ const $ = (selector) => element.querySelector(selector);
 const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
 const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").checked });
 const keyOf = (method, index = state.index) => `${method} ${index}`;
-let maps = new Map(), view = null;
+let maps = new Map(), view = null, drawing = false, outdated = false;
 
 /** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
 async function ask(name, question) {
@@ -96,18 +96,25 @@ function draw() {
   });
 }
 
-/** Ask for the curves of the chosen methods, once their heatmaps are there. */
+/** Ask for the curves of the chosen methods; while an answer is awaited, only the latest question is kept. */
 async function curve() {
-  const side = state.test === "least" ? "least" : "most", { index, methods } = state;
   state.points = [];
   points();
   $(".curve").classList.add("waiting");
   test();
-  const reply = await ask("curves", { methods, index, side });
-  if (!reply || index !== state.index || methods !== state.methods || (state.test === "least") !== (side === "least")) return;
-  $(".curve").classList.remove("waiting");
-  $(".curve div").innerHTML = reply.svg;
-  points();
+  outdated = true;
+  if (drawing) return;
+  drawing = true;
+  while (outdated && view) {
+    outdated = false;
+    const side = state.test === "least" ? "least" : "most", { index, methods } = state;
+    const reply = await ask("curves", { methods, index, side });
+    if (!reply || index !== state.index || methods !== state.methods || (state.test === "least") !== (side === "least")) continue;
+    $(".curve").classList.remove("waiting");
+    $(".curve div").innerHTML = reply.svg;
+    points();
+  }
+  drawing = false;
 }
 
 function listClasses() {

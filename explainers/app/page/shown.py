@@ -10,8 +10,8 @@ from torch import Tensor
 from explainers import Explainer
 from explainers.app.photos import photos_of
 from explainers.app.session import Session
-from explainers.decoding import middle_square
 from explainers.errors import InputError, checks_choices
+from explainers.images.decoding import middle_square
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
 from explainers.target.removal import masked_outputs

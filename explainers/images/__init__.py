@@ -1,0 +1,1 @@
+"""Image files: which there are below a folder, and their pixels."""
