@@ -53,7 +53,13 @@ def image_folder(
             " path"
         )
     files = list(part_of(files, held_out, root))
-    paths, labels = zip(*(files if half is None else files[half::2]), strict=True)
+    files = files if half is None else files[half::2]
+    if not files:
+        raise InputError(
+            f"expected two held-out images or more in {root}, for val and test, got one: add images, or set"
+            " data.halve=false"
+        )
+    paths, labels = zip(*files, strict=True)
     return ImageFiles(paths, labels, image_size, classes, None, crop_fraction, limit, skip_corrupt)
 
 

@@ -10,7 +10,7 @@ from explainers.errors import InputError
 File = TypeVar("File")
 
 TENTH = 10
-"""Of a folder without subfolders for the splits, one of so many images is for validation."""
+"""Of a folder without subfolders for the splits, one image in so many is for validation."""
 
 
 def own_folder(root: str | Path, train: str, val: str, split: str) -> tuple[Path, bool | None]:

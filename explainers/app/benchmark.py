@@ -50,6 +50,7 @@ def measure(
     metrics: dict[str, Any] = {name: _metrics(grid, levels) for name in explainers}
     indices: Any = Indices()
     for metric in (indices, *(metric for own in metrics.values() for metric in own.values())):
+        metric.to(target.mean.device)
         metric.distributed_available_fn = lambda: False  # this process alone measures, in a training of several too
     for number, images in enumerate(batches):
         images = images.to(target.mean.device)

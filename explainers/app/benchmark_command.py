@@ -13,9 +13,9 @@ from torch import Tensor
 from explainers import posthoc
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of
-from explainers.app.photos import decoded, photos_of
+from explainers.app.photos import Photo, decoded, photos_of
 from explainers.app.picture_files import check_writable
-from explainers.app.session import Session
+from explainers.app.session import Session, tell_broken
 from explainers.errors import InputError, needs
 from explainers.posthoc.names import labelled
 from explainers.progress import progress
@@ -45,8 +45,6 @@ def benchmark(options: Namespace) -> None:
     explainers = explainers_for(session, options.methods)
     pictures = _Decoded(session, photos)
     results, scores = measure(session.target, explainers, pictures)
-    if not pictures.names:
-        raise InputError("expected images, got none that can be decoded: give other files")
     task = f"{len(pictures.names)} image{'s' * (len(pictures.names) > 1)}"
     print(f"{session.target.name}: the predicted class of each image, hidden patches are zero\n")
     print(printed(markdown(rows({task: results}, COLUMNS))))
@@ -98,6 +96,7 @@ class _Decoded:
         self.session = session
         self.photos = photos
         self.names: list[str] = []
+        self.broken: list[Photo] = []
 
     def __iter__(self) -> Iterator[Tensor]:
         size, batch = self.session.target.grid.image_size, []
@@ -107,6 +106,8 @@ class _Decoded:
             if square is not None:
                 batch.append(square)
                 self.names.append(photo.name)
+            else:
+                self.broken.append(photo)
             if len(batch) == BATCH:
                 yield torch.stack(batch)
                 batch = []
@@ -114,6 +115,7 @@ class _Decoded:
         if batch:
             yield torch.stack(batch)
         bar.close()
+        tell_broken(self.broken, len(self.photos))
 
 
 def _as_lists(names: list[str], pairs: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Chooses the explainer that fits a model."""
 
+import copy
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from explainers import posthoc
 from explainers.errors import InputError
@@ -43,7 +45,7 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
     if isinstance(method, str) and method.lower() in COMMANDS:
         return _named(_shipped(target, method.lower()))
     if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method).is_dir()):
-        return _named(load(method, target=target))
+        return _named(_loaded(method, target))
     if isinstance(method, str | Mapping):
         ((label, (name, options)),) = _entries(method)
         return posthoc.build(name, target, target.grid, options), label
@@ -55,9 +57,18 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
             f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
             " explainer.target"
         )
-    if isinstance(explained, TargetModel) and explained.mean.device != target.mean.device:
-        raise InputError(f"expected an explainer on {target.mean.device}, got one on {explained.mean.device}: move one")
+    if (
+        isinstance(method, nn.Module)
+        and isinstance(explained, TargetModel)
+        and explained.mean.device != target.mean.device
+    ):
+        return _named(copy.deepcopy(method).to(target.mean.device))
     return _named(method)
+
+
+def _loaded(folder: str | Path, target: TargetModel) -> Any:
+    """Load a trained explainer of a model, onto the model's device."""
+    return load(folder, target=target).to(target.mean.device)
 
 
 def _entries(method: str | Mapping[str, Any]) -> list[tuple[str, tuple[str, dict[str, Any]]]]:
@@ -77,7 +88,7 @@ def _shipped(target: TargetModel, explainer: str) -> Any:
     """Load the explainer of this name that is shipped for a backbone."""
     for known in for_target(target):
         if known.explainer == explainer:
-            return load(known.folder, target=target)
+            return _loaded(known.folder, target)
     raise not_shipped(target, explainer)
 
 
@@ -86,7 +97,7 @@ def _fitting(target: TargetModel) -> tuple[Any, str]:
     reasons = []
     for known in for_target(target):
         try:
-            return _named(_tried(load(known.folder, target=target), target))
+            return _named(_tried(_loaded(known.folder, target), target))
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
     none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"

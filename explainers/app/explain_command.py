@@ -6,6 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from explainers.app.command import DEFAULT_MODEL
 from explainers.app.picture_files import Picture, planned
 from explainers.app.session import Session
@@ -64,7 +66,7 @@ def class_of(session: Session, wanted: str) -> int:
 def session_of(options: Namespace) -> Session:
     """The model and the explainer that the options name. A class that the model does not have is told at once."""
     model, weights, method = model_and_method(options)
-    session = Session(model, method, weights, options.device)
+    session = Session(model, method, weights, device_of(options))
     for wanted in getattr(options, "classes", None) or ():
         class_of(session, wanted)
     return session
@@ -88,6 +90,11 @@ def model_and_method(options: Namespace) -> tuple[Any, str | None, Any]:
     return TargetModel(timm_model(model, options.weights), head=options.head).eval(), None, method
 
 
+def device_of(options: Namespace) -> str | None:
+    """The device that the options name; otherwise a GPU, if there is one."""
+    return options.device or ("cuda" if torch.cuda.is_available() else None)
+
+
 def serve(options: Namespace) -> None:
     """Serve the page until Ctrl-C."""
     from explainers.app.page import serve as serve_page  # with Gradio, which takes seconds
@@ -99,7 +106,7 @@ def serve(options: Namespace) -> None:
         method,
         host=options.host,
         port=options.port,
-        device=options.device,
+        device=device_of(options),
         open_browser=options.open,
     )
 

@@ -1,4 +1,4 @@
-"""Which images `explainers explain` reads, and which files it writes: never over an image."""
+"""Which images `explainers explain` reads, and which files it writes: never over an image that is explained."""
 
 import os
 from collections.abc import Iterator, Sequence

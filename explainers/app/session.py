@@ -100,7 +100,7 @@ class Session:
                     wanted = [chosen[start + number] for number in kept]
                     yield from self._explain([batch[number] for number in kept], pixels, wanted, top)
                 bar.update(len(batch))
-        _tell_broken(broken, len(photos))
+        tell_broken(broken, len(photos))
 
     @torch.no_grad()
     def _explain(
@@ -175,7 +175,7 @@ def _moved(target: TargetModel, device: str | torch.device | None) -> TargetMode
         raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
 
 
-def _tell_broken(broken: Sequence[Photo], count: int) -> None:
+def tell_broken(broken: Sequence[Photo], count: int) -> None:
     """Warn of files in folders that could not be decoded; an InputError if no image is left."""
     if not broken:
         return

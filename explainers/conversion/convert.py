@@ -51,12 +51,13 @@ def as_target(
     if image_size is not None and (not isinstance(image_size, int) or image_size < 1):
         raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")
     if isinstance(model, str):
-        return with_settings(TargetModel(timm_model(model, weights)).eval(), mean, std, image_size, classes)
+        return with_settings(TargetModel(timm_model(model, weights)).float().eval(), mean, std, image_size, classes)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
             " such as vit_tiny_patch16_224, or a TargetModel"
         )
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
         return _converted(model, *LIBRARIES[library], weights, mean, std, image_size, classes)
@@ -64,10 +65,10 @@ def as_target(
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library == "transformers":
         inputs = huggingface.inputs_of_wrapped(model).with_given(mean, std, classes)
-        inner = TargetModel(model.timm_model).eval()
+        inner = TargetModel(model.timm_model).float().eval()
         return with_settings(inner, inputs.mean, inputs.std, image_size, inputs.classes)
     if hasattr(model, "reset_classifier"):
-        return with_settings(TargetModel(model).eval(), mean, std, image_size, classes)
+        return with_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
     return plain_target(model, mean, std, image_size, classes)
 
 

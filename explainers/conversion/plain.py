@@ -152,8 +152,8 @@ def plain_target(
     if mean is None or std is None or image_size is None:
         raise InputError(
             f"expected mean, std and image_size of the images on which {name} was trained, got no"
-            f" {' and no '.join(missing)}: give, for ImageNet, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
-            " image_size=224; or mean=0, std=1 if it takes pixels from 0 to 1"
+            f" {' and no '.join(missing)}: give as_target(model, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),"
+            " image_size=224), as for ImageNet, in its place; mean=0, std=1 if it takes pixels from 0 to 1"
         )
     means, stds = channels("mean", mean, 3), channels("std", std, 3)
     patch_size = default_patch_size(image_size)

@@ -1,4 +1,4 @@
-"""The base classes of metrics: torchmetrics', or stand-ins without it, so that the formulas are there all the same."""
+"""The base classes of metrics: torchmetrics', or stand-ins without it, so that the formulas can be imported."""
 
 from typing import Any
 

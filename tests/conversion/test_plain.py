@@ -268,7 +268,7 @@ WRONG = {
     "nothing stated": (
         Net(),
         dict.fromkeys(STATED),
-        "got no mean and no std and no image_size: give, for ImageNet, mean=",
+        "got no mean and no std and no image_size: give as_target.model, mean=",
     ),
     "pixels to 255": (
         Net(),

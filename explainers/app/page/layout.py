@@ -14,7 +14,7 @@ from explainers.app.session import Session
 from explainers.errors import InputError, needs
 from explainers.posthoc import build, methods_for
 
-HINT = "Drop an image, and see which parts of it speak for each class."
+HINT = "Drop an image, and see which parts support each class."
 SCRIPTS = ("canvas.js", "hiding.js", "page.js")
 SUMS = ("AttnLRP-PLUS", "DecompX-PLUS", "DecompX-SkipPLUS")
 """Sums over layers that are offered where their method is."""
@@ -91,6 +91,8 @@ def opening(session: Session, explainers: Mapping[str, Any], visits: Visits) -> 
     def open_image(path: str | None) -> dict[str, Any]:
         if path is None:
             return {}
+        if not Path(path).is_file():  # a request that the page does not make could name the folder of all uploads
+            return {"error": "expected an uploaded image, got none: drop it again"}
         try:
             shown = Shown(session, path, explainers, computing)
             return opened(shown) | {"key": visits.add(shown)}

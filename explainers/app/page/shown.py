@@ -34,8 +34,8 @@ PICTURE_SIZE = 448
 CHUNK = 10
 """Number of masked images in one call of the model, between which other visitors get their turn."""
 
-REMEMBERED = 2000
-"""Number of masks of an image whose logits are kept."""
+REMEMBERED = 4_000_000
+"""Largest number of logits of masked copies of an image that are kept."""
 
 
 class Shown:
@@ -120,16 +120,19 @@ class Shown:
     def logits(self, keep: Tensor) -> Tensor:
         """Logits (M, K) of this image under masks (M, N), True at visible patches; the model sees no mask twice."""
         keys = [mask.numpy().tobytes() for mask in keep]
-        if len(self._logits) > REMEMBERED:
+        known = dict(self._logits)  # other threads may drop what this one reads
+        if len(known) * self.target.num_classes > REMEMBERED:
             self._logits.clear()
-        new = {key: number for number, key in enumerate(keys) if key not in self._logits}
+        new = {key: number for number, key in enumerate(keys) if key not in known}
         for start in range(0, len(new), CHUNK):
             chunk = list(new)[start : start + CHUNK]
             masks = keep[None, [new[key] for key in chunk]].to(self.normalised.device)
             with self.computing, torch.no_grad():
                 logits = masked_outputs(self.target, self.target.classify, self.normalised, masks, self.grid)
-            self._logits.update(zip(chunk, logits[0].float().cpu(), strict=True))
-        return torch.stack([self._logits[key] for key in keys])
+            of_chunk = dict(zip(chunk, logits[0].float().cpu(), strict=True))
+            known |= of_chunk
+            self._logits.update(of_chunk)
+        return torch.stack([known[key] for key in keys])
 
     def _predict(self, keep: Tensor) -> Tensor:
         """Logits (B, M, K) under masks (B, M, N) of this image."""

@@ -8,7 +8,7 @@ from explainers.app.page.shown import Shown
 from explainers.errors import InputError
 
 LIMIT = 50
-"""Number of images in memory; the one that nobody has asked for the longest is forgotten."""
+"""Number of images in memory; the least recently used one is dropped."""
 
 
 class Visits:
@@ -39,8 +39,3 @@ class Visits:
                 raise InputError("expected an opened image, got one that the server has forgotten: drop it again")
             self._shown.move_to_end(key)
             return self._shown[key]
-
-    def forget(self, key: str) -> None:
-        """Free the memory of an image."""
-        with self._lock:
-            self._shown.pop(key, None)
