@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 SHORTCUTS = {
     "explain": "explainers.app.explaining",
     "Explanation": "explainers.app.explanation",
+    "Session": "explainers.app.session",
     "load": "explainers.share",
     "available": "explainers.share.catalogue",
     "overlay": "explainers.report.overlays",
@@ -55,6 +56,11 @@ def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
 
 
 __getattr__ = imported_at_use(__name__, SHORTCUTS)
+
+
+def __dir__() -> list[str]:
+    """Name the shortcuts too, for completion in shells and notebooks."""
+    return sorted({*globals(), *SHORTCUTS})
 
 
 class Explainer(Protocol):

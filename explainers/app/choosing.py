@@ -15,6 +15,7 @@ from explainers.errors import InputError
 from explainers.posthoc.names import labelled
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, for_target, not_shipped
+from explainers.share.reading import CONFIG
 from explainers.target import TargetModel
 
 FITTING: tuple[Any, ...] = ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion")
@@ -44,7 +45,7 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
         return _fitting(target)
     if isinstance(method, str) and method.lower() in COMMANDS:
         return _named(_shipped(target, method.lower()))
-    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method).is_dir()):
+    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, CONFIG).is_file()):
         return _named(_loaded(method, target))
     if isinstance(method, str | Mapping):
         ((label, (name, options)),) = _entries(method)

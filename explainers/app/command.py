@@ -117,7 +117,12 @@ def _method_options() -> Parser:
 
 
 def _add_explain(commands: Any, parents: list[Parser]) -> None:
-    add = commands.add_parser("explain", parents=parents, help="explain images, and write annotated pictures")
+    add = commands.add_parser(
+        "explain",
+        parents=parents,
+        usage="%(prog)s IMAGE [IMAGE ...] [--class CLASS ...] [options]",
+        help="explain images, and write annotated pictures",
+    )
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
     add.add_argument(
         "--class",
@@ -125,7 +130,7 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         nargs="+",
         action="extend",
         metavar="CLASS",
-        help="names or numbers of the classes to explain, a picture for each (default: the predicted one)",
+        help="behind the images: classes to explain, by name or number, a picture for each (default: the predicted one)",
     )
     add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(

@@ -43,6 +43,7 @@ class Explanation:
         model: name of the explained model.
         top: number of `classes`.
         heatmap_of: computes the heatmap (P, P) of another class, from its index.
+        file: the image's file, if it has one; `save` never replaces it.
     """
 
     image: Tensor
@@ -55,6 +56,7 @@ class Explanation:
     model: str
     top: int
     heatmap_of: Callable[[int], Tensor]
+    file: Path | None = None
 
     @property
     def explained(self) -> ExplainedClass:
@@ -93,16 +95,18 @@ class Explanation:
         self.picture().show()
 
     def save(self, path: str | Path, **drawing: Any) -> Path:
-        """Write the picture to an image file, whole or not at all.
+        """Write the picture to an image file, whole or not at all. Missing folders are made.
 
         Args:
             path: the file, whose ending chooses the format, such as `.png`.
             drawing: arguments of `picture`.
 
         Raises:
-            InputError: for an ending that Pillow does not write.
+            InputError: for an ending that Pillow does not write, or for the image's own file.
         """
         path = Path(path).expanduser()
+        if self.file is not None and path.resolve() == self.file.resolve():
+            raise InputError(f"expected another file than the image itself, got {path.name}: rename it")
         if Image.registered_extensions().get(path.suffix.lower()) not in FORMATS:
             endings = ", ".join(sorted(end for end, kind in Image.registered_extensions().items() if kind in FORMATS))
             raise InputError(f"expected a file that ends in one of {endings}, got {path.name}")

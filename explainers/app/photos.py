@@ -30,11 +30,13 @@ class Photo:
         name: name of its file, relative to the folder that was given; or its number.
         decode: reads the pixels, upright RGB.
         in_folder: whether it was found in a folder, so that it is left out if it cannot be decoded.
+        file: its file, if it has one.
     """
 
     name: str
     decode: Callable[[], Image.Image]
     in_folder: bool = False
+    file: Path | None = None
 
 
 def photos_of(images: Any) -> list[Photo]:
@@ -92,13 +94,16 @@ def _of_path(given: str | Path) -> list[Photo]:
     path = Path(os.path.expanduser(given))
     if os.path.isfile(path):  # Path.is_file raises an error for a text that is too long for a name
         _check_heif(path)
-        return [Photo(printable(path.name), partial(_read, path))]
+        return [Photo(printable(path.name), partial(_read, path), file=path)]
     if not os.path.isdir(path) or not str(given):
         raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: there is no such file")
     (files,) = list_images([path])
     if not files:
         raise InputError(f"expected images below {path}, got none: give another folder")
-    return [Photo(printable(file.relative_to(path).as_posix()), partial(_read, file), in_folder=True) for file in files]
+    return [
+        Photo(printable(file.relative_to(path).as_posix()), partial(_read, file), in_folder=True, file=file)
+        for file in files
+    ]
 
 
 def _check_heif(path: Path) -> None:

@@ -74,6 +74,9 @@ class Session:
             classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
             top: number of most probable classes that an explanation lists.
 
+        Returns:
+            A list, also for a single image.
+
         Raises:
             InputError: for images that cannot be read, and for classes that the model does not have. Broken files of a
                 folder are left out with a warning.
@@ -129,6 +132,7 @@ class Session:
                 model=self.target.name,
                 top=top,
                 heatmap_of=partial(self._heatmap, images, prepared, row),
+                file=photo.file,
             )
             for row, photo in enumerate(photos)
         ]

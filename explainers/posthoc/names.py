@@ -98,8 +98,10 @@ def _class(name: str) -> Any:
     """Return the class with this name, which can have the prefix `Libra`."""
     names, plain = method_names(), name.removeprefix("Libra")
     if name not in names and plain not in names:
-        close = difflib.get_close_matches(name, names, 3) or names
-        raise InputError(f"expected a method of explainers.posthoc, got {name}: did you mean {', '.join(close)}?")
+        by_small_letters = {known.lower(): known for known in names}
+        close = [by_small_letters[each] for each in difflib.get_close_matches(name.lower(), by_small_letters, 3)]
+        hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(names)}"
+        raise InputError(f"expected a method of explainers.posthoc, got {name}: {hint}")
     kind = getattr(importlib.import_module(__package__), name if name in names else plain)
     if name not in names and not issubclass(kind, WhiteBox):
         raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is not one")

@@ -142,7 +142,7 @@ BAD = {
     "https://example.org/cat.jpg": (1, "URL"),
     "cat.jpg --class tabbi": (1, "did you mean tabby"),
     "cat.jpg --class 1000": (1, "from 0 to 999"),
-    "cat.jpg --method GEA": (1, "did you mean GAE"),
+    "cat.jpg --method GEA": (1, "did you mean GenAtt, GAE?"),
     "cat.jpg --method RISE-PLUS": (1, "PLUS needs a method"),
     "cat.jpg --explainer runs/none": (1, "runs/none"),
     "cat.jpg --head none.safetensors": (1, "no head at none.safetensors"),

@@ -271,3 +271,13 @@ def test_the_session_knows_the_names_of_the_classes(target):
 def test_a_model_of_grey_images_is_refused():
     with pytest.raises(InputError, match="^expected a model of images of 3 channels, got .* of 1$"):
         Session(timm_model(in_chans=1), "Chance")
+
+
+def test_a_picture_never_replaces_the_image_that_it_explains(target, tmp_path):
+    photo = tmp_path / "cat.png"
+    IMAGE.save(photo)
+    before = photo.read_bytes()
+    explanation = explainers.explain(photo, target, method="Chance")
+    with pytest.raises(InputError, match=r"^expected another file than the image itself, got cat\.png: rename it$"):
+        explanation.of(1).save(tmp_path / "." / "cat.png")
+    assert photo.read_bytes() == before

@@ -57,7 +57,7 @@ def test_plus_and_rollout_start_at_any_layer(target, grid, images):
     ("method", "options", "message"),
     [
         ("TokenTN", {}, "did you mean TokenTM"),
-        ("Nonsense", {}, "expected a method .*: did you mean ALTI, .*XGradCAM"),
+        ("Nonsense", {}, "expected a method .*: there are ALTI, .*XGradCAM"),
         ("PLUS", {}, "expected a method"),
         ("DecompX-Plus", {}, "expected one of the aggregations PLUS, SkipPLUS, Rollout, got Plus"),
         ("LibraDecompX", {}, "Libra needs a method of plain gradients of tokens, such as XGradCAM; DecompX is not one"),
