@@ -130,7 +130,7 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         nargs="+",
         action="extend",
         metavar="CLASS",
-        help="behind the images: classes to explain, by name or number, a picture for each (default: the predicted one)",
+        help="behind the images: classes to explain, by name or number, a picture for each (default: the predicted)",
     )
     add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
