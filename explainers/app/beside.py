@@ -6,15 +6,16 @@ from typing import Any
 from torch import Tensor
 
 from explainers import posthoc
-from explainers.app.benchmark import measure
+from explainers.app.benchmark import CURVES, measure
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.metrics.perturbation import curve_columns
 from explainers.target import TargetModel
 
 FITTING = ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients")
 """Methods for transformers, for CNNs, and for any other model."""
 
-SHOWN = {"fidelity_plus": "Fidelity⁺ ↑", "fidelity_minus": "Fidelity⁻ ↓"}
+SHOWN = curve_columns(CURVES)
 """Number of an explainer → title of its column."""
 
 

@@ -10,7 +10,7 @@ import explainers.conversion.huggingface as huggingface
 import explainers.conversion.torchvision_models as torchvision_models
 from explainers.conversion.mapping import Plan, Unmapped, mapped
 from explainers.conversion.plain import plain_target
-from explainers.conversion.settings import Inputs, Statistics, with_settings
+from explainers.conversion.settings import Inputs, Statistics, check_image_size, with_settings
 from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
@@ -48,8 +48,8 @@ def as_target(
         if weights is None and mean is None and std is None and image_size is None and not classes:
             return model
         raise InputError("expected a TargetModel alone, which has its own settings, got further arguments: drop them")
-    if image_size is not None and (not isinstance(image_size, int) or image_size < 1):
-        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")
+    if image_size is not None:
+        check_image_size(image_size)
     if isinstance(model, str):
         return with_settings(TargetModel(timm_model(model, weights)).float().eval(), mean, std, image_size, classes)
     if not isinstance(model, nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.conversion.probing import Probed, logits_of, probe, probe_images
-from explainers.conversion.settings import Statistics, channels, class_names
+from explainers.conversion.settings import Statistics, channels, check_image_size, class_names
 from explainers.errors import InputError
 from explainers.target import TargetModel
 
@@ -100,8 +100,7 @@ def default_patch_size(image_size: int) -> int:
     >>> [default_patch_size(size) for size in (224, 96, 32, 28)]
     [16, 12, 4, 4]
     """
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")
+    check_image_size(image_size)
     sides = [side for side in range(2, PATCH + 1) if image_size % side == 0 and image_size // side >= SIDE]
     if not sides and image_size > SIDE * 2:
         raise InputError(

@@ -90,6 +90,12 @@ def channels(name: str, given: Any, count: int) -> list[float]:
     return [float(value) for value in values]
 
 
+def check_image_size(image_size: Any) -> None:
+    """Raise an InputError unless the side of an image is a number of pixels."""
+    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
+        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")
+
+
 def class_names(classes: Sequence[str], count: int) -> list[str]:
     """Return the names of the classes, and raise an InputError unless there is one for each of `count` classes."""
     if isinstance(classes, str) or len(classes) != count:

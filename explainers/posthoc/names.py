@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -41,16 +42,17 @@ def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]
     >>> methods_for(TargetModel(timm.create_model("test_resnet", num_classes=2)))[:4]
     ['Chance', 'DeepLift', 'ElementWiseCAM', 'GradCAM']
     """
+    return list(built_for(target, grid))
+
+
+def built_for(target: TargetModel, grid: PatchGrid | None = None) -> dict[str, nn.Module]:
+    """Build all methods that explain a model: name → method, see `methods_for`."""
     grid = target.grid if grid is None else grid
-
-    def builds(method: str) -> bool:
-        try:
-            _built(method, target, grid)
-        except InputError:
-            return False
-        return True
-
-    return [method for method in method_names() if builds(method)]
+    built = {}
+    for method in method_names():
+        with suppress(InputError):
+            built[method] = _built(method, target, grid)
+    return built
 
 
 def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:

@@ -40,6 +40,12 @@ def colour_scale(heatmap: Tensor) -> tuple[float, float]:
     return heatmap.median().item(), limit.item() or distances.max().item() or 1.0
 
 
+def shades(heatmap: Tensor) -> Tensor:
+    """A heatmap (P, P) relative to its `colour_scale`: from −1, the full blue, to 1, the full red."""
+    centre, limit = colour_scale(heatmap)
+    return ((heatmap.detach().float().cpu() - centre) / limit).clamp(-1, 1)
+
+
 def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool = False) -> Tensor:
     """Lay a heatmap over the grey image: the farther a patch is from the median, the stronger its red or blue.
 
@@ -60,10 +66,8 @@ def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool =
     [[100, 220], [100, 20], [100, 40]]
     """
     _check(image, heatmap, opacity)
-    centre, limit = colour_scale(heatmap)
-    values = ((heatmap.detach().float().cpu() - centre) / limit).clamp(-1, 1)
     mode = "bilinear" if smooth else "nearest"
-    values = F.interpolate(values[None, None], image.shape[-2:], mode=mode)[0]  # (1, H, W)
+    values = F.interpolate(shades(heatmap)[None, None], image.shape[-2:], mode=mode)[0]  # (1, H, W)
     grey = image.cpu().float().mean(0, keepdim=True)
     red, blue = (torch.tensor(colour).view(3, 1, 1) for colour in (RED, BLUE))
     strength = opacity * values.abs()

@@ -92,15 +92,19 @@ class Pretrained(Loadable):
         table = "" if evaluation is None else read_text(Path(evaluation) / "table.md", "the table of a run of eval.py")
         config = yaml.safe_load(self.record[CONFIG])
         versions = json.loads(self.record.get(VERSIONS, "{}"))
+        self.write(folder, half)
+        what = (type(self).__doc__ or "").partition("\n")[0]
+        card = model_card(type(self).__name__, what, self.identity(), config, versions, table, license)
+        write_atomically(folder / CARD, card)
+        return folder
+
+    def write(self, folder: Path, half: bool = False) -> None:
+        """Write what `load` reads, without a model card; see `save_pretrained`."""
         self.export(folder)
         if half:
             halve(folder / self.weights_file)
         for name, text in self.record.items():
             write_atomically(folder / name, text)
-        what = (type(self).__doc__ or "").partition("\n")[0]
-        card = model_card(type(self).__name__, what, self.identity(), config, versions, table, license)
-        write_atomically(folder / CARD, card)
-        return folder
 
     def push_to_hub(
         self,

@@ -54,7 +54,7 @@ def ship(
         CONFIG: yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         VERSIONS: json.dumps(versions, indent=2) + "\n",
     }
-    explainer.save_pretrained(folder, half=True)
+    explainer.write(folder, half=True)
     kind = type(explainer)
     what = (kind.__doc__ or "").partition("\n")[0]
     card = model_card(

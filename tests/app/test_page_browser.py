@@ -1,16 +1,15 @@
 """The page of `explainers serve` in a headless Chromium, with a toy model; skipped where there is none."""
 
 import json
-import shutil
 import socket
 
 import pytest
 import timm
+from browser import MARKS, start_browser
 from PIL import Image
 
 pytest.importorskip("gradio")
 pytest.importorskip("selenium")
-from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
@@ -18,17 +17,7 @@ from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 from explainers.app.page import serve  # noqa: E402
 from explainers.errors import InputError  # noqa: E402
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed: make browser"),
-]
-
-FLAGS = (
-    "headless=new no-sandbox disable-gpu disable-quic disable-dev-shm-usage no-first-run disable-background-networking"
-    " disable-component-update disable-sync window-size=1200,1000"
-)
+pytestmark = MARKS
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 
 
@@ -52,12 +41,7 @@ def address(port):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    driver = start_browser(tmp_path_factory.mktemp("profile"), 1000, "browser", "performance")
     yield driver
     driver.quit()
 

@@ -1,9 +1,8 @@
 """The page of `gallery_html` in a headless Chromium; these tests are skipped where there is none."""
 
-import shutil
-
 import pytest
 import torch
+from browser import MARKS, start_browser
 from torch.nn import functional as F
 
 from explainers.metrics.pairs import paired_differences
@@ -11,22 +10,11 @@ from explainers.report.gallery import Picture, write_gallery
 from explainers.report.overlays import BLUE, RED, colour_scale, overlay
 
 pytest.importorskip("selenium")
-from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed: make browser"),
-]
-
-FLAGS = (
-    "headless=new no-sandbox disable-gpu disable-quic disable-dev-shm-usage no-first-run disable-background-networking"
-    " disable-component-update disable-sync window-size=1200,900"
-)
+pytestmark = MARKS
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
 TVE, TVE_DOG, GAE = torch.randn(3, 4, 4, generator=GENERATOR)
@@ -59,12 +47,7 @@ PAIRS = {"pets": {"fidelity_plus": (["light", "gae"], paired_differences(EACH))}
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"user-data-dir={folder / 'profile'}"]:
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    driver = start_browser(folder / "profile", 900, "browser")
     classes, maps = {"cat": 0.9, NASTY: 0.1}, {"light": {"cat": TVE, NASTY: TVE_DOG}, "gae": {"cat": GAE}}
     pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH) for number in range(15)]
     cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"light": {"van": GAE}})]

@@ -14,7 +14,7 @@ from torch import Tensor
 from explainers.app.page.curves import curves_svg
 from explainers.app.page.shown import CHANCE, LEVELS, Shown, Side
 from explainers.errors import InputError, check_range
-from explainers.report.overlays import BLUE, RED, annotated, colour_scale
+from explainers.report.overlays import BLUE, RED, annotated, shades
 from explainers.target.names import class_index
 
 MOST_METHODS = 4
@@ -94,8 +94,7 @@ def checked_methods(question: dict[str, Any], known: Sequence[str]) -> None:
 
 def colours_of(heatmap: Tensor) -> Tensor:
     """Red above and blue below the median, as in `overlay`, with the strength as opacity: uint8 (P, P, 4)."""
-    centre, limit = colour_scale(heatmap)
-    values = ((heatmap - centre) / limit).clamp(-1, 1)[..., None]
+    values = shades(heatmap)[..., None]
     colours = torch.where(values > 0, torch.tensor(RED), torch.tensor(BLUE))
     return torch.cat([colours, 255 * values.abs()], -1).round().to(torch.uint8)
 

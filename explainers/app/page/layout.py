@@ -12,7 +12,8 @@ from explainers.app.page.shown import Shown
 from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
-from explainers.posthoc import build, methods_for
+from explainers.posthoc import build
+from explainers.posthoc.names import built_for
 
 HINT = "Drop an image, and see which parts support each class."
 SCRIPTS = ("canvas.js", "hiding.js", "page.js")
@@ -136,12 +137,10 @@ def photo_input(gradio: Any) -> Any:
 def other_methods(session: Session) -> dict[str, Any]:
     """All methods that the session's model can have besides its own one, by their names."""
     target = session.target
-    names = methods_for(target)
-    names += [name for name in SUMS if name.partition("-")[0] in names]
-    others = {
-        name: build(name, target, target.grid) for name in sorted(names) if name not in (session.method, "Chance")
-    }
-    return {name: method for name, method in others.items() if passes_of(method) <= MOST_PASSES}
+    methods = built_for(target)
+    methods |= {name: build(name, target, target.grid) for name in SUMS if name.partition("-")[0] in methods}
+    others = sorted(methods.keys() - {session.method, "Chance"})
+    return {name: methods[name] for name in others if passes_of(methods[name]) <= MOST_PASSES}
 
 
 def titled(name: str, method: Any) -> tuple[str, str]:
