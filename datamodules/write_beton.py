@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from tqdm import tqdm
 
 from datamodules.beton import describe, description_file, require_ffcv
 from datamodules.datasets import ImageFiles
@@ -120,6 +121,8 @@ def watched_processes(out: Path) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, earlier)
         for process in WatchedProcess.started:
             process.kill()  # living ones wait for the dead one; finished ones are not affected
+        # `stop` may have interrupted FFCV's progress bar as it took its lock: later forks would wait for it forever
+        tqdm.set_lock(threading.RLock())
 
 
 def write_samples(samples: StoredImages, out: Path, quality: int, workers: int) -> None:

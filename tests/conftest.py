@@ -65,15 +65,19 @@ def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, as_target=Fal
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread_in_forks():
-    """OpenMP would wait for threads that a fork lacks."""
+def independent_forks():
+    """Let no fork wait for what it lacks: the threads of OpenMP, or a lock of progress bars that a killed fork held."""
+    import threading
+
     import torch
+    from tqdm import tqdm
 
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+    os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def threads(one_thread_in_forks):
+def threads(independent_forks):
     """Use one thread: on a busy machine, several wait for each other far longer than they compute.
 
     OMP_NUM_THREADS alone is not enough: torch takes at most as many threads as there are cores, and the benchmarks that

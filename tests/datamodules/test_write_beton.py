@@ -5,7 +5,9 @@ import os
 import re
 import signal
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from forks import FORK
 from PIL import Image
 from test_decoding import UPRIGHT, save_turned
 from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
+from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
@@ -123,6 +127,23 @@ def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch,
     with pytest.raises(error):
         write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_leaves_no_progress_bar_locked(tmp_path, folder, monkeypatch):
+    """The signal that ends it may come between the two locks of a progress bar; later threads and forks would wait."""
+    monkeypatch.setattr(tqdm, "_lock", TqdmDefaultWriteLock())
+    monkeypatch.setattr("datamodules.write_beton.StoredImages", DyingImages)
+    first, *_ = tqdm.get_lock().locks
+    first.acquire()
+    try:
+        with pytest.raises(RuntimeError):
+            write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
+        later = Thread(target=lambda: list(tqdm(range(2), file=StringIO())), daemon=True)
+        later.start()
+        later.join(20)
+        assert not later.is_alive()
+    finally:
+        first.release()
 
 
 def write_and_die(replacement, folder, out):
