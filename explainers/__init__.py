@@ -35,6 +35,7 @@ SHORTCUTS = {
     "load": "explainers.share",
     "available": "explainers.share.catalogue",
     "overlay": "explainers.report.overlays",
+    "refine": "explainers.refinement",
 }
 """Shortcut for users → its module. It is imported at first use, because every module imports this file first."""
 
@@ -106,6 +107,15 @@ class FunctionalExplainer(Protocol):
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""
+        ...
+
+
+@runtime_checkable
+class VectorExplainer(Protocol):
+    """An explainer with one vector c_z of each patch: v · c_z attributes v · G(x), for any linear functional v."""
+
+    def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the vectors c_z (B, N, D) and the embeddings (B, D) of uint8 images (B, C, H, W)."""
         ...
 
 

@@ -20,6 +20,7 @@ from explainers.masking import PatchGrid
 from explainers.metrics.numbers import NUMBERS
 from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.posthoc.soft_masks import patch_means
+from explainers.refinement import Refined
 from explainers.shapley import (
     FastSHAPNetwork,
     KernelSHAP,
@@ -95,6 +96,7 @@ BUILDERS = {
         "as in LibraGrad": partial(posthoc.TokenTM, transformed="stream", scale="softmax", heads="apart"),
     },
     KernelSHAP: {"": partial(KernelSHAP, budget=40)},
+    Refined: {"": partial(Refined, passes=20), "without a prior": partial(Refined, prior=None, passes=40)},
     TVE: {
         "light": partial(TVE, network=LIGHT),
         "paper": partial(TVE, network=partial(PaperNetwork, **PAPER)),
@@ -106,6 +108,7 @@ BUILDERS = {
     AnyHead: {
         "": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1)),
         "direct": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1, direct=[1])),
+        "refined": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1), refine=20),
     },
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
     Shapley: {

@@ -1,17 +1,21 @@
 """AnyHead: one vector c_z of every patch, whose product with v attributes v · G(x)."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from explainers.anyhead.functionals import class_rows, score_functionals
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.errors import InputError, check_positive
-from explainers.masking import PatchGrid
+from explainers.errors import InputError, check_positive, checks_choices
+from explainers.masking import PatchGrid, Removal
+from explainers.refinement import refine as refined
+from explainers.refinement.rounds import check_passes
 from explainers.target import TargetModel
+from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.inputs import check_functionals
+from explainers.target.removal import check_removal
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes
@@ -49,6 +53,9 @@ class AnyHead(NetworkExplainer):
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
+        refine: number of masked forward passes that refine the vectors of each image, around the ranking of the
+            predicted class, see `refinement.refine`; 0 for none.
+        refine_removal: what replaces hidden patches in these passes, see `Removal`.
     """
 
     networks = (AnyHeadNetwork,)
@@ -57,8 +64,13 @@ class AnyHead(NetworkExplainer):
         "teacher": "how the weights were trained",
         "allow_finetuned_backbone": "allows a difference",
     }
-    READING = {"temperature": "reads another attribution from the same vectors"}
+    READING = {
+        "temperature": "reads another attribution from the same vectors",
+        "refine": "refines the vectors that the network predicts",
+        "refine_removal": "refines the vectors that the network predicts",
+    }
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -72,7 +84,12 @@ class AnyHead(NetworkExplainer):
         temperature: float | None = None,
         min_crop: float | None = None,
         seed: int = 0,
+        refine: int = 0,
+        refine_removal: Removal = "zero",
     ) -> None:
+        if refine:
+            check_passes(refine)
+            check_removal(target, refine_removal)
         if temperature is not None:
             check_positive(temperature=temperature)
         super().__init__(target, grid, network, optimizer, scheduler, min_crop, seed)
@@ -81,10 +98,28 @@ class AnyHead(NetworkExplainer):
         self.teacher = None if teacher is None else teacher(target, grid)
         self.sources = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
         self.allow_finetuned_backbone = allow_finetuned_backbone
+        self.refine = refine
+        self.refine_removal = refine_removal
+        self.forward_passes = 1 + refine
         self.untrained = weights is None
         self.uncalibrated = True
         if weights is not None:
             self.load(weights)
+
+    def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute c_z, not refined, (B, N, D) and the embeddings (B, D) of uint8 images (B, C, H, W), in one pass."""
+        rows = self._rows(images)
+        return self.predict(rows), rows["embedding"]
+
+    def _predicted(self, rows: dict[str, Tensor]) -> Tensor:
+        """The vectors that `predict` returns, refined around the ranking of the predicted class if `refine` says so."""
+        predicted = self.predict(rows)
+        if not self.refine:
+            return predicted
+        prior = SimpleNamespace(target=self.target, grid=self.grid, decompose=lambda _: (predicted, rows["embedding"]))
+        return refined(
+            prior, rows["image"], passes=self.refine, removal=self.refine_removal, temperature=self.temperature
+        ).vectors
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
@@ -98,7 +133,7 @@ class AnyHead(NetworkExplainer):
         """
         rows = self._rows(images)
         check_functionals(functionals, images, self.target.embed_dim)
-        return self._attributed(self.predict(rows), functionals)
+        return self._attributed(self._predicted(rows), functionals)
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Explain the class that each of J linear classifiers on this backbone predicts, in one pass of the network.
@@ -117,7 +152,7 @@ class AnyHead(NetworkExplainer):
                 logits = head(rows["embedding"].float())
                 of_classes = class_rows(head, self.target.embed_dim, images)
                 functionals.append(score_functionals(of_classes, logits, self.temperature, logits.argmax(-1)))
-        return self._attributed(self.predict(rows), torch.stack(functionals, 1))
+        return self._attributed(self._predicted(rows), torch.stack(functionals, 1))
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""

@@ -6,15 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.anyhead.functionals import class_rows
-from explainers.anyhead.regions import region_coalitions
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.refinement.coalitions import region_coalitions
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
 from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
+from explainers.target.functionals import class_rows
 from explainers.target.removal import check_removal, masked_outputs
 
 Fit = Literal["regions", "uniform", "shapley"]

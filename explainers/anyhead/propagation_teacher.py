@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.anyhead.functionals import Functionals, class_rows, random_functionals
+from explainers.anyhead.functionals import Functionals, random_functionals
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc import build
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.target import TargetModel
+from explainers.target.functionals import class_rows
 
 Objective = Literal["squared", "correlation"]
 TINY = 1e-8  # least variance of attributions that is divided by

@@ -103,17 +103,18 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         rows = self._rows(images)
         if classes is None:
             classes = self._logits(rows).argmax(-1)
-        return self._heatmaps(self.predict(rows), rows, checked_classes(classes, images, self.target.num_classes))
+        classes = checked_classes(classes, images, self.target.num_classes)
+        return self._heatmaps(self._predicted(rows), rows, classes)
 
     def all_classes(self, images: Tensor) -> Tensor:
         """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
         rows = self._rows(images)
-        return self._heatmaps(self.predict(rows), rows)
+        return self._heatmaps(self._predicted(rows), rows)
 
     def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:
         """Apply target and network to uint8 images (B, C, H, W): a function of classes (B,) → heatmaps (B, P, P)."""
         rows = self._rows(images)
-        predicted = self.predict(rows)
+        predicted = self._predicted(rows)
         kept = {"image": images, "embedding": self._embeddings(rows)}
 
         def heatmaps(classes: Tensor) -> Tensor:
@@ -125,6 +126,10 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         """The images, and what the network reads of them."""
         self.grid.check(images)
         return {"image": images} | self.reads({"image": images})
+
+    def _predicted(self, rows: dict[str, Tensor]) -> Tensor:
+        """What heatmaps are computed from: by default what `predict` returns."""
+        return self.predict(rows)
 
     def _embeddings(self, rows: dict[str, Tensor]) -> Tensor:
         """The embeddings (B, D) of the images, computed if they are not among the rows."""

@@ -10,9 +10,9 @@ from torch import nn
 from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
-from explainers.anyhead.functionals import class_rows
 from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
+from explainers.target.functionals import class_rows
 from explainers.target.heads import DistilledHead
 from explainers.training import ExplainerTraining
 from explainers.training.sources import complete

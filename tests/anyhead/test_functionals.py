@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from explainers.anyhead.functionals import class_rows, random_functionals, score_functionals
+from explainers.anyhead.functionals import random_functionals
 from explainers.errors import InputError
+from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.heads import DistilledHead
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex

@@ -8,8 +8,8 @@ import references_anyhead
 import torch
 from toys import distance
 
-from explainers.anyhead.regions import region_coalitions
 from explainers.errors import InputError
+from explainers.refinement.coalitions import region_coalitions
 from explainers.shapley.coalition_draws import random_coalitions, shapley_coalitions, shapley_weights
 
 

@@ -1,0 +1,97 @@
+"""Random coalitions of patches that are coherent regions of the image, or regions around a ranking of the patches."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from explainers.sampling import uniform
+from explainers.shapley.coalition_draws import check_coalitions
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""The multiples of this number, modulo 1, are spread evenly, however many there are."""
+
+
+def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
+    """Draw coalitions of a few coherent regions: the patches where a smooth random field is highest.
+
+    The field interpolates independent numbers, one for 2 × 2 patches. So a coalition contains most patches of some
+    objects and few of others, and its embedding tells more about objects than the embedding of separate patches.
+
+    Args:
+        index: index of each image in the data set, (B,).
+        num_patches: N, a square number of at least 4.
+        count: number of coalitions for each image.
+        seed: a different one for every epoch, see `sampling.stream`.
+
+    Returns:
+        Boolean, (B, count, N); True for the patches in the coalition. Sizes are uniform in 1 ... N − 1.
+
+    Raises:
+        InputError: for a single patch.
+
+    >>> region_coalitions(torch.arange(500), num_patches=9, count=2, seed=0).sum(-1).unique().tolist()
+    [1, 2, 3, 4, 5, 6, 7, 8]
+    """
+    check_coalitions(num_patches)
+    coalition = index[:, None] * count + torch.arange(count, device=index.device)
+    field, draw = smooth_fields(coalition, num_patches, seed)
+    return _highest(field, 1 + (draw * (num_patches - 1)).long())
+
+
+def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) -> Tensor:
+    """Draw coalitions around rankings of the patches: those where scores and a smooth random field are highest.
+
+    Both are scaled to mean 0 and standard deviation 1 over the patches before the field is multiplied by `noise`. Equal
+    scores leave the field alone, so the coalitions are regions. Sizes are spread evenly over 1 ... N − 1.
+
+    Args:
+        numbers: number of each coalition, (M,); coalitions of equal numbers share the field and the size.
+        scores: scores of the patches of each image, (B, N).
+        noise: standard deviation of the field.
+        seed: seed of the fields.
+
+    Returns:
+        Boolean, (B, M, N).
+
+    >>> scores = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    >>> ranked_coalitions(torch.arange(3), scores, noise=0.001, seed=0)[0].int().tolist()
+    [[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1]]
+    """
+    num_patches = scores.shape[-1]
+    check_coalitions(num_patches)
+    field, _ = smooth_fields(numbers, num_patches, seed)
+    mixed = standardised(scores.double())[:, None] + noise * standardised(field)
+    place = numbers.double() * GOLDEN % 1
+    return _highest(mixed, 1 + (place * (num_patches - 1)).long().expand(len(scores), -1))
+
+
+def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Compute a smooth random field over the patches, and a random number, for every number (...).
+
+    Returns:
+        Fields (..., N), and numbers in [0, 1), (...).
+    """
+    side = math.isqrt(num_patches)
+    cells = math.ceil(side / 2) + 3
+    draws = uniform(numbers[..., None] * (cells**2 + 1) + torch.arange(cells**2 + 1, device=numbers.device), seed)
+    coarse = draws[..., 1:].reshape(-1, 1, cells, cells)
+    # The interpolation varies more at its border, which would be drawn first
+    field = F.interpolate(coarse, scale_factor=2, mode="bicubic")[..., 3 : 3 + side, 3 : 3 + side]
+    return field.reshape(*numbers.shape, num_patches), draws[..., 0]
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """Scale scores (..., N) to mean 0 and standard deviation 1; equal scores become 0.
+
+    >>> standardised(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
+    [[-1.0, 1.0], [0.0, 0.0]]
+    """
+    centred = scores - scores.mean(-1, keepdim=True)
+    return centred / centred.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
+
+
+def _highest(scores: Tensor, sizes: Tensor) -> Tensor:
+    """Mark as many of the highest scores (..., N) as `sizes` (...) says."""
+    return scores.argsort(-1, descending=True).argsort(-1) < sizes[..., None]

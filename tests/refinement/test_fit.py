@@ -1,0 +1,79 @@
+"""The ridge regression of pairs towards a prior, and its standard errors."""
+
+import pytest
+import references_refinement as slow
+import torch
+
+from explainers.refinement.coalitions import region_coalitions
+from explainers.refinement.fit import STRENGTHS, fit_pairs
+
+N = 16
+
+
+def noisy_pairs(count, noise, images, deviation=1.0, seed=0):
+    """Coalitions, observed differences (B, M, 1), a prior (B, N, 1), and attributions (B, N) that deviate from it."""
+    random = torch.Generator().manual_seed(seed)
+    keep = region_coalitions(torch.arange(images), N, count, seed=seed)
+    prior = torch.randn(images, N, 1, generator=random).double()
+    truth = 2 * prior[..., 0] + deviation * torch.randn(images, N, generator=random).double()
+    signs = 2 * keep.double() - 1
+    observed = signs @ truth[..., None] + noise * torch.randn(images, count, 1, generator=random).double()
+    return keep, observed, prior, truth
+
+
+def fitted(keep, observed, prior):
+    one = torch.ones(len(keep), 1, dtype=torch.double)
+    values, errors = fit_pairs(keep, observed, prior, one).heatmaps(one[:, None])
+    return values[:, 0], errors[:, 0]
+
+
+@pytest.mark.parametrize(("count", "sign"), [(6, 1), (10, 1), (10, -1), (40, 1)])
+def test_the_fit_is_that_of_a_loop_which_leaves_out_one_pair_after_the_other(count, sign):
+    keep, observed, prior, _ = noisy_pairs(count, noise=2.0, images=2)
+    values, errors = fitted(keep, observed, sign * prior)
+    for image in range(2):
+        arguments = keep[image].tolist(), observed[image, :, 0].tolist(), (sign * prior[image, :, 0]).tolist()
+        expected = slow.refined(*arguments, (STRENGTHS * N).tolist())
+        torch.testing.assert_close(values[image], torch.tensor(expected[0]), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(errors[image], torch.tensor(expected[1]), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("count", "noise"), [(40, 1.0), (100, 4.0)])
+def test_standard_errors_are_the_size_of_the_errors(count, noise):
+    keep, observed, prior, truth = noisy_pairs(count, noise, images=300)
+    values, errors = fitted(keep, observed, prior)
+    wrong = (values - values.mean(1, keepdim=True)) - (truth - truth.mean(1, keepdim=True))
+    assert 0.8 < (wrong / errors).square().mean() < 1.3
+
+
+def test_few_pairs_stay_near_a_good_prior_and_many_forget_a_bad_one():
+    for count, noise, sign in ((8, 2.0, 1), (300, 1.0, -1)):
+        keep, observed, prior, truth = noisy_pairs(count, noise, images=20, deviation=0.3)
+        values, _ = fitted(keep, observed, sign * prior)
+        none, _ = fitted(keep, observed, torch.zeros_like(prior))
+        error, without = ((each - truth).square().mean() for each in (values, none))
+        assert error < 0.3 * without if sign > 0 else error < 0.05
+
+
+def test_a_prior_may_have_any_size_and_offset():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    values, errors = fitted(keep, observed, prior)
+    for other in (7 + prior, 100 * prior - 3):
+        torch.testing.assert_close(fitted(keep, observed, other), (values, errors))
+
+
+def test_columns_that_are_fitted_together_give_what_their_mixture_gives_alone():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    mixture = torch.randn(3, 5).double()
+    columns = torch.randn(3, 1, 5).double()
+    several = columns - columns @ mixture[..., None] * mixture[:, None] / mixture.square().sum(1)[:, None, None]
+    along = mixture[:, None] / mixture.square().sum(1)[:, None, None]  # v · along = 1
+    fit = fit_pairs(keep, observed @ along + several, prior @ along + several, mixture)
+    torch.testing.assert_close(fit.heatmaps(mixture[:, None]), tuple(e[:, None] for e in fitted(keep, observed, prior)))
+
+
+def test_attributions_may_be_made_to_add_up():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    total = torch.tensor([[1.0], [2.0], [-3.0]])
+    fit = fit_pairs(keep, observed, prior, torch.ones(3, 1), total)
+    torch.testing.assert_close(fit.values.sum(1), total.double())

@@ -1,0 +1,190 @@
+"""Refining the heatmaps of explainers: what passes tell, and what users are told."""
+
+import pytest
+import references
+import torch
+from torch import nn
+from toys import VECTORS
+
+import explainers
+from explainers.anyhead import AnyHead
+from explainers.errors import InputError
+from explainers.evaluation.passes import counted_passes
+from explainers.posthoc import build
+from explainers.refinement import Refined, refine
+from explainers.target import TargetModel
+from explainers.target.functionals import class_rows, score_functionals
+
+CLASSES = torch.tensor([3, 0, 4, 1, 1])
+
+
+@pytest.fixture
+def anyhead(target, grid):
+    return AnyHead(target, grid, VECTORS, temperature=2.0).eval()
+
+
+@pytest.fixture
+def additive(target, grid, monkeypatch):
+    """A target whose embedding is a sum over patches; and what each of them adds, of normalised images, (B, N, D)."""
+    weight = torch.randn(16, 24)
+
+    def parts(normalised):
+        return normalised.mean(1).unfold(1, 8, 8).unfold(2, 8, 8).mean((-1, -2)).flatten(1)[..., None] * weight
+
+    monkeypatch.setattr(target, "embed", lambda normalised: parts(normalised).sum(1))
+    return target, parts
+
+
+def functional(target, images, classes):
+    with torch.no_grad():
+        logits = target(images)
+        return score_functionals(class_rows(target.head, 24, images), logits, 2.0, classes)
+
+
+def test_of_an_additive_model_the_parts_are_found_and_every_head_reads_them(additive, images):
+    target, parts = additive
+    refined = refine(None, images, CLASSES, 120, target=target)
+    expected = parts(target.normalise(images))
+    torch.testing.assert_close(refined.vectors, expected, rtol=1e-2, atol=1e-2)
+    other = torch.randn(5, 3, 24)
+    torch.testing.assert_close(refined.explain(other).heatmaps.flatten(2), other @ expected.mT, rtol=1e-2, atol=2e-2)
+    v = functional(target, images, CLASSES)
+    torch.testing.assert_close(refined.heatmaps.flatten(1), (expected @ v[..., None])[..., 0], rtol=1e-2, atol=1e-2)
+    assert (refined.errors < 0.1 * refined.heatmaps.flatten(1).std(1)[:, None, None]).all()
+
+
+@pytest.mark.parametrize("fit", ["ranking", "regions", "shapley"])
+def test_a_planted_patch_is_found_in_fewer_passes_than_patches(additive, images, grid, fit):
+    target, parts = additive
+    grey = torch.full_like(images, 127)
+    grey[:, :, 8:16, 16:24] = 255
+    v = functional(target, grey, CLASSES)
+    sign = (parts(target.normalise(grey))[:, 6] * v).sum(-1).sign()[:, None]
+    refined = refine(None, grey, CLASSES, 24, target=target, fit=fit)
+    assert (sign * refined.heatmaps.flatten(1)).argmax(1).tolist() == [6] * 5
+
+
+@pytest.mark.parametrize("parts", [(16, 48), (20, 2, 42)])
+@pytest.mark.parametrize("removal", ["black", "drop"])
+def test_passes_in_parts_give_what_they_give_at_once(anyhead, images, parts, removal):
+    at_once = refine(anyhead, images, CLASSES, 64, removal=removal)
+    refined = refine(anyhead, images, CLASSES, parts[0], removal=removal)
+    before = refined.heatmaps
+    for passes in parts[1:]:
+        refined.more(passes)
+    assert refined.passes == 64
+    torch.testing.assert_close(refined.heatmaps, at_once.heatmaps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(refined.errors, at_once.errors, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(refined.heatmaps, before, rtol=0.01)
+
+
+def test_vectors_and_their_heatmaps_as_prior_give_the_same(anyhead, target, grid, images):
+    refined = refine(anyhead, images, CLASSES, 40)
+    by_heatmaps = refine(lambda images, classes: anyhead(images, classes), images, CLASSES, 40, target=target)
+    torch.testing.assert_close(refined.heatmaps, by_heatmaps.heatmaps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(refined.errors, by_heatmaps.errors, rtol=1e-4, atol=1e-5)
+    v = functional(target, images, CLASSES)
+    torch.testing.assert_close(refined.explain(v), (refined.heatmaps, refined.errors))
+    torch.testing.assert_close((refined.vectors @ v[..., None]).view(5, 4, 4), refined.heatmaps, rtol=1e-3, atol=1e-4)
+
+
+def test_other_classes_and_heads_need_no_masked_pass(target, grid, images):
+    prior = build("DecompX-PLUS", target, grid)
+    refined = refine(prior, images, CLASSES, 32, fit="regions")
+    others = (CLASSES + 1) % 5
+    with counted_passes(target) as count:
+        found = refined.of(others)
+        explained = refined.explain(functional(target, images, others))
+    assert count.images <= 15  # the prior's own, and ours of the whole images
+    expected = refine(prior, images, others, 32, fit="regions")
+    torch.testing.assert_close(found, (expected.heatmaps, expected.errors))
+    assert explained.heatmaps.shape == explained.errors.shape == (5, 4, 4)
+
+
+def test_anyhead_refines_its_own_vectors(anyhead, target, grid, images):
+    own = AnyHead(target, grid, VECTORS, temperature=2.0, refine=32, refine_removal="black").eval()
+    own.network.load_state_dict(anyhead.network.state_dict())
+    refined = refine(anyhead, images, None, 32, removal="black")
+    torch.testing.assert_close(own(images), refined.heatmaps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own(images, CLASSES), refined.of(CLASSES).heatmaps, rtol=1e-4, atol=1e-5)
+    v = torch.randn(5, 2, 24)
+    torch.testing.assert_close(own.explain(images, v), refined.explain(v).heatmaps, rtol=1e-4, atol=1e-5)
+    assert own.identity() == anyhead.identity()
+    assert own.forward_passes == 33
+
+
+@pytest.mark.slow
+def test_shapley_values_are_approached_on_9_patches(make_model):
+    target = TargetModel(make_model(img_size=24)).eval()
+    images = torch.randint(0, 256, (1, 3, 24, 24), dtype=torch.uint8)
+    v = functional(target, images, torch.tensor([2]))[0]
+    with torch.no_grad():
+        values = references.coalition_values(lambda image: target.embed(image) @ v, target.normalise(images)[0], 3)
+    expected = references.exact_shapley(values, 9).view(3, 3)
+    refined = refine(None, images, torch.tensor([2]), 64, target=target, fit="shapley")
+    few = (refined.heatmaps[0] - expected).square().mean()
+    many = (refined.more(4000).heatmaps[0] - expected).square().mean()
+    torch.testing.assert_close(refined.heatmaps.sum(), expected.sum(), rtol=1e-3, atol=1e-3)
+    assert many < 0.05 * few and many < 0.003 * expected.var()
+
+
+def test_refining_stops_when_it_is_precise_enough(additive, images):
+    target, _ = additive
+    refined = refine(None, images, CLASSES, 512, target=target, tolerance=0.2)
+    assert 16 <= refined.passes < 512 and refined.precision().max() < 0.2
+    assert refine(None, images, CLASSES, 24, target=target, tolerance=1e-9).passes == 24
+
+
+def test_low_precision_changes_little(anyhead, images):
+    exact = refine(anyhead, images, CLASSES, 64).heatmaps.flatten(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = refine(anyhead, images, CLASSES, 64).heatmaps.flatten(1)
+    assert min(torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(exact, rounded, strict=True)) > 0.9
+
+
+def test_the_shortcut_of_the_library():
+    assert explainers.refine is refine
+
+
+BAD = {
+    "an even number of passes, two for each pair of masked images, got passes=63: take 64": {"passes": 63},
+    "passes above 0, got passes=0": {"passes": 0},
+    "passes above 0, got passes=-4": {"passes": -4},
+    "noise of at least 0, got noise=-1": {"noise": -1},
+    "tolerance above 0, got tolerance=0": {"tolerance": 0},
+    "fit ranking, regions or shapley, got lime": {"fit": "lime"},
+    "removal zero, black or drop, got blur": {"removal": "blur"},
+    "classes of the explained model, from 0 to 4, got 0 to 9": {"classes": torch.tensor([0, 1, 9, 2, 2])},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_told_in_one_line(anyhead, images, message):
+    with pytest.raises(InputError, match=f"^expected {message}$"):
+        refine(anyhead, images, **{"passes": 2} | BAD[message])
+
+
+def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, target, grid, images, make_model):
+    with pytest.raises(InputError, match="^expected an explainer with the model that it explains, got NoneType: give"):
+        refine(None, images)
+    other = TargetModel(make_model(seed=1))
+    with pytest.raises(InputError, match="^expected an explainer of this model, got one of vit_tiny_patch16_224 with"):
+        refine(anyhead, images, target=other)
+    cnn = TargetModel(make_model("test_resnet")).eval()
+    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got test_resnet"):
+        refine(None, images, target=cnn, removal="drop")
+    target.head = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 5))
+    with pytest.raises(InputError, match="^expected a linear head"):
+        refine(None, images, target=target)
+
+
+def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
+    refined = Refined(target, grid, prior="GAE", passes=2)
+    assert refined.forward_passes == 4
+    found = refine(refined.prior, images, CLASSES, 2)
+    with pytest.raises(InputError, match="^expected an explainer with vectors, such as AnyHead, or none, got GAE"):
+        _ = found.vectors
+    with pytest.raises(InputError, match="^expected an even number of passes, .* got passes=3: take 4$"):
+        found.more(3)
+    with pytest.raises(InputError, match="^expected an explainer of functionals, .* got Chance: use of"):
+        refine(build("Chance", target, grid), images, CLASSES, 2, target=target).explain(torch.zeros(5, 24))
