@@ -46,6 +46,35 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
     return torch.linalg.solve(system + penalty, members.mT @ gain)[..., 0].to(scores.dtype)
 
 
+def lime_samples(count: int, num_patches: int, seed: int, device: torch.device | None = None) -> Tensor:
+    """Draw samples in which each patch is visible with probability 1/2, boolean (count, N); more begin with the same.
+
+    >>> torch.equal(lime_samples(3, 9, seed=0), lime_samples(5, 9, seed=0)[:3])
+    True
+    """
+    numbers = torch.arange(count * num_patches, device=device)
+    return uniform(numbers, seed).view(count, -1) < 0.5
+
+
+def sample_weights(normalised: Tensor, keep: Tensor, grid: PatchGrid, kernel_width: float) -> Tensor:
+    """Compute the weight exp(−d² / (2 · kernel_width²)) of every sample, where d is its cosine distance to the image.
+
+    Args:
+        normalised: images, (B, C, H, W).
+        keep: visible patches, boolean (M, N), the same for all images.
+        grid: the patches.
+        kernel_width: width of the kernel, in cosine distance.
+
+    Returns:
+        float64, (B, M).
+    """
+    # (B, N); in float64, because autocast would compute the product in bfloat16
+    energy = patch_means(normalised.square().sum(1), grid).flatten(1).double()
+    # The cosine of an image x and its masked copy is |masked| / |x|, because the copy's pixels are x's or 0
+    cosine = (energy @ keep.mT.double() / energy.sum(1, keepdim=True).clamp(min=1e-12)).sqrt()
+    return torch.exp(-((1 - cosine) ** 2) / (2 * kernel_width**2))
+
+
 class LIME(nn.Module):
     """Coefficients of a linear fit to the class probability of samples, each patch visible with probability 1/2.
 
@@ -99,14 +128,9 @@ class LIME(nn.Module):
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
-        numbers = torch.arange(self.samples * self.grid.num_patches, device=images.device)
-        keep = uniform(numbers, self.seed).view(self.samples, -1) < 0.5  # (M, N)
+        keep = lime_samples(self.samples, self.grid.num_patches, self.seed, images.device)
         normalised = self.target.normalise(images)
         every = keep.expand(len(images), -1, -1)
         scores = masked_probabilities(self.target, normalised, classes, every, self.grid, self.removal, self.chunk_size)
-        # (B, N); in float64, because autocast would compute the product in bfloat16
-        energy = patch_means(normalised.square().sum(1), self.grid).flatten(1).double()
-        # The cosine of an image x and its masked copy is |masked| / |x|, because the copy's pixels are x's or 0
-        cosine = (energy @ keep.mT.double() / energy.sum(1, keepdim=True).clamp(min=1e-12)).sqrt()
-        weights = torch.exp(-((1 - cosine) ** 2) / (2 * self.kernel_width**2))
+        weights = sample_weights(normalised, keep, self.grid, self.kernel_width)
         return fit_linear(keep, scores, weights, self.alpha, self.lasso).unflatten(-1, (self.grid.side, -1))

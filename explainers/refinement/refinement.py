@@ -63,8 +63,8 @@ class Refinement:
         self._logits = self.target.classify(self._embeddings).detach()
         self.classes = self._checked(self._logits.argmax(-1) if classes is None else classes)
         self._total = self._embeddings - pairs.blank() if fit == "shapley" else None
-        self._of_classes = self._functionals(self.classes)
-        self._prior = self._prior_of(self._of_classes, self.classes)
+        self.functionals = self._functionals(self.classes)
+        self._prior = self._prior_of(self.functionals, self.classes)
         self._estimate: tuple[int, Estimate] | None = None
 
     @property
@@ -105,7 +105,7 @@ class Refinement:
         wanted = len(self.pairs) + passes // 2
         while len(self.pairs) < wanted:
             start, end = round_of(len(self.pairs))
-            scores = self._attributed(self._of_classes, self._prior, start)[0][:, 0]
+            scores = self._attributed(self.functionals, self._prior, start)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
             self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.noise, self.seed))
         return self
@@ -182,7 +182,7 @@ class Refinement:
     def _current(self) -> Estimate:
         """The estimate for `classes` from all pairs, kept until there are more."""
         if self._estimate is None or self._estimate[0] != len(self.pairs):
-            estimate = self._read(self._of_classes, self._prior, several=False)
+            estimate = self._read(self.functionals, self._prior, several=False)
             self._estimate = len(self.pairs), estimate
         return self._estimate[1]
 
@@ -211,7 +211,7 @@ class Refinement:
         keep = self.pairs.keep[:, :count]
         observed = self.pairs.differences[:, :count]
         weights = pair_weights(self.fit, keep)
-        return fit_pairs(keep, observed, vectors, self._of_classes[:, 0], self._total, weights)
+        return fit_pairs(keep, observed, vectors, self.functionals[:, 0], self._total, weights)
 
 
 def products(functionals: Tensor, vectors: Tensor) -> Tensor:

@@ -1,0 +1,197 @@
+"""Tables and the figure of `benchmarks/curve.py`, from the numbers of single images in its files."""
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.metrics.means import moments
+from explainers.report.labels import colours_of, legend_below, logarithmic
+
+Areas = dict[str, dict[str, dict[int, Tensor]]]
+"""Removal → explainer → passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
+OTHERS = ("KernelSHAP", "LIME", "RISE")
+"""Explainers that are compared at several numbers of passes."""
+FACTOR = 4
+"""How many times as many passes the others get."""
+
+
+def joined(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the numbers of files with equal settings."""
+    numbers: dict[str, Any] = {}
+    for file in files:
+        if file["settings"] != files[0]["settings"]:
+            raise InputError(f"expected files with equal settings, got {file['settings']} and {files[0]['settings']}")
+        for name, kept in file["numbers"].items():
+            numbers[name] = numbers.get(name, {}) | kept
+    return {**files[0], "numbers": numbers}
+
+
+def of_removal(numbers: Mapping[str, Any], removal: str) -> list[Any]:
+    """The entries of the batches of a removal, in the order of their images."""
+    keys = sorted((int(key.split("/")[1]), key) for key in numbers if key.split("/")[0] == removal)
+    return [numbers[key] for _, key in keys]
+
+
+def areas_of(results: Mapping[str, Any]) -> Areas:
+    """Arrange the fidelities of all images."""
+    areas: Areas = {}
+    for removal in results["settings"]["removals"]:
+        of_explainers: dict[str, dict[int, Tensor]] = {}
+        for name, kept in results["numbers"].items():
+            entries = [entry["fidelity"] for entry in of_removal(kept, removal) if "fidelity" in entry]
+            if entries:
+                of_explainers[name] = {
+                    int(passes): torch.cat([torch.tensor(list(entry[passes].values())) for entry in entries], 1).mT
+                    for passes in entries[0]
+                }
+        areas[removal] = of_explainers
+    return areas
+
+
+def needed(curve: Mapping[int, float], wanted: float, sign: int) -> str:
+    """The passes at which a curve of means reaches a value, by interpolation on the logarithm of the passes.
+
+    Args:
+        curve: passes → mean.
+        wanted: the value.
+        sign: 1 if high values are better, −1 if low ones are.
+
+    >>> needed({16: 0.0, 64: 1.0}, 0.5, sign=1), needed({16: 0.0, 64: 1.0}, 2.0, sign=1)
+    ('32', '> 64')
+    """
+    before: tuple[int, float] | None = None
+    for passes, value in sorted(curve.items()):
+        if sign * value >= sign * wanted:
+            if before is None:
+                return f"≤ {passes}"
+            share = (wanted - before[1]) / (value - before[1])
+            return f"{exp(log(before[0]) + share * (log(passes) - log(before[0]))):.0f}"
+        before = passes, value
+    return f"> {max(curve)}"
+
+
+def difference(first: Tensor, second: Tensor) -> str:
+    """Mean paired difference of Fidelity⁺ and Fidelity⁻ over images, with standard errors."""
+    count = min(len(first), len(second))  # of a file that is not finished
+    mean, _, error = moments(first[:count] - second[:count])
+    plus, minus = (f"{m:+.3f} ± {e:.3f}" for m, e in zip(mean.tolist(), error.tolist(), strict=True))
+    return f"{plus} | {minus}"
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    """All tables, as Markdown."""
+    lines: list[str] = []
+    for removal, of_explainers in areas_of(results).items():
+        count = max((len(each) for curve in of_explainers.values() for each in curve.values()), default=0)
+        lines += [f"\n## {removal}, {count} images\n", *_means(of_explainers)]
+        lines += _paired(of_explainers)
+        lines += _passes_needed(of_explainers)
+        lines += _yardsticks(results["numbers"], removal)
+        lines += _costs(results["numbers"].get("cost", {}), removal)
+    return "\n".join(lines)
+
+
+def _means(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+    columns = sorted({passes for curve in of_explainers.values() for passes in curve})
+    lines = ["| Fidelity⁺ / Fidelity⁻ | " + " | ".join(map(str, columns)) + " |", "| --- " * (1 + len(columns)) + "|"]
+    for name, curve in of_explainers.items():
+        cells = []
+        for passes in columns:
+            means = curve[passes].mean(0).tolist() if passes in curve else None
+            cells.append("" if means is None else f"{means[0]:.3f} / {means[1]:.3f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _paired(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+    lines = ["\n| Refined minus other | Fidelity⁺ ↑ | Fidelity⁻ ↓ |", "| --- | --- | --- |"]
+    for name, curve in of_explainers.items():
+        for passes, area in curve.items():
+            for other in OTHERS if name not in (*OTHERS, "GreedyOrder") else ():
+                beside = of_explainers.get(other, {}).get(FACTOR * passes)
+                if beside is not None:
+                    lines.append(f"| {name} {passes} − {other} {FACTOR * passes} | {difference(area, beside)} |")
+        for passes, area in of_explainers.get("GreedyOrder", {}).items():
+            if name not in (*OTHERS, "GreedyOrder"):
+                most = max(curve)
+                lines.append(f"| {name} {most} − GreedyOrder {passes} | {difference(curve[most], area)} |")
+    return lines
+
+
+def _passes_needed(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+    others = [name for name in OTHERS if name in of_explainers]
+    lines = ["\n| Passes for the same Fidelity⁺, Fidelity⁻ | " + " | ".join(others) + " |"]
+    lines.append("| --- " * (1 + len(others)) + "|")
+    for name, curve in of_explainers.items():
+        for passes, area in curve.items() if name not in (*OTHERS, "GreedyOrder") else ():
+            wanted = area.mean(0).tolist()
+            cells = []
+            for other in others:
+                means = {p: each.mean(0).tolist() for p, each in of_explainers[other].items()}
+                sides = [
+                    needed({p: mean[side] for p, mean in means.items()}, wanted[side], sign)
+                    for side, sign in enumerate((1, -1))
+                ]
+                cells.append(", ".join(sides))
+            lines.append(f"| {name} {passes} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _yardsticks(numbers: Mapping[str, Any], removal: str) -> list[str]:
+    lines = ["\n| Rank correlation with the most passes | Reference | Mean | Error |", "| --- | --- | --- | --- |"]
+    for reference, kept in numbers.items():
+        entries = [entry["yardstick"] for entry in of_removal(kept, removal) if "yardstick" in entry]
+        for name in entries[0] if entries else ():
+            values = torch.tensor([value for entry in entries for value in entry[name]]).double()
+            mean, _, error = (each.item() for each in moments(values[:, None]))
+            lines.append(f"| {name} | {reference} | {mean:.3f} | {error:.3f} |")
+    return lines
+
+
+def _costs(kept: Mapping[str, Any], removal: str) -> list[str]:
+    lines = ["\n| Passes | Time of refine relative to its masked passes |", "| --- | --- |"]
+    entries = [entry["cost"] for entry in of_removal(kept, removal) if entry["cost"]]
+    for passes in entries[0] if entries else ():
+        ratios = [whole / masked for entry in entries for whole, masked in entry[passes]]
+        lines.append(f"| {passes} | {median(ratios):.3f} |")
+    return lines if entries else []
+
+
+def figure_of(results: Mapping[str, Any]) -> Figure:
+    """Fidelity⁺ and Fidelity⁻ against passes: a column for each removal, a line for each explainer.
+
+    A heatmap of a method that needs no masked pass stands at 1.
+    """
+    areas = areas_of(results)
+    figure = Figure(figsize=(1 + 4 * len(areas), 6.6), layout="constrained")
+    axes = figure.subplots(2, len(areas), squeeze=False, sharex=True, sharey="row")
+    colours = colours_of(name for name in results["numbers"] if name != "cost")
+    for column, (removal, of_explainers) in enumerate(areas.items()):
+        for side, axis in enumerate(axes[:, column]):
+            for name, curve in of_explainers.items():
+                refined = name not in (*OTHERS, "GreedyOrder")
+                label = name if not refined else "refined without a prior" if name == "none" else f"{name}, refined"
+                passes = sorted(curve)
+                axis.plot(
+                    [max(1, each) for each in passes],
+                    [curve[each][:, side].mean().item() for each in passes],
+                    color=colours[name],
+                    label=label,
+                    marker="*" if name == "GreedyOrder" else "o",
+                    linestyle="-" if refined else "--",
+                    markersize=10 if name == "GreedyOrder" else 4,
+                )
+            logarithmic(axis, "x")
+            axis.grid(alpha=0.3)
+        axes[0, column].set_title(f"removal: {removal}")
+        axes[-1, column].set_xlabel("masked forward passes per image")
+    axes[0, 0].set_ylabel("Fidelity⁺  (higher is better)")
+    axes[1, 0].set_ylabel("Fidelity⁻  (lower is better)")
+    legend_below(figure, axes.flat)
+    return figure

@@ -1,0 +1,66 @@
+"""The benchmark of fidelity against passes: what it computes for many passes begins with what few passes give."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refined
+from benchmarks.curve_tables import figure_of, joined, tables
+from explainers.errors import InputError
+from explainers.posthoc import LIME, RISE
+from explainers.refinement import refine
+from explainers.shapley import KernelSHAP
+
+CLASSES = torch.tensor([3, 0, 4, 1, 1])
+PASSES = [16, 24, 40]
+BUDGETS = {
+    "KernelSHAP": lambda target, grid, passes, removal: KernelSHAP(target, grid, passes, removal=removal),
+    "LIME": lambda target, grid, passes, removal: LIME(target, grid, passes, removal=removal),
+    "RISE": lambda target, grid, passes, removal: RISE(target, grid, passes),
+}
+
+
+@pytest.mark.parametrize("removal", ["zero", "drop"])
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_prefix_of_many_passes_is_the_explainer_with_few(name, removal, target, grid, images):
+    found = BASELINES[name](Batch(target, grid, images, CLASSES, PASSES, removal))
+    assert list(found) == PASSES
+    for passes, heatmaps in found.items():
+        expected = BUDGETS[name](target, grid, passes, removal)(images, CLASSES)
+        torch.testing.assert_close(heatmaps, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_refined_heatmaps_are_those_of_refine(target, grid, images):
+    found, refinement = refined(None, Batch(target, grid, images, CLASSES, PASSES))
+    for passes in PASSES:
+        torch.testing.assert_close(found[passes], refine(None, images, CLASSES, passes, target=target).heatmaps)
+    assert halves(refinement).shape == (5,)
+
+
+def results(**numbers):
+    settings = {"removals": ["zero"]}
+    values = {"fidelity_plus": [0.5, 0.75], "fidelity_minus": [0.25, 0.0]}
+    worse = {"fidelity_plus": [0.25, 0.25], "fidelity_minus": [0.5, 0.5]}
+    kept = {
+        "AnyHead": {"fidelity": {"0": worse, "16": values}, "yardstick": {"GAE": [0.5, 1.0]}},
+        "LIME": {"fidelity": {"16": worse, "64": values}},
+        "cost": {"cost": {"16": [[1.0, 1.0], [1.5, 1.0], [2.0, 1.0]]}},
+    }
+    return {"settings": settings | numbers, "numbers": {name: {"zero/0": each} for name, each in kept.items()}}
+
+
+def test_tables_and_the_figure_have_what_was_measured():
+    found = json.loads(json.dumps(results()))
+    text = tables(found)
+    assert "| AnyHead | 0.250 / 0.500 | 0.625 / 0.125 |  |" in text
+    assert "| AnyHead 16 − LIME 64 | +0.000 ± 0.000 | +0.000 ± 0.000 |" in text
+    assert "| AnyHead 0 | ≤ 16, ≤ 16 |" in text and "| AnyHead 16 | 64, 64 |" in text
+    assert "| GAE | AnyHead | 0.750 | 0.250 |" in text and "| 16 | 1.500 |" in text
+    assert [axis.get_xscale() for axis in figure_of(found).axes] == ["log", "log"]
+
+
+def test_files_of_other_settings_are_not_joined():
+    assert joined([results(), results()])["numbers"].keys() == {"AnyHead", "LIME", "cost"}
+    with pytest.raises(InputError, match="^expected files with equal settings, got"):
+        joined([results(), results(levels=3)])
