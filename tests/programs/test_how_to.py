@@ -6,15 +6,18 @@ import re
 import sys
 
 import pytest
+import timm
 import torch
 from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from toys import fit
+from toys import VECTORS, fit
 
 import datamodules
 import explainers
 from explainers import posthoc
+from explainers.anyhead import AnyHead
+from explainers.target import TargetModel
 from explainers.tve import LightNetwork
 
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs/how_to").glob("*.md"))}
@@ -104,6 +107,17 @@ def test_any_module_is_explained_and_viewed_by_captum():
     assert names["heatmaps"].shape == (2, 8, 8) and names["heatmaps"].isfinite().all()
     assert {"GradCAM", "DeepLift", "RISE"} <= set(names["methods"]) and names["target"].classes == ["cat", "dog"]
     assert names["pixels"].shape == (2, 3, 32, 32)
+
+
+def test_an_explanation_is_refined(monkeypatch):
+    """Of an untrained AnyHead, in few passes."""
+    target = TargetModel(timm.create_model("vit_tiny_patch16_224", depth=2)).eval()
+    monkeypatch.setattr(explainers, "load", lambda name: AnyHead(target, target.grid, VECTORS).eval())
+    few = PAGES["refine"].replace("passes=64", "passes=4").replace("more(64)", "more(2)")
+    monkeypatch.setitem(PAGES, "refine", few)
+    names = run("refine")
+    assert names["refined"].passes == 6 and names["errors"].shape == names["espresso"].shape == (1, 14, 14)
+    assert names["task"].heatmaps.shape == names["task"].errors.shape == (1, 2, 14, 14)
 
 
 def test_an_experiment_composes(add_files, compose):
