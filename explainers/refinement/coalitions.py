@@ -56,7 +56,7 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
         Boolean, (B, M, N).
 
     >>> scores = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
-    >>> ranked_coalitions(torch.arange(3), scores, noise=0.001, seed=0)[0].int().tolist()
+    >>> ranked_coalitions(torch.tensor([0, 1, 3]), scores, noise=0.001, seed=0)[0].int().tolist()
     [[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1]]
     """
     num_patches = scores.shape[-1]

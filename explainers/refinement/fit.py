@@ -10,7 +10,7 @@ STRENGTHS = 10.0 ** torch.arange(-4, 1.6, 0.25, dtype=torch.double)
 variance that the deviations of patches from the prior explain. The largest keeps standard errors above 0."""
 
 TINY = 1e-9
-"""Squares below this part of the largest count as 0."""
+"""What is below this part of the largest counts as 0."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def fit_pairs(
             root = weights.double().sqrt()
             sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
         shift = unit(sizes if total is None else torch.zeros_like(sizes))
-        centred = (prior - prior.mean(1, keepdim=True)).double()
+        prior = prior.double()
+        centred = prior - prior.mean(1, keepdim=True)
+        centred = centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))
         factor, strength, leverages = _choose(members, centred, observed, judged.double(), shift)
         return _solve(members, factor[:, None, None] * centred, observed, strength, shift, sizes, leverages, total)
 

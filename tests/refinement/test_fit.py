@@ -62,6 +62,13 @@ def test_a_prior_may_have_any_size_and_offset():
         torch.testing.assert_close(fitted(keep, observed, other), (values, errors))
 
 
+def test_a_constant_prior_is_none():
+    keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
+    none = fitted(keep, observed, torch.zeros_like(prior))
+    torch.testing.assert_close(fitted(keep, observed, torch.full_like(prior, 0.1)), none)
+    torch.testing.assert_close(fitted(keep, observed, torch.full_like(prior, 0.1).float()), none)
+
+
 def test_columns_that_are_fitted_together_give_what_their_mixture_gives_alone():
     keep, observed, prior, _ = noisy_pairs(12, noise=1.0, images=3)
     mixture = torch.randn(3, 5).double()

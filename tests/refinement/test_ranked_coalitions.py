@@ -1,0 +1,51 @@
+"""Coalitions around a ranking of the patches."""
+
+import pytest
+import torch
+
+from explainers.errors import InputError
+from explainers.refinement.coalitions import ranked_coalitions
+from explainers.refinement.rounds import draw_coalitions
+
+NUMBERS = torch.arange(200)
+
+
+def test_without_noise_they_are_the_highest_scores_of_every_size_alike():
+    scores = torch.randn(3, 16)
+    keep = ranked_coalitions(NUMBERS, scores, 0.0, seed=0)
+    for image in range(3):
+        order = scores[image].argsort(descending=True).tolist()
+        for mask in keep[image]:
+            assert set(mask.nonzero()[:, 0].tolist()) == set(order[: int(mask.sum())])
+    counts = keep[0].sum(1).bincount(minlength=17)
+    assert counts[0] == counts[16] == 0 and counts[1:16].min() >= 12 and counts[1:16].max() <= 15
+
+
+def test_noise_decides_near_ties_and_seldom_large_differences():
+    scores = torch.linspace(-1, 1, 49)[None]
+    for noise, low, high in ((0.5, 0.99, 1.0), (1.5, 0.9, 0.99), (100.0, 0.4, 0.6)):
+        keep = ranked_coalitions(NUMBERS, scores, noise, seed=0)[0].float()
+        differs = keep[:, -10:].mean(1) != keep[:, :10].mean(1)
+        assert low <= (keep[:, -10:].mean(1) > keep[:, :10].mean(1))[differs].float().mean() <= high
+
+
+def test_equal_scores_leave_regions_that_all_images_share():
+    keep = ranked_coalitions(NUMBERS, torch.tensor([[1.0], [2.0]]).expand(2, 16), 1.5, seed=0)
+    assert torch.equal(keep[0], keep[1])
+    square = keep[0].view(-1, 4, 4)
+    assert (square[:, 1:] == square[:, :-1]).float().mean() > 0.6
+
+
+@pytest.mark.parametrize("fit", ["ranking", "regions", "shapley"])
+def test_draws_in_parts_are_those_at_once(fit):
+    scores = torch.randn(2, 16)
+    at_once = draw_coalitions(fit, 0, 9, scores, 1.0, seed=1)
+    parts = [draw_coalitions(fit, first, last, scores, 1.0, seed=1) for first, last in ((0, 4), (4, 9))]
+    assert at_once.shape == (2, 9, 16) and torch.equal(torch.cat(parts, 1), at_once)
+    assert torch.equal(at_once[0], at_once[1]) == (fit != "ranking")
+    assert not torch.equal(draw_coalitions(fit, 0, 9, scores, 1.0, seed=2), at_once)
+
+
+def test_a_single_patch_is_refused():
+    with pytest.raises(InputError, match="^expected coalitions of at least 2 patches, got 1: take smaller patches$"):
+        ranked_coalitions(NUMBERS, torch.zeros(1, 1), 1.0, seed=0)
