@@ -40,14 +40,14 @@ def squared_loss(vectors, functionals, attributions):
     return sum(terms) / len(terms)
 
 
-def unexplained(vectors, rows, head, classes, fit):
-    """The part of the squares of v · (G(x_S) − G(x_S̄)) that vectors leave, for all v = W_k, and for v = W_y.
+def unexplained(vectors, rows, head, functionals, fit):
+    """The part of the squares of v · (G(x_S) − G(x_S̄)) that vectors leave, for all v = W_k, and for one v an image.
 
     They say that it is v · c_z summed over S, minus the same over its complement. `shapley`: c_z are shifted to sum to
     G(x) − G(x_∅), and S of k patches is drawn with 1 / √(k (N − k)), but should count with 1 / (k (N − k)).
     """
     ratios = []
-    for of_image in (lambda i: list(head.double()), lambda i: [head[classes[i]].double()]):
+    for of_image in (lambda i: list(head.double()), lambda i: [functionals[i].double()]):
         left, total = 0.0, 0.0
         for image, v in [(place, v) for place in range(len(vectors)) for v in of_image(place)]:
             shares = (vectors[image].double() @ v).tolist()

@@ -1,24 +1,29 @@
 """Embeddings of masked images, and the least-squares fit of their differences by sums over patches."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from explainers.anyhead.functionals import likely_classes
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.refinement.coalitions import region_coalitions
+from explainers.posthoc import build
+from explainers.refinement.coalitions import ranked_coalitions, region_coalitions
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
 from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
-from explainers.target.functionals import class_rows
+from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.removal import check_removal, masked_outputs
 
-Fit = Literal["regions", "uniform", "shapley"]
+Fit = Literal["regions", "ranking", "uniform", "shapley"]
 POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
+NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
+RANKED_BY = "DirectPaths"  # the method whose heatmaps are ranked
+TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 
 
 @checks_choices
@@ -47,23 +52,24 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     return root * errors, root * difference
 
 
-def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
-    """Compute the unexplained part of the squared differences of logits: 1 for vectors of 0, if they are not shifted.
+def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, functionals: Tensor) -> Tensor:
+    """Compute the unexplained part of the squared differences of scores: 1 for vectors of 0, if they are not shifted.
 
-    The loss is the mean of two ratios: one for the logits of all classes, one for the logit of one class of each image.
-    Squares are summed over images and coalitions before the division, so that an image that no mask changes has no
-    effect.
+    The loss is the mean of two ratios: one for the logits of all classes, one for one functional of each image. Squares
+    are summed over images and coalitions before the division, so that an image that no mask changes has no effect.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
         difference: (B, M, D).
-        rows: the functionals of the classes, relative to their mean, (K, D).
-        classes: (B,).
+        rows: the functionals W of the classes, relative to their mean, (K, D).
+        functionals: v, (B, D).
     """
+    products = rows.mT @ rows  # |W e|² = e · (Wᵀ W e), for D × D instead of K × D numbers
     sums = []
     for each in (errors, difference):
-        squares = (each @ rows.mT).square()  # (B, M, K)
-        sums.append(torch.stack([squares.sum(), squares[torch.arange(len(squares)), :, classes].sum()]))
+        of_classes = ((each @ products) * each).sum()
+        of_functionals = (each @ functionals[..., None]).square().sum()
+        sums.append(torch.stack([of_classes, of_functionals]))
     return (sums[0] / sums[1].clamp(min=1e-8)).mean()
 
 
@@ -80,6 +86,9 @@ class CoalitionTeacher:
         grid: the patches.
         pairs: M, the number of coalitions of each image; each costs two forward passes.
         fit: how coalitions are drawn and weighed. `regions`: coherent regions of all sizes, see `region_coalitions`.
+            `ranking`: the most important patches of heatmaps with noise, see `ranked_coalitions`, because evaluations
+            of heatmaps hide such patches. Three of four heatmaps are of the predicted class, one is of another likely
+            class. It needs a transformer with a head.
             `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors
             with the least error are the Shapley values.
         removals: what replaces hidden patches, see `Removal`. The coalitions of an image use them in turn; `blank` is
@@ -110,6 +119,9 @@ class CoalitionTeacher:
             )
         for removal in removals:
             check_removal(target, removal)
+        if fit == "ranking" and target.num_classes < 2:
+            raise InputError(f"expected a head of at least 2 classes for fit=ranking, got {target.num_classes}")
+        self.ranker: Any = build(RANKED_BY, target, grid) if fit == "ranking" else None
         self.target = target
         self.grid = grid
         self.pairs = pairs
@@ -117,11 +129,11 @@ class CoalitionTeacher:
         self.removals = tuple(removals)
         self.chunk_size = chunk_size
         self.seed = seed
-        self.forward_passes = 2 * pairs
+        self.forward_passes = 2 * pairs + 2 * (fit == "ranking")  # the embedding, and the heatmaps
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        keep = self._draw(batch["index"], epoch)
         with torch.no_grad():
+            keep = self._draw(batch, epoch)
             normalised = self.target.normalise(batch["image"])
             difference = torch.empty(*keep.shape[:2], self.target.embed_dim, device=keep.device)
             blanks = []
@@ -133,30 +145,47 @@ class CoalitionTeacher:
                 blanks.append(self._embed(normalised[:1], torch.zeros_like(keep[:1, :1]), removal)[0])
         return {"keep": keep, "difference": difference, "blank": torch.stack(blanks).mean(0).expand(len(keep), -1)}
 
-    def _draw(self, index: Tensor, epoch: int) -> Tensor:
+    def _draw(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
         """The first coalition of each pair, (B, M, N)."""
+        index = batch["index"]
         seed = stream("coalitions", self.seed, epoch)
         num_patches = self.grid.num_patches
         if self.fit == "regions":
             return region_coalitions(index, num_patches, self.pairs, seed)
+        if self.fit == "ranking":
+            numbers = index[:, None] * self.pairs + torch.arange(self.pairs, device=index.device)
+            return ranked_coalitions(numbers, self._ranked(batch, epoch), NOISE, seed)
         power = POWER if self.fit == "shapley" else 0
         return shapley_coalitions(index, num_patches, self.pairs, seed, paired=False, power=power)
+
+    def _ranked(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
+        """The scores of the patches that each coalition ranks, (B, M, N)."""
+        rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean, directions=True)
+        logits = self.target.classify(self.target.embed(self.target.normalise(batch["image"])))
+        classes = likely_classes(logits, batch["index"], self.pairs, stream("functionals", self.seed, epoch))
+        functionals = [score_functionals(rows, logits, TEMPERATURE, each) for each in classes.unbind(1)]
+        return self.ranker.explain(batch["image"], torch.stack(functionals, 1)).flatten(2)
 
     def _embed(self, normalised: Tensor, keep: Tensor, removal: Removal) -> Tensor:
         outputs = masked_outputs(self.target, nn.Identity(), normalised, keep, self.grid, removal, self.chunk_size)
         return outputs.float()
 
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; the class is the predicted one."""
+        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; v is W_y of the predicted class."""
         head = class_rows(self.target.head, self.target.embed_dim, vectors, directions=True)
-        classes = self.target.classify(rows["embedding"]).argmax(-1)
+        head = head - head.mean(0)
+        functionals = head[self.target.classify(rows["embedding"]).argmax(-1)]
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head - head.mean(0), classes)
+            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head, functionals)
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""
         return rows["difference"].square().mean().sqrt() / self.grid.num_patches**0.5
 
     def key(self) -> Identity:
-        own = {"source": "embeddings of coalitions", "target": self.target.backbone_identity()}
+        ranked = self.fit == "ranking"  # then the head decides which patches are hidden
+        target = self.target.identity() if ranked else self.target.backbone_identity()
+        own: Identity = {"source": "embeddings of coalitions", "target": target}
+        if ranked:
+            own |= {"ranked_by": RANKED_BY, "noise": NOISE, "temperature": TEMPERATURE}
         return recipe(self, without=own) | own | {"class": "Coalitions"}  # its first name: rows stored then stay valid

@@ -59,6 +59,28 @@ def random_functionals(kinds: Functionals, rows: Tensor, logits: Tensor, index: 
     return F.normalize(torch.stack(functionals, 1).float(), dim=-1)
 
 
+def likely_classes(logits: Tensor, index: Tensor, count: int, seed: int) -> Tensor:
+    """Draw classes of every image: the predicted one, and for every fourth draw one of the `LIKELY` next ones.
+
+    Args:
+        logits: (B, K), K at least 2.
+        index: index of each image in the data set, (B,).
+        count: number of classes for each image.
+        seed: see `random_functionals`.
+
+    Returns:
+        (B, count).
+
+    >>> likely_classes(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([7]), count=4, seed=0).shape
+    torch.Size([1, 4])
+    """
+    places = torch.arange(count, device=index.device)
+    draws = uniform(index[:, None] * count + places, seed)
+    others = 1 + (draws * min(LIKELY, logits.shape[-1] - 1)).long()
+    ranks = torch.where(places % 4 == 3, others, 0)
+    return logits.argsort(-1, descending=True).gather(1, ranks)
+
+
 def normal(draws: Tensor) -> Tensor:
     """Turn numbers that are uniform in [0, 1) into standard normal ones, float32.
 

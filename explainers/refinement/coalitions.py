@@ -47,8 +47,8 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
     scores leave the field alone, so the coalitions are regions. Sizes are spread evenly over 1 ... N − 1.
 
     Args:
-        numbers: number of each coalition, (M,); coalitions of equal numbers share the field and the size.
-        scores: scores of the patches of each image, (B, N).
+        numbers: number of each coalition, (M,) or (B, M); coalitions of equal numbers share the field and the size.
+        scores: scores of the patches of each image, (B, N), or of each coalition, (B, M, N).
         noise: standard deviation of the field.
         seed: seed of the fields.
 
@@ -62,7 +62,8 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
     num_patches = scores.shape[-1]
     check_coalitions(num_patches)
     field, _ = smooth_fields(numbers, num_patches, seed)
-    mixed = standardised(scores.double())[:, None] + noise * standardised(field)
+    ranked = standardised(scores.double())
+    mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardised(field)
     place = numbers.double() * GOLDEN % 1
     return _highest(mixed, 1 + (place * (num_patches - 1)).long().expand(len(scores), -1))
 

@@ -11,12 +11,14 @@ from torch import nn
 from toys import batch_of, distance, game
 
 from explainers.anyhead import CoalitionTeacher
-from explainers.anyhead.coalition_teacher import coalition_errors, coalition_loss
+from explainers.anyhead.coalition_teacher import RANKED_BY, coalition_errors, coalition_loss
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.posthoc import build
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
+from explainers.target.functionals import score_functionals
 from explainers.training.sources import Features, complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
@@ -61,6 +63,10 @@ def taught(teacher, images, epoch=0):
     return complete(batch_of(images), [teacher, Features(teacher.target)], epoch)
 
 
+def ranked(target, **settings):
+    return CoalitionTeacher(target, GRID, fit="ranking", **settings)
+
+
 def visible(keep):
     """CoalitionTeacher (M, 9) as sets."""
     return [frozenset(row.nonzero()[:, 0].tolist()) for row in keep]
@@ -84,19 +90,20 @@ def test_vectors_whose_sums_are_the_embeddings_have_no_loss(additive, images, fi
 def test_the_loss_is_that_of_loops(target, images, fit):
     teacher = CoalitionTeacher(target, GRID, pairs=6, fit=fit)
     rows, vectors, head = taught(teacher, images), 0.3 * torch.randn(5, 9, 24), torch.randn(3, 24)
-    found = coalition_loss(*coalition_errors(vectors, rows, fit), head, CLASSES)
-    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, CLASSES, fit), rel=1e-4)
+    functionals = torch.randn(5, 24)
+    found = coalition_loss(*coalition_errors(vectors, rows, fit), head, functionals)
+    assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, functionals, fit), rel=1e-4)
     head = target.head.weight.detach() - target.head.weight.detach().mean(0)
-    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, target(images).argmax(-1))
+    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, head[target(images).argmax(-1)])
     torch.testing.assert_close(teacher.loss(vectors, rows), own)
 
 
 def test_an_image_that_no_mask_changes_does_not_count():
-    errors, difference, head = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(5, 6)
-    expected = coalition_loss(errors[:2], difference[:2], head, CLASSES[:2])
+    errors, difference, head, v = torch.randn(3, 4, 6), torch.randn(3, 4, 6), torch.randn(5, 6), torch.randn(3, 6)
+    expected = coalition_loss(errors[:2], difference[:2], head, v[:2])
     errors[2] = difference[2] = 0
-    torch.testing.assert_close(coalition_loss(errors, difference, head, CLASSES[:3]), expected)
-    assert coalition_loss(0 * errors, 0 * difference, head, CLASSES[:3]) == 0
+    torch.testing.assert_close(coalition_loss(errors, difference, head, v), expected)
+    assert coalition_loss(0 * errors, 0 * difference, head, v) == 0
 
 
 def embedding_of(target, image, patches, removal):
@@ -111,11 +118,11 @@ def embedding_of(target, image, patches, removal):
 @torch.no_grad()
 @pytest.mark.parametrize("removals", [["zero"], ["black"], ["drop", "zero", "black"]], ids="-".join)
 def test_rows_are_differences_of_embeddings_of_what_is_left_and_removals_take_turns(target, images, removals):
-    build = partial(CoalitionTeacher, target, GRID, pairs=5, chunk_size=7)
-    rows = build(removals=removals)(batch_of(images, first=70), epoch=2)
+    teacher_of = partial(CoalitionTeacher, target, GRID, pairs=5, chunk_size=7)
+    rows = teacher_of(removals=removals)(batch_of(images, first=70), epoch=2)
     shapes = {"keep": (5, 5, 9), "difference": (5, 5, 24), "blank": (5, 24)}
     assert {name: tuple(row.shape) for name, row in rows.items()} == shapes
-    assert torch.equal(rows["keep"], build()(batch_of(images, first=70), epoch=2)["keep"])
+    assert torch.equal(rows["keep"], teacher_of()(batch_of(images, first=70), epoch=2)["keep"])
     for i, image in enumerate(target.normalise(images)):
         blanks = [embedding_of(target, image, set(), removal) for removal in removals]
         torch.testing.assert_close(rows["blank"][i], sum(blanks) / len(blanks), rtol=1e-4, atol=1e-5)
@@ -155,14 +162,14 @@ def test_what_a_coalition_and_its_complement_have_in_common_cancels(target, imag
 
 @pytest.mark.parametrize("fit", FITS)
 def test_the_coalitions_of_an_image_are_its_own_and_drawn_anew_every_epoch(target, images, fit):
-    build = partial(CoalitionTeacher, target, GRID, pairs=4, fit=fit, removals=["zero", "black"])
-    together, later = (build()(batch_of(images, first=70), epoch) for epoch in (2, 3))
-    alone = build()(batch_of(images[3:4], first=73), epoch=2)
+    teacher_of = partial(CoalitionTeacher, target, GRID, pairs=4, fit=fit, removals=["zero", "black"])
+    together, later = (teacher_of()(batch_of(images, first=70), epoch) for epoch in (2, 3))
+    alone = teacher_of()(batch_of(images[3:4], first=73), epoch=2)
     for name, row in together.items():
         assert not row.requires_grad
         torch.testing.assert_close(alone[name][0], row[3], rtol=1e-4, atol=1e-5)
     assert not torch.equal(together["keep"], later["keep"])
-    assert not torch.equal(together["keep"], build(seed=1)(batch_of(images, first=70), 2)["keep"])
+    assert not torch.equal(together["keep"], teacher_of(seed=1)(batch_of(images, first=70), 2)["keep"])
 
 
 def rows_of(values, coalitions):
@@ -269,6 +276,45 @@ def test_the_unit_is_the_spread_of_vectors_without_mean_whose_sums_are_the_diffe
     assert CoalitionTeacher(target, GRID).unit({"difference": signs @ vectors}).item() == pytest.approx(2, rel=0.05)
 
 
+@torch.no_grad()
+def test_coalitions_of_a_ranking_are_the_most_important_patches_of_a_likely_class(target, images, monkeypatch):
+    """Without noise, they are the top of the heatmap of the predicted class, or for every fourth of another one."""
+    monkeypatch.setattr("explainers.anyhead.coalition_teacher.NOISE", 0.0)
+    keep = ranked(target, pairs=16, removals=["zero", "drop"])(batch_of(images))["keep"]
+    paths, logits, head = build(RANKED_BY, target, GRID), target(images), target.head.weight.detach()
+    orders = {}
+    for k in range(5):
+        heatmaps = paths.explain(images, score_functionals(head, logits, 2.0, torch.full((5,), k))).flatten(1)
+        orders |= {(i, k): heatmaps[i].argsort(descending=True).tolist() for i in range(5)}
+    others = set()
+    for i in range(5):
+        predicted = logits[i].argmax().item()
+        for m, coalition in enumerate(visible(keep[i])):
+            explained = {k for k in range(5) if coalition == frozenset(orders[i, k][: len(coalition)])}
+            assert explained if m % 4 == 3 else predicted in explained
+            others |= explained - {predicted} if m % 4 == 3 and predicted not in explained else set()
+    assert others
+    assert keep.sum(-1).unique().tolist() == list(range(1, 9))
+
+
+@torch.no_grad()
+def test_with_noise_the_coalitions_of_a_ranking_are_drawn_anew_every_epoch(target, images):
+    teacher = ranked(target, pairs=8)
+    first, again, later = (teacher(batch_of(images), epoch)["keep"] for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert (first != later).any()
+
+
+def test_rows_of_a_ranking_belong_to_the_head_and_need_one(target, make_target):
+    other = make_target(img_size=24)
+    with torch.no_grad():
+        other.head.weight += 1
+    assert CoalitionTeacher(target, GRID).key() == CoalitionTeacher(other, GRID).key()
+    assert ranked(target).key() != ranked(other).key()
+    with pytest.raises(InputError, match="^expected a model with a classification layer, got one without"):
+        ranked(make_target(img_size=24, num_classes=0))
+
+
 def test_no_pair_no_removal_a_removal_without_a_pair_and_an_unknown_fit_are_refused(target):
     with pytest.raises(InputError, match="^expected pairs above 0, got pairs=0$"):
         CoalitionTeacher(target, GRID, pairs=0)
@@ -279,7 +325,7 @@ def test_no_pair_no_removal_a_removal_without_a_pair_and_an_unknown_fit_are_refu
         CoalitionTeacher(target, GRID, pairs=2, removals=["zero", "black", "drop"])
     with pytest.raises(InputError, match="^expected removals as a list of zero, black or drop, got zero$"):
         CoalitionTeacher(target, GRID, removals="zero")
-    with pytest.raises(InputError, match="^expected fit regions, uniform or shapley, got exact$"):
+    with pytest.raises(InputError, match="^expected fit regions, ranking, uniform or shapley, got exact$"):
         CoalitionTeacher(target, GRID, fit="exact")
 
 
