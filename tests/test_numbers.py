@@ -17,6 +17,8 @@ from explainers.evaluation import Evaluation, TwoPointStudy
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
 from explainers.metrics.error_bound import ErrorBound
 from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.refinement import Refined
+from explainers.refinement.pairs import MaskedPairs
 from explainers.shapley import KernelSHAP, LightShapleyNetwork, Shapley, ShapleyLabels, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.transformer.rules import Rules
@@ -35,6 +37,7 @@ BUILDERS = {
     TVE: partial(TVE, network=LIGHT),
     Shapley: partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0], width=12)),
     CoalitionValues: partial(CoalitionValues, count=3),
+    MaskedPairs: partial(MaskedPairs, normalised=torch.zeros(1, 3, 32, 32), removal="zero"),
     LightNetwork: LIGHT,
     LightShapleyNetwork: partial(LightShapleyNetwork, blocks=[0], width=12),
     PaperNetwork: partial(PaperNetwork, **SMALL, head_layers=2),
@@ -69,6 +72,8 @@ REFUSED = [
     (KernelSHAP, {"budget": 0}, "expected budget above 0, got budget=0"),
     (CoalitionValues, {"count": 0}, "expected count above 0, got count=0"),
     (Shapley, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
+    (Refined, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),
+    (Refined, {"temperature": 0.0}, "expected temperature above 0, got temperature=0.0"),
     (LightNetwork, {"blocks": []}, "expected blocks of vit_tiny_patch16_224 to read, got none"),
     (LightNetwork, {"hops": []}, f"{HOPS}[]"),
     (LightNetwork, {"width": 0}, "expected width above 0, got width=0"),

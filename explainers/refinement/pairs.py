@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import checks_choices
+from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.target import TargetModel
 from explainers.target.removal import masked_outputs
@@ -28,6 +28,7 @@ class MaskedPairs:
     def __init__(
         self, target: TargetModel, normalised: Tensor, grid: PatchGrid, removal: Removal, chunk_size: int
     ) -> None:
+        check_positive(chunk_size=chunk_size)
         self.target = target
         self.normalised = normalised
         self.grid = grid

@@ -60,10 +60,7 @@ def refine(
             explainer of another model.
     """
     check_passes(passes)
-    check_positive(chunk_size=chunk_size)
-    check_range(0, noise=noise)
-    if temperature is not None:
-        check_positive(temperature=temperature)
+    _check_numbers(noise, temperature, chunk_size)
     target = _target_of(explainer, target)
     check_removal(target, removal)
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
@@ -109,6 +106,7 @@ class Refined(nn.Module):
     ) -> None:
         super().__init__()
         check_passes(passes)
+        _check_numbers(noise, temperature, chunk_size)
         check_removal(target, removal)
         target.check_grid(grid)
         self.target = target.eval()
@@ -138,6 +136,14 @@ class Refined(nn.Module):
             chunk_size=self.chunk_size,
             seed=self.seed,
         ).heatmaps
+
+
+def _check_numbers(noise: float, temperature: float | None, chunk_size: int) -> None:
+    """Raise an InputError for a number that makes no sense."""
+    check_positive(chunk_size=chunk_size)
+    check_range(0, noise=noise)
+    if temperature is not None:
+        check_positive(temperature=temperature)
 
 
 def _target_of(explainer: Any, target: TargetModel | None) -> TargetModel:
