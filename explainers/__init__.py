@@ -106,7 +106,15 @@ class FunctionalExplainer(Protocol):
     """An explainer of any linear functional of the embedding, such as the logit of a class under a linear head."""
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
-        """Explain v · G(x), for uint8 images (B, C, H, W) and functionals v (B, D) → heatmaps (B, P, P)."""
+        """Explain v · G(x) of uint8 images.
+
+        Args:
+            images: uint8, (B, C, H, W).
+            functionals: v, (B, D), or (B, V, D) for several of each image.
+
+        Returns:
+            Heatmaps, (B, P, P) or (B, V, P, P).
+        """
         ...
 
 

@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
+from numbers import Integral
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
@@ -79,6 +80,19 @@ def meant(name: str, known: Collection[str], others: Collection[str] = ()) -> st
     similar, less_similar = (difflib.get_close_matches(name, known, 3, cutoff) for cutoff in (0.7, 0.5))
     suggested = similar or list(others)[:3] or less_similar
     return f"did you mean {', '.join(suggested)}?" if suggested else f"there are {', '.join(known) or 'none'}"
+
+
+def check_integers(**numbers: Any) -> None:
+    """Raise an InputError for the first setting that is not an integer.
+
+    >>> check_integers(masks=4000)
+    >>> check_integers(passes=64.0)
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected passes as an integer, got passes=64.0
+    """
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise InputError(f"expected {name} as an integer, got {name}={number!r}")
 
 
 def check_positive(**numbers: float) -> None:

@@ -72,6 +72,12 @@ REFUSED = [
     (KernelSHAP, {"budget": 0}, "expected budget above 0, got budget=0"),
     (CoalitionValues, {"count": 0}, "expected count above 0, got count=0"),
     (Shapley, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
+    (
+        Refined,
+        {"passes": 4},
+        "expected at least 8 passes, because fewer cannot tell the size of the prior, got passes=4",
+    ),
+    (Refined, {"seed": 1.5}, "expected seed as an integer, got seed=1.5"),
     (Refined, {"noise": -1.0}, "expected noise of at least 0, got noise=-1.0"),
     (Refined, {"temperature": 0.0}, "expected temperature above 0, got temperature=0.0"),
     (LightNetwork, {"blocks": []}, "expected blocks of vit_tiny_patch16_224 to read, got none"),

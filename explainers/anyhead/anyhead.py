@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, check_integers, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.refinement import refine as refined
 from explainers.refinement.rounds import check_passes
@@ -53,8 +53,9 @@ class AnyHead(NetworkExplainer):
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
-        refine: number of masked forward passes that refine the vectors of each image, around the ranking of the
-            predicted class, see `refinement.refine`; 0 for none.
+        refine: number of masked forward passes that refine the vectors of each image, even and at least 8, see
+            `refinement.refine`; 0 for none. Patches are hidden around the ranking of the predicted class, or of the
+            first functional or task.
         refine_removal: what replaces hidden patches in these passes, see `Removal`.
     """
 
@@ -87,9 +88,14 @@ class AnyHead(NetworkExplainer):
         refine: int = 0,
         refine_removal: Removal = "zero",
     ) -> None:
+        check_integers(refine=refine)
         if refine:
-            check_passes(refine)
+            check_passes(refine=refine)
             check_removal(target, refine_removal)
+        elif refine_removal != "zero":
+            raise InputError(
+                f"expected refine above 0 with refine_removal={refine_removal}, got refine=0: add refine=64"
+            )
         if temperature is not None:
             check_positive(temperature=temperature)
         super().__init__(target, grid, network, optimizer, scheduler, min_crop, seed)
@@ -111,15 +117,21 @@ class AnyHead(NetworkExplainer):
         rows = self._rows(images)
         return self.predict(rows), rows["embedding"]
 
-    def _predicted(self, rows: dict[str, Tensor]) -> Tensor:
-        """The vectors that `predict` returns, refined around the ranking of the predicted class if `refine` says so."""
+    def _predicted(self, rows: dict[str, Tensor], functionals: Tensor | None = None) -> Tensor:
+        """The vectors that `predict` returns, refined if `refine` says so.
+
+        Args:
+            rows: the images, and what the network reads of them.
+            functionals: v, (B, D) or (B, V, D): passes hide patches around the ranking of the first of each image;
+                `None` for that of the predicted class.
+        """
         predicted = self.predict(rows)
         if not self.refine:
             return predicted
         prior = SimpleNamespace(target=self.target, grid=self.grid, decompose=lambda _: (predicted, rows["embedding"]))
-        return refined(
-            prior, rows["image"], passes=self.refine, removal=self.refine_removal, temperature=self.temperature
-        ).vectors
+        first = functionals if functionals is None or functionals.dim() == 2 else functionals[:, 0]
+        settings: dict[str, Any] = {"removal": self.refine_removal, "temperature": self.temperature}
+        return refined(prior, rows["image"], passes=self.refine, functionals=first, **settings).vectors
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
@@ -133,7 +145,7 @@ class AnyHead(NetworkExplainer):
         """
         rows = self._rows(images)
         check_functionals(functionals, images, self.target.embed_dim)
-        return self._attributed(self._predicted(rows), functionals)
+        return self._attributed(self._predicted(rows, functionals), functionals)
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Explain the class that each of J linear classifiers on this backbone predicts, in one pass of the network.
@@ -152,7 +164,8 @@ class AnyHead(NetworkExplainer):
                 logits = head(rows["embedding"].float())
                 of_classes = class_rows(head, self.target.embed_dim, images)
                 functionals.append(score_functionals(of_classes, logits, self.temperature, logits.argmax(-1)))
-        return self._attributed(self._predicted(rows), torch.stack(functionals, 1))
+        together = torch.stack(functionals, 1)
+        return self._attributed(self._predicted(rows, together), together)
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""

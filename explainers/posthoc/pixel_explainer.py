@@ -99,10 +99,12 @@ class PixelExplainer(nn.Module):
         return self.details(images, classes).heatmaps
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
-        """Explain v · G(x) of uint8 images (B, C, H, W) for functionals v (B, D) → (B, P, P)."""
+        """Explain linear functionals v · G(x) of the embedding, see `FunctionalExplainer`."""
         self.grid.check(images)
         check_functionals(functionals, images, self.target.embed_dim)
-        return self._explanation(images, functionals).heatmaps
+        if functionals.dim() == 2:
+            return self._explanation(images, functionals).heatmaps
+        return torch.stack([self._explanation(images, v).heatmaps for v in functionals.unbind(1)], 1)
 
     def _explanation(self, images: Tensor, wanted: Tensor) -> Details:
         with torch.inference_mode(False), torch.enable_grad():

@@ -61,6 +61,9 @@ def fit_pairs(
         judged: weights of the columns, (B, C), in the mixture that chooses α and λ.
         total: Σ_z φ_z, which then fixes β, (B, C); `None` to fit β.
         weights: weight of each pair, (B, M); `None` for equal ones.
+
+    Returns:
+        The attributions φ of all columns, (B, N, C), and what their standard errors need, in float64.
     """
     with torch.autocast(keep.device.type, enabled=False):
         signs = 2 * keep.double() - 1

@@ -4,12 +4,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_positive, check_range, checks_choices
+from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc import build
 from explainers.refinement.pairs import MaskedPairs
+from explainers.refinement.prior import Prior, check_explainer, target_of
 from explainers.refinement.refinement import Refinement
-from explainers.refinement.rounds import Draw, check_passes
+from explainers.refinement.rounds import NOISE, TEMPERATURE, Draw, check_passes
 from explainers.target import TargetModel
 from explainers.target.removal import check_removal
 
@@ -21,13 +22,14 @@ def refine(
     classes: Tensor | None = None,
     passes: int = 64,
     *,
+    functionals: Tensor | None = None,
     target: TargetModel | None = None,
     grid: PatchGrid | None = None,
     removal: Removal = "zero",
     fit: Draw = "ranking",
-    noise: float = 1.5,
+    noise: float = NOISE,
     tolerance: float | None = None,
-    temperature: float | None = 2.0,
+    temperature: float | None = TEMPERATURE,
     chunk_size: int = 256,
     seed: int = 0,
 ) -> Refinement:
@@ -41,7 +43,9 @@ def refine(
         explainer: the prior: an explainer of classes, or one with vectors, such as AnyHead; `None` for no prior.
         images: uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,); `None` for the predicted ones.
-        passes: number of masked forward passes of each image, even; with `tolerance`, the largest number.
+        passes: number of masked forward passes of each image, even and at least 8; with `tolerance`, the maximum.
+        functionals: v · G(x) to explain instead of a class, one v for each image, (B, D). The head may then be of any
+            kind, or missing.
         target: the model to explain; by default that of the explainer.
         grid: the patches; by default those of the explainer, or of the model.
         removal: what replaces hidden patches, see `Removal`.
@@ -56,22 +60,30 @@ def refine(
         seed: seed of the coalitions.
 
     Raises:
-        InputError: for passes that are not pairs, a removal that the model lacks, a head that is not linear, or an
-            explainer of another model.
+        InputError: for numbers that make no sense, a removal that the model lacks, a head that is not linear, an
+            explainer of another model, or one whose heatmaps do not fit.
     """
-    check_passes(passes)
-    _check_numbers(noise, temperature, chunk_size)
-    target = _target_of(explainer, target)
+    check_passes(passes=passes)
+    _check_numbers(noise, temperature, chunk_size, seed)
+    if tolerance is not None:
+        check_positive(tolerance=tolerance)
+    if classes is not None and functionals is not None:
+        raise InputError("expected classes or functionals, got both: read the classes with of(classes) afterwards")
+    if functionals is not None and functionals.dim() != 2:
+        raise InputError(
+            f"expected one functional for each image, of shape [{len(images)}, D], got {list(functionals.shape)}: read"
+            " others with explain(functionals) afterwards"
+        )
+    check_explainer(explainer)
+    target = target_of(explainer, target).eval()
     check_removal(target, removal)
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)
     patches.check(images)
+    prior = Prior(explainer, target, patches, images)
     pairs = MaskedPairs(target, target.normalise(images), patches, removal, chunk_size)
-    refinement = Refinement(explainer, pairs, images, classes, fit, noise, temperature, seed)
-    if tolerance is None:
-        return refinement.more(passes)
-    check_positive(tolerance=tolerance)
-    return refinement.until(tolerance, passes)
+    refinement = Refinement(prior, pairs, classes, functionals, fit, noise, temperature, seed)
+    return refinement.more(passes) if tolerance is None else refinement.until(tolerance, passes)
 
 
 class Refined(nn.Module):
@@ -88,6 +100,10 @@ class Refined(nn.Module):
         temperature: see `refine`.
         chunk_size: see `refine`.
         seed: see `refine`.
+
+    Raises:
+        InputError: for numbers that make no sense, a removal that the model lacks, or a method that does not exist or
+            does not support the model.
     """
 
     @checks_choices
@@ -99,14 +115,14 @@ class Refined(nn.Module):
         passes: int = 64,
         removal: Removal = "zero",
         fit: Draw = "ranking",
-        noise: float = 1.5,
-        temperature: float | None = 2.0,
+        noise: float = NOISE,
+        temperature: float | None = TEMPERATURE,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_passes(passes)
-        _check_numbers(noise, temperature, chunk_size)
+        check_passes(passes=passes)
+        _check_numbers(noise, temperature, chunk_size, seed)
         check_removal(target, removal)
         target.check_grid(grid)
         self.target = target.eval()
@@ -122,6 +138,7 @@ class Refined(nn.Module):
         self.forward_passes = passes + 1 + (0 if prior is None else getattr(self.prior, "forward_passes", 1))
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
         return refine(
             self.prior,
             images,
@@ -138,26 +155,10 @@ class Refined(nn.Module):
         ).heatmaps
 
 
-def _check_numbers(noise: float, temperature: float | None, chunk_size: int) -> None:
+def _check_numbers(noise: float, temperature: float | None, chunk_size: int, seed: int) -> None:
     """Raise an InputError for a number that makes no sense."""
+    check_integers(chunk_size=chunk_size, seed=seed)
     check_positive(chunk_size=chunk_size)
     check_range(0, noise=noise)
     if temperature is not None:
         check_positive(temperature=temperature)
-
-
-def _target_of(explainer: Any, target: TargetModel | None) -> TargetModel:
-    """The model to explain: that of the explainer, unless it is given."""
-    own = getattr(explainer, "target", None)
-    if not isinstance(own, TargetModel):
-        if target is None:
-            raise InputError(
-                f"expected an explainer with the model that it explains, got {type(explainer).__name__}: give the model"
-                " as target=..."
-            )
-        return target
-    if target is not None and own is not target and own.identity() != target.identity():
-        raise InputError(
-            f"expected an explainer of this model, got one of {own.name} with other weights: leave out target=..."
-        )
-    return own if target is None else target

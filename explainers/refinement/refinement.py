@@ -1,23 +1,28 @@
 """Explanations of any explainer, refined by masked forward passes: as many as the user can afford, for every head."""
 
-from typing import Any, NamedTuple, Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from explainers import FunctionalExplainer, VectorExplainer
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.refinement.fit import Fit, fit_pairs
 from explainers.refinement.pairs import MaskedPairs
-from explainers.refinement.rounds import Draw, check_passes, draw_coalitions, pair_weights, round_of
+from explainers.refinement.prior import Prior, products
+from explainers.refinement.rounds import Draw, check_pairs, check_passes, draw_coalitions, pair_weights, round_of
 from explainers.target import TargetModel
 from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.inputs import check_functionals, checked_classes
 
 
 class Estimate(NamedTuple):
-    """Heatmaps, and the standard error of every patch: (B, P, P) each, or (B, V, P, P)."""
+    """Heatmaps, and the standard error of every patch: (B, P, P) each, or (B, V, P, P).
+
+    Standard errors are those of differences between patches: they include neither an offset that all patches share, nor
+    the error of the size of the prior.
+    """
 
     heatmaps: Tensor
     errors: Tensor
@@ -27,45 +32,49 @@ class Refinement:
     """What masked forward passes tell about images; see `refine`, which builds it.
 
     Args:
-        explainer: the prior, or `None`.
+        prior: what the explainer says about the images.
         pairs: the masked images, without any yet.
-        images: uint8, (B, C, H, W).
-        classes: the classes whose ranking decides which patches are masked, (B,); `None` for the predicted ones.
+        classes: the classes around whose ranking patches are hidden, (B,); `None` for the predicted ones.
+        functionals: v (B, D) around whose ranking patches are hidden, instead of classes, or `None`.
         fit: see `refine`.
         noise: see `refine`.
         temperature: see `refine`.
         seed: see `refine`.
+
+    Attributes:
+        classes: of `heatmaps`, (B,); missing if there are functionals.
+        functionals: v of what `heatmaps` explains, (B, 1, D).
+        total: G(x) minus the embedding of no patch, (B, D), for `fit="shapley"`; otherwise `None`.
     """
 
     @checks_choices
     def __init__(
         self,
-        explainer: Any,
+        prior: Prior,
         pairs: MaskedPairs,
-        images: Tensor,
         classes: Tensor | None,
+        functionals: Tensor | None,
         fit: Draw,
         noise: float,
         temperature: float | None,
         seed: int,
     ) -> None:
-        self.explainer = explainer
+        self.prior = prior
         self.pairs = pairs
-        self.images = images
         self.target: TargetModel = pairs.target
         self.grid: PatchGrid = pairs.grid
         self.fit = fit
         self.noise = noise
         self.temperature = temperature
         self.seed = seed
-        self._rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean)
-        self._vectors, self._embeddings = self._start()
-        self._logits = self.target.classify(self._embeddings).detach()
-        self.classes = self._checked(self._logits.argmax(-1) if classes is None else classes)
-        self._total = self._embeddings - pairs.blank() if fit == "shapley" else None
-        self.functionals = self._functionals(self.classes)
-        self._prior = self._prior_of(self.functionals, self.classes)
+        self.total = prior.embeddings - pairs.blank() if fit == "shapley" else None
+        if functionals is None:
+            self.classes = self._logits.argmax(-1) if classes is None else classes
+            self.functionals, self._heatmaps = self._of_classes(self.classes)
+        else:
+            self.functionals, self._heatmaps = self._of_functionals(functionals)
         self._estimate: tuple[int, Estimate] | None = None
+        self._fitted: tuple[int, Fit] | None = None
 
     @property
     def passes(self) -> int:
@@ -74,12 +83,12 @@ class Refinement:
 
     @property
     def heatmaps(self) -> Tensor:
-        """The refined heatmaps of `classes`, (B, P, P)."""
+        """The refined heatmaps of the classes or functionals that `refine` was given, (B, P, P)."""
         return self._current().heatmaps
 
     @property
     def errors(self) -> Tensor:
-        """The standard error of every patch of `heatmaps`, (B, P, P)."""
+        """The standard error of every patch of `heatmaps`, (B, P, P), see `Estimate`."""
         return self._current().errors
 
     @property
@@ -89,23 +98,32 @@ class Refinement:
         Raises:
             InputError: if the explainer has heatmaps alone.
         """
-        if self._vectors is None:
+        if self.prior.vectors is None:
+            name = type(self.prior.explainer).__name__
             raise InputError(
-                f"expected an explainer with vectors, such as AnyHead, or none, got {type(self.explainer).__name__},"
-                " which has heatmaps: use of(classes) or explain(functionals)"
+                f"expected an explainer with vectors, such as AnyHead, or none, got {name}, which has heatmaps: use"
+                " of(classes) or explain(functionals)"
             )
-        return self._fit_vectors(self._vectors, len(self.pairs)).values.float()
+        return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.float()
 
     def more(self, passes: int) -> Self:
-        """Refine further by an even number of masked forward passes of each image.
+        """Refine further: 64 and 64 more passes give what 128 passes at once give.
 
-        64 and 64 more passes give what 128 passes at once give.
+        Args:
+            passes: number of further masked forward passes of each image, even.
+
+        Returns:
+            This object.
+
+        Raises:
+            InputError: if the number is not even and above 0.
         """
-        check_passes(passes)
+        check_pairs(passes=passes)
         wanted = len(self.pairs) + passes // 2
         while len(self.pairs) < wanted:
             start, end = round_of(len(self.pairs))
-            scores = self._attributed(self.functionals, self._prior, start)[0][:, 0]
+            ranked = start if self.fit == "ranking" else 0  # other draws do not read the scores
+            scores = self._attributed(self.functionals, self._heatmaps, ranked)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
             self.pairs.add(draw_coalitions(self.fit, first, last, scores, self.noise, self.seed))
         return self
@@ -113,9 +131,20 @@ class Refinement:
     def until(self, tolerance: float, passes: int) -> Self:
         """Refine until `precision` is below a tolerance for every image, or until there are this many passes.
 
-        It is checked after every round, whose number of passes doubles.
+        It is checked after every round, which doubles the number of passes.
+
+        Args:
+            tolerance: above 0.
+            passes: total number, those already made included; even and at least 8.
+
+        Returns:
+            This object.
+
+        Raises:
+            InputError: for other numbers.
         """
-        check_passes(passes)
+        check_positive(tolerance=tolerance)
+        check_passes(passes=passes)
         while self.passes < passes:
             _, end = round_of(len(self.pairs))
             self.more(min(2 * end, passes) - self.passes)
@@ -124,10 +153,18 @@ class Refinement:
         return self
 
     def of(self, classes: Tensor) -> Estimate:
-        """Explain other classes (B,), from the same passes."""
-        classes = self._checked(classes)
-        functionals = self._functionals(classes)
-        return self._read(functionals, self._prior_of(functionals, classes), several=False)
+        """Explain other classes, from the same passes.
+
+        Args:
+            classes: the class to explain in each image, (B,).
+
+        Returns:
+            Heatmaps and standard errors, (B, P, P) each.
+
+        Raises:
+            InputError: for classes that do not exist, or a head that is not linear.
+        """
+        return self._read(*self._of_classes(classes), several=False)
 
     def explain(self, functionals: Tensor) -> Estimate:
         """Explain linear functionals v · G(x) of the embedding, such as classes of other heads, from the same passes.
@@ -135,54 +172,44 @@ class Refinement:
         Args:
             functionals: v, (B, D), or (B, V, D) for several of each image.
 
+        Returns:
+            Heatmaps and standard errors, (B, P, P) or (B, V, P, P) each.
+
         Raises:
-            InputError: for an explainer that explains classes alone.
+            InputError: for functionals of another shape, or an explainer that explains classes alone.
         """
-        check_functionals(functionals, self.images, self.target.embed_dim)
-        several = functionals.dim() == 3
-        every = functionals if several else functionals[:, None]
-        if self._vectors is not None:
-            return self._read(every, products(every, self._vectors), several)
-        if not isinstance(self.explainer, FunctionalExplainer):
-            raise InputError(
-                f"expected an explainer of functionals, such as AnyHead or DecompX-PLUS, got"
-                f" {type(self.explainer).__name__}: use of(classes)"
-            )
-        return self._read(every, self.explainer.explain(self.images, every).detach().flatten(2), several)
+        return self._read(*self._of_functionals(functionals), several=functionals.dim() == 3)
 
     def precision(self) -> Tensor:
         """The median standard error of the patches, relative to the standard deviation of the heatmap: (B,)."""
         heatmaps, errors = (each.flatten(1) for each in self._current())
         return errors.median(-1).values / heatmaps.std(-1).clamp(min=1e-30)
 
-    @torch.no_grad()
-    def _start(self) -> tuple[Tensor | None, Tensor]:
-        """The vectors of the prior, if it has vectors, and the embeddings of the images."""
-        if isinstance(self.explainer, VectorExplainer):
-            vectors, embeddings = self.explainer.decompose(self.images)
-            return vectors.float(), embeddings.float()
-        embeddings = self.target.embed(self.pairs.normalised).float()
-        if self.explainer is not None:
-            return None, embeddings
-        return embeddings.new_zeros(len(embeddings), self.grid.num_patches, embeddings.shape[-1]), embeddings
+    @cached_property
+    def _rows(self) -> Tensor:
+        return class_rows(self.target.head, self.target.embed_dim, self.target.mean)
 
-    def _checked(self, classes: Tensor) -> Tensor:
-        return checked_classes(classes, self.images, self.target.num_classes)
+    @cached_property
+    def _logits(self) -> Tensor:
+        return self.target.classify(self.prior.embeddings).detach()
 
-    def _functionals(self, classes: Tensor) -> Tensor:
-        """v of the explained score of classes (B,) at the images, (B, 1, D)."""
-        return score_functionals(self._rows, self._logits, self.temperature, classes)[:, None]
+    def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
+        rows = self._rows
+        classes = checked_classes(classes, self.prior.images, self.target.num_classes)
+        functionals = score_functionals(rows, self._logits, self.temperature, classes)[:, None]
+        return functionals, self.prior.of_classes(classes, functionals)
 
-    def _prior_of(self, functionals: Tensor, classes: Tensor) -> Tensor:
-        """The explainer's heatmaps of classes (B,), whose functionals are (B, 1, D): (B, 1, N)."""
-        if self._vectors is not None:
-            return products(functionals, self._vectors)
-        return self.explainer(self.images, classes).detach().flatten(1)[:, None]
+    def _of_functionals(self, functionals: Tensor) -> tuple[Tensor, Tensor]:
+        """v (B, V, D) of functionals (B, D) or (B, V, D), and the prior heatmaps (B, V, N)."""
+        check_functionals(functionals, self.prior.images, self.target.embed_dim)
+        every = functionals if functionals.dim() == 3 else functionals[:, None]
+        return every, self.prior.of_functionals(functionals).view(*every.shape[:2], -1)
 
     def _current(self) -> Estimate:
         """The estimate for `classes` from all pairs, kept until there are more."""
         if self._estimate is None or self._estimate[0] != len(self.pairs):
-            estimate = self._read(self.functionals, self._prior, several=False)
+            estimate = self._read(self.functionals, self._heatmaps, several=False)
             self._estimate = len(self.pairs), estimate
         return self._estimate[1]
 
@@ -196,24 +223,25 @@ class Refinement:
         """Attributions and standard errors, (B, V, N) each, from the first `count` pairs."""
         if not count:
             return priors, torch.full_like(priors, torch.inf)
-        if self._vectors is not None:
-            return self._fit_vectors(self._vectors, count).heatmaps(functionals)
-        several = functionals.shape[1]
-        keep = self.pairs.keep[:, :count].repeat_interleave(several, 0)
-        observed = products(functionals, self.pairs.differences[:, :count]).flatten(0, 1)[..., None]
-        total = None if self._total is None else products(functionals, self._total[:, None]).flatten(0, 1)
-        one = torch.ones_like(observed[:, :1, 0])
-        fit = fit_pairs(keep, observed, priors.flatten(0, 1)[..., None], one, total, pair_weights(self.fit, keep))
-        values, errors = fit.heatmaps(one[:, None])
-        return values.view(-1, several, values.shape[-1]), errors.view(-1, several, errors.shape[-1])
+        if self.prior.vectors is not None:
+            return self._fit_vectors(self.prior.vectors, count).heatmaps(functionals)
+        keep = self.pairs.keep[:, :count]
+        weights = pair_weights(self.fit, keep)
+        one = functionals.new_ones(len(functionals), 1)
+        parts = []
+        for v, prior in zip(functionals.split(1, 1), priors.split(1, 1), strict=True):  # one at a time saves memory
+            observed = products(v, self.pairs.differences[:, :count]).mT
+            total = None if self.total is None else products(v, self.total[:, None])[:, 0]
+            parts.append(fit_pairs(keep, observed, prior.mT, one, total, weights).heatmaps(one[:, None]))
+        values, errors = zip(*parts, strict=True)
+        return torch.cat(values, 1), torch.cat(errors, 1)
 
     def _fit_vectors(self, vectors: Tensor, count: int) -> Fit:
-        keep = self.pairs.keep[:, :count]
-        observed = self.pairs.differences[:, :count]
-        weights = pair_weights(self.fit, keep)
-        return fit_pairs(keep, observed, vectors, self.functionals[:, 0], self._total, weights)
-
-
-def products(functionals: Tensor, vectors: Tensor) -> Tensor:
-    """v · c of functionals (B, V, D) and vectors (B, N, D): float64, (B, V, N), even under autocast."""
-    return functionals.double() @ vectors.double().mT
+        """The fit of the vectors to the first `count` pairs, kept until another number is asked for."""
+        if self._fitted is None or self._fitted[0] != count:
+            keep = self.pairs.keep[:, :count]
+            observed = self.pairs.differences[:, :count]
+            weights = pair_weights(self.fit, keep)
+            fitted = fit_pairs(keep, observed, vectors, self.functionals[:, 0], self.total, weights)
+            self._fitted = count, fitted
+        return self._fitted[1]

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, check_integers, check_positive, checks_choices
 from explainers.refinement.coalitions import ranked_coalitions
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
@@ -13,17 +13,41 @@ from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weigh
 Draw = Literal["ranking", "regions", "shapley"]
 FIRST = 8
 """Number of pairs in the first round. Every later round has as many as all rounds before it."""
+FEWEST = 8
+"""Smallest number of passes. The fit of fewer has no pair left that tells the size of the prior, or of the errors."""
 POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
+NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
+TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 
 
-def check_passes(passes: int) -> None:
-    """Raise an InputError unless the number of passes is even and at least 2."""
-    check_positive(passes=passes)
-    if passes % 2:
-        raise InputError(
-            f"expected an even number of passes, two for each pair of masked images, got passes={passes}: take"
-            f" {passes + 1}"
-        )
+def check_passes(**numbers: int) -> None:
+    """Raise an InputError for the first number of passes that is not even, or below `FEWEST`.
+
+    >>> check_passes(passes=4)
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected at least 8 passes, because fewer cannot tell the size of the prior, got \
+passes=4: take 16
+    """
+    check_integers(**numbers)
+    for name, number in numbers.items():
+        if number < FEWEST:
+            raise InputError(
+                f"expected at least {FEWEST} passes, because fewer cannot tell the size of the prior, got"
+                f" {name}={number}: take {2 * FEWEST}"
+            )
+    check_pairs(**numbers)
+
+
+def check_pairs(**numbers: int) -> None:
+    """Raise an InputError for the first number of passes that is not even and above 0."""
+    check_integers(**numbers)
+    check_positive(**numbers)
+    for name, number in numbers.items():
+        if number % 2:
+            raise InputError(
+                f"expected an even number of passes, two for each pair of masked images, got {name}={number}: take"
+                f" {number + 1}"
+            )
 
 
 def round_of(pair: int) -> tuple[int, int]:

@@ -71,8 +71,10 @@ def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(method, 
         close(explainer(images, classes), expected)
     with torch.inference_mode():
         close(explainer(images.clone(), classes.clone()), expected)
-        explained = explainer.explain(images.clone(), torch.ones(3, target.embed_dim))
+        functionals = torch.stack([torch.ones(3, target.embed_dim), target.embed(target.normalise(images))], 1)
+        explained = explainer.explain(images.clone(), functionals[:, 0])
         assert explained.isfinite().all()
+        close(explainer.explain(images.clone(), functionals)[:, 0], explained)
 
 
 def attributes(module):

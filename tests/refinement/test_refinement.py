@@ -10,8 +10,10 @@ import explainers
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes
+from explainers.masking import PatchGrid
 from explainers.posthoc import build
 from explainers.refinement import Refined, refine
+from explainers.refinement.fit import fit_pairs
 from explainers.target import TargetModel
 from explainers.target.functionals import class_rows, score_functionals
 
@@ -92,10 +94,11 @@ def test_other_classes_and_heads_need_no_masked_pass(target, grid, images):
     prior = build("DecompX-PLUS", target, grid)
     refined = refine(prior, images, CLASSES, 32, fit="regions")
     others = (CLASSES + 1) % 5
+    v = functional(target, images, others)
     with counted_passes(target) as count:
         found = refined.of(others)
-        explained = refined.explain(functional(target, images, others))
-    assert count.images <= 15  # the prior's own, and ours of the whole images
+        explained = refined.explain(v)
+    assert count.images == 10  # two passes of the prior for 5 images
     expected = refine(prior, images, others, 32, fit="regions")
     torch.testing.assert_close(found, (expected.heatmaps, expected.errors))
     assert explained.heatmaps.shape == explained.errors.shape == (5, 4, 4)
@@ -108,7 +111,8 @@ def test_anyhead_refines_its_own_vectors(anyhead, target, grid, images):
     torch.testing.assert_close(own(images), refined.heatmaps, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own(images, CLASSES), refined.of(CLASSES).heatmaps, rtol=1e-4, atol=1e-5)
     v = torch.randn(5, 2, 24)
-    torch.testing.assert_close(own.explain(images, v), refined.explain(v).heatmaps, rtol=1e-4, atol=1e-5)
+    around = refine(anyhead, images, None, 32, functionals=v[:, 0], removal="black")
+    torch.testing.assert_close(own.explain(images, v), around.explain(v).heatmaps, rtol=1e-4, atol=1e-5)
     assert own.identity() == anyhead.identity()
     assert own.forward_passes == 33
 
@@ -146,10 +150,59 @@ def test_the_shortcut_of_the_library():
     assert explainers.refine is refine
 
 
+def test_functionals_are_explained_whatever_the_head_is(target, grid, images):
+    v = functional(target, images, CLASSES)
+    expected = refine(None, images, CLASSES, 32, target=target)
+    gae = build("GAE", target, grid)
+    of_method = refine(gae, images, None, 8, functionals=v)
+    torch.testing.assert_close(of_method.heatmaps, of_method.explain(v).heatmaps)
+    target.head = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 5))
+    found = refine(None, images, None, 32, functionals=v, target=target)
+    torch.testing.assert_close((found.heatmaps, found.errors), (expected.heatmaps, expected.errors))
+    own = AnyHead(target, grid, VECTORS, refine=8).eval()
+    assert own.explain(images, v[:, None]).shape == (5, 1, 4, 4)
+    assert own.explain_tasks(images, [nn.Linear(24, 3)]).shape == (5, 1, 4, 4)
+    with pytest.raises(InputError, match="^expected a linear head"):
+        found.of(CLASSES)
+
+
+def test_the_model_is_explained_in_eval_mode(make_model):
+    cnn = TargetModel(make_model("test_resnet")).train()
+    mean = cnn.backbone.bn1.running_mean.clone()
+    size = cnn.grid.image_size
+    refine(None, torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8), None, 8, target=cnn)
+    assert torch.equal(cnn.backbone.bn1.running_mean, mean) and not cnn.training
+
+
+def test_nothing_is_fitted_twice_or_without_need(anyhead, images, monkeypatch):
+    counts = []
+
+    def counted(keep, *arguments):
+        counts.append(keep.shape[1])
+        return fit_pairs(keep, *arguments)
+
+    monkeypatch.setattr("explainers.refinement.refinement.fit_pairs", counted)
+    refined = refine(anyhead, images, CLASSES, 64, fit="regions")
+    assert not counts
+    _ = refined.vectors, refined.heatmaps, refined.of(CLASSES), refined.explain(torch.randn(5, 3, 24))
+    assert counts == [32]
+    refine(anyhead, images, CLASSES, 64)
+    assert counts == [32, 8, 16]
+
+
+FEW = "at least 8 passes, because fewer cannot tell the size of the prior, got"
 BAD = {
     "an even number of passes, two for each pair of masked images, got passes=63: take 64": {"passes": 63},
-    "passes above 0, got passes=0": {"passes": 0},
-    "passes above 0, got passes=-4": {"passes": -4},
+    f"{FEW} passes=6: take 16": {"passes": 6},
+    f"{FEW} passes=0: take 16": {"passes": 0},
+    f"{FEW} passes=-4: take 16": {"passes": -4},
+    "passes as an integer, got passes=64.0": {"passes": 64.0},
+    "passes as an integer, got passes='64'": {"passes": "64"},
+    "passes as an integer, got passes=True": {"passes": True},
+    "seed as an integer, got seed=1.5": {"seed": 1.5},
+    "chunk_size as an integer, got chunk_size=8.0": {"chunk_size": 8.0},
+    "classes or functionals, got both: read the classes with of": {"classes": CLASSES, "functionals": torch.ones(5, 4)},
+    "one functional for each image, of shape .5, D., got .5, 2, 24.: read": {"functionals": torch.ones(5, 2, 24)},
     "noise of at least 0, got noise=-1": {"noise": -1},
     "tolerance above 0, got tolerance=0": {"tolerance": 0},
     "fit ranking, regions or shapley, got lime": {"fit": "lime"},
@@ -160,16 +213,54 @@ BAD = {
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_input_is_told_in_one_line(anyhead, images, message):
-    with pytest.raises(InputError, match=f"^expected {message}$"):
-        refine(anyhead, images, **{"passes": 2} | BAD[message])
+    with pytest.raises(InputError, match=f"^expected {message}"):
+        refine(anyhead, images, **{"passes": 8} | BAD[message])
+
+
+def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, grid, images):
+    for settings, message in (
+        ({"refine": 6}, f"{FEW} refine=6"),
+        ({"refine": 63}, "an even number of passes, .* got refine=63: take 64"),
+        ({"refine": 8.0}, "refine as an integer, got refine=8.0"),
+        ({"refine": None}, "refine as an integer, got refine=None"),
+        ({"refine_removal": "drop"}, "refine above 0 with refine_removal=drop, got refine=0: add refine=64"),
+    ):
+        with pytest.raises(InputError, match=f"^expected {message}"):
+            AnyHead(target, grid, VECTORS, **settings)
+    refined = refine(anyhead, images, CLASSES, 8)
+    for tolerance, passes in ((-1.0, 16), (float("nan"), 16), (0.3, 6), (0.3, 16.0)):
+        with pytest.raises(InputError):
+            refined.until(tolerance, passes)
+    with pytest.raises(InputError, match="^expected an even number of passes, .* got passes=3: take 4$"):
+        refined.more(3)
+    assert refined.more(2).passes == 10
+
+
+def test_a_tolerance_is_checked_before_the_explainer_is_asked(images, target):
+    with pytest.raises(InputError, match="^expected tolerance above 0, got tolerance=nan$"):
+        refine(lambda *_: pytest.fail("asked"), images, target=target, tolerance=float("nan"))
 
 
 def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, target, grid, images, make_model):
     with pytest.raises(InputError, match="^expected an explainer with the model that it explains, got NoneType: give"):
         refine(None, images)
+    for explainer, message in (
+        ("GAE", r"str: give build\("),
+        (AnyHead, "the class AnyHead: give"),
+        (target, "TargetModel: give None"),
+        (3, "int: give None"),
+    ):
+        with pytest.raises(InputError, match=f"^expected an explainer, got {message}"):
+            refine(explainer, images, target=target)
+    with pytest.raises(InputError, match="^expected target as a TargetModel, got VisionTransformer: give TargetModel"):
+        refine(anyhead, images, target=make_model())
     other = TargetModel(make_model(seed=1))
     with pytest.raises(InputError, match="^expected an explainer of this model, got one of vit_tiny_patch16_224 with"):
         refine(anyhead, images, target=other)
+    head = TargetModel(make_model(), head=nn.Linear(24, 2))
+    with pytest.raises(InputError, match="^expected an explainer of this head, got one of another head on vit_tiny"):
+        refine(build("GAE", target, grid), images, target=head)
+    assert torch.equal(refine(anyhead, images, None, 8, target=head).classes, head(images).argmax(-1))
     cnn = TargetModel(make_model("test_resnet")).eval()
     with pytest.raises(InputError, match="^expected a ViT for removal=drop, got test_resnet"):
         refine(None, images, target=cnn, removal="drop")
@@ -178,13 +269,34 @@ def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, tar
         refine(None, images, target=target)
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.zeros(5, 32, 32), r"float32 of shape \[5, 32, 32\]: give its grid"),
+        (torch.zeros(1, 4, 4), r"float32 of shape \[1, 4, 4\]: give its grid"),
+        (torch.full((5, 4, 4), torch.nan), r"float32 of shape \[5, 4, 4\] with NaN or infinity"),
+        (torch.zeros(5, 4, 4).numpy(), "ndarray: return a tensor"),
+    ],
+)
+def test_heatmaps_that_do_not_fit_are_told_in_one_line(target, images, returned, message):
+    with pytest.raises(
+        InputError, match=rf"^expected finite heatmaps of shape \[5, 4, 4\] from the explainer, got {message}"
+    ):
+        refine(lambda images, classes: returned, images, CLASSES, 8, target=target)
+
+
+def test_vectors_of_another_grid_are_told_in_one_line(anyhead, images):
+    with pytest.raises(
+        InputError, match=r"^expected finite vectors of shape \[5, 64, 24\] .* got float32 of .* 16, 24"
+    ):
+        refine(anyhead, images, grid=PatchGrid(32, 4, differs=True))
+
+
 def test_what_heatmaps_cannot_give_is_told_in_one_line(target, grid, images):
-    refined = Refined(target, grid, prior="GAE", passes=2)
-    assert refined.forward_passes == 4
-    found = refine(refined.prior, images, CLASSES, 2)
+    refined = Refined(target, grid, prior="GAE", passes=8)
+    assert refined.forward_passes == 10
+    found = refine(refined.prior, images, CLASSES, 8)
     with pytest.raises(InputError, match="^expected an explainer with vectors, such as AnyHead, or none, got GAE"):
         _ = found.vectors
-    with pytest.raises(InputError, match="^expected an even number of passes, .* got passes=3: take 4$"):
-        found.more(3)
     with pytest.raises(InputError, match="^expected an explainer of functionals, .* got Chance: use of"):
-        refine(build("Chance", target, grid), images, CLASSES, 2, target=target).explain(torch.zeros(5, 24))
+        refine(build("Chance", target, grid), images, CLASSES, 8, target=target).explain(torch.zeros(5, 24))

@@ -1,0 +1,146 @@
+"""The prior of a refinement: an explainer, the model that it explains, and what it says about images."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explainers import FunctionalExplainer, VectorExplainer
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.target import TargetModel
+
+
+class Prior:
+    """What an explainer says about images, before any masked pass.
+
+    Args:
+        explainer: an explainer, or `None`.
+        target: the model that is explained.
+        grid: the patches.
+        images: uint8, (B, C, H, W).
+
+    Attributes:
+        vectors: c_z of every patch, float32 (B, N, D); zeros without an explainer, `None` if it has heatmaps alone.
+        embeddings: G(x), float32 (B, D).
+
+    Raises:
+        InputError: if the explainer returns vectors that do not fit; its methods raise one for such heatmaps.
+    """
+
+    vectors: Tensor | None
+
+    @torch.no_grad()
+    def __init__(self, explainer: Any, target: TargetModel, grid: PatchGrid, images: Tensor) -> None:
+        self.explainer = explainer
+        self.grid = grid
+        self.images = images
+        shape = len(images), grid.num_patches, target.embed_dim
+        if isinstance(explainer, VectorExplainer):
+            vectors, embeddings = explainer.decompose(images)
+            self.vectors = checked_prior(vectors, shape, "vectors").float()
+        else:
+            embeddings = target.embed(target.normalise(images))
+            self.vectors = None if explainer is not None else torch.zeros(shape, device=embeddings.device)
+        self.embeddings = embeddings.detach().float()
+
+    def of_classes(self, classes: Tensor, functionals: Tensor) -> Tensor:
+        """Heatmaps of classes (B,), whose functionals are (B, 1, D): float64, (B, 1, N)."""
+        if self.vectors is not None:
+            return products(functionals, self.vectors)
+        return self._checked(self.explainer(self.images, classes))
+
+    def of_functionals(self, functionals: Tensor) -> Tensor:
+        """Heatmaps of functionals (B, V, D), or (B, D) for V = 1: float64, (B, V, N)."""
+        if self.vectors is not None:
+            return products(functionals if functionals.dim() == 3 else functionals[:, None], self.vectors)
+        if not isinstance(self.explainer, FunctionalExplainer):
+            raise InputError(
+                f"expected an explainer of functionals, such as AnyHead or DecompX-PLUS, got"
+                f" {type(self.explainer).__name__}: use of(classes)"
+            )
+        return self._checked(self.explainer.explain(self.images, functionals), *functionals.shape[1:-1])
+
+    def _checked(self, heatmaps: Any, *several: int) -> Tensor:
+        """Check heatmaps (B, P, P), or (B, V, P, P) of several functionals: (B, V, N)."""
+        shape = len(self.images), *several, self.grid.side, self.grid.side
+        return checked_prior(heatmaps, shape, "heatmaps").double().reshape(len(self.images), -1, self.grid.num_patches)
+
+
+def products(functionals: Tensor, vectors: Tensor) -> Tensor:
+    """v · c of functionals (B, V, D) and vectors (B, N, D): float64, (B, V, N), even under autocast."""
+    return functionals.double() @ vectors.double().mT
+
+
+def check_explainer(explainer: Any) -> None:
+    """Raise an InputError unless this is an explainer, a function of images and classes, or `None`."""
+    if isinstance(explainer, str):
+        got, otherwise = "str", f'give build("{explainer}", target, target.grid) of explainers.posthoc'
+    elif isinstance(explainer, type):
+        got, otherwise = f"the class {explainer.__name__}", f"give {explainer.__name__}(target, target.grid)"
+    elif isinstance(explainer, TargetModel):
+        got, otherwise = "TargetModel", "give None for no prior, and the model as target=..."
+    elif explainer is None or callable(explainer) or isinstance(explainer, VectorExplainer):
+        return
+    else:
+        got, otherwise = type(explainer).__name__, "give None for no prior"
+    raise InputError(f"expected an explainer, got {got}: {otherwise}")
+
+
+def target_of(explainer: Any, target: Any) -> TargetModel:
+    """The model to explain: the given one, or that of the explainer.
+
+    Args:
+        explainer: the prior, or `None`.
+        target: the given model, or `None`. It may differ from that of an explainer with vectors by its head.
+
+    Raises:
+        InputError: if there is none, or if the explainer has another one.
+    """
+    if target is not None and not isinstance(target, TargetModel):
+        raise InputError(
+            f"expected target as a TargetModel, got {type(target).__name__}: give TargetModel(model), or for a model of"
+            " no library explainers.conversion.as_target(model)"
+        )
+    own = getattr(explainer, "target", None)
+    if isinstance(own, TargetModel):
+        if target is not None and own is not target:
+            _check_same(own, target, isinstance(explainer, VectorExplainer))
+        return own if target is None else target
+    if target is None:
+        raise InputError(
+            f"expected an explainer with the model that it explains, got {type(explainer).__name__}: give the model"
+            " as target=..."
+        )
+    return target
+
+
+def _check_same(own: TargetModel, target: TargetModel, any_head: bool) -> None:
+    """Raise an InputError if the explainer's own model is another one than the given one."""
+    if own.backbone_identity() != target.backbone_identity():
+        raise InputError(
+            f"expected an explainer of this model, got one of {own.name} with other weights: leave out target=..."
+        )
+    if not any_head and own.head_identity() != target.head_identity():
+        raise InputError(
+            f"expected an explainer of this head, got one of another head on {own.name}: build it with this target"
+        )
+
+
+def checked_prior(values: Any, shape: tuple[int, ...], kind: str) -> Tensor:
+    """Check heatmaps or vectors that an explainer returned, and detach them.
+
+    >>> checked_prior(torch.zeros(2, 32, 32), (2, 4, 4), "heatmaps")
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected finite heatmaps of shape [2, 4, 4] from the explainer, got float32 of shape \
+[2, 32, 32]: give its grid as grid=..., or average the pixels of patches
+    """
+    wanted = f"expected finite {kind} of shape {list(shape)} from the explainer, got"
+    if not isinstance(values, Tensor):
+        raise InputError(f"{wanted} {type(values).__name__}: return a tensor")
+    got = f"{wanted} {str(values.dtype).removeprefix('torch.')} of shape {list(values.shape)}"
+    if values.shape != shape:
+        raise InputError(f"{got}: give its grid as grid=..., or average the pixels of patches")
+    if not torch.isfinite(values).all():
+        raise InputError(f"{got} with NaN or infinity: replace these values, or leave out their images")
+    return values.detach()
