@@ -152,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--read", type=Path, nargs="+", help="measure nothing; join these files")
     parser.add_argument("--figure", type=Path, help="PNG file")
     options = parser.parse_args(arguments)
+    if not options.read and options.data is None:
+        parser.error("--data or --read is needed")
     found = [json.loads(path.read_text()) for path in options.read] if options.read else [measure(options)]
     results = joined(found)
     print(tables(results))

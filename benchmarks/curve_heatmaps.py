@@ -20,6 +20,7 @@ from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, weighted_sums
 from explainers.refinement import Refinement, refine
 from explainers.refinement.fit import fit_pairs
+from explainers.refinement.rounds import pair_weights
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import fit_shapley
@@ -86,12 +87,15 @@ def refined(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tu
 def halves(refinement: Refinement) -> Tensor:
     """Spearman's correlation of the fits to the pairs of even and of odd number, without a prior, for each image."""
     v = refinement.functionals[:, 0].double()
+    one = torch.ones(len(v), 1)
+    total = None if refinement.total is None else (refinement.total * v).sum(-1, keepdim=True)
     fits = []
     for first in (0, 1):
         keep = refinement.pairs.keep[:, first::2]
         observed = refinement.pairs.differences[:, first::2].double() @ v[..., None]
         none = torch.zeros(len(keep), keep.shape[-1], 1)
-        fits.append(fit_pairs(keep, observed, none, torch.ones(len(keep), 1)).values[..., 0])
+        fit = fit_pairs(keep, observed, none, one, total, pair_weights(refinement.fit, keep))
+        fits.append(fit.values[..., 0])
     return spearman(*fits)
 
 

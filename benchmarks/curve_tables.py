@@ -17,40 +17,55 @@ Areas = dict[str, dict[str, dict[int, Tensor]]]
 """Removal → explainer → passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
 OTHERS = ("KernelSHAP", "LIME", "RISE")
 """Explainers that are compared at several numbers of passes."""
+UNREFINED = (*OTHERS, "GreedyOrder")
+"""Explainers that `refine` does not start from."""
 FACTOR = 4
 """How many times as many passes the others get."""
 
 
 def joined(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the numbers of files with equal settings."""
+    """Join the numbers of files with equal settings, each of which has other explainers or batches.
+
+    Raises:
+        InputError: for other settings, or a batch of an explainer that two files have.
+    """
     numbers: dict[str, Any] = {}
     for file in files:
         if file["settings"] != files[0]["settings"]:
             raise InputError(f"expected files with equal settings, got {file['settings']} and {files[0]['settings']}")
         for name, kept in file["numbers"].items():
+            twice = sorted(kept.keys() & numbers.get(name, {}).keys())
+            if twice:
+                raise InputError(f"expected a batch in one file, got {name} {twice[0]} in two: leave out one of them")
             numbers[name] = numbers.get(name, {}) | kept
     return {**files[0], "numbers": numbers}
 
 
-def of_removal(numbers: Mapping[str, Any], removal: str) -> list[Any]:
-    """The entries of the batches of a removal, in the order of their images."""
-    keys = sorted((int(key.split("/")[1]), key) for key in numbers if key.split("/")[0] == removal)
-    return [numbers[key] for _, key in keys]
+def of_removal(numbers: Mapping[str, Any], removal: str) -> dict[str, list[Any]]:
+    """Explainer → its entries of a removal, of the batches that all explainers with entries have, in their order."""
+    entries = {
+        name: {key: each for key, each in kept.items() if key.split("/")[0] == removal and "fidelity" in each}
+        for name, kept in numbers.items()
+    }
+    entries = {name: kept for name, kept in entries.items() if kept}
+    common = set.intersection(*map(set, entries.values())) if entries else set()
+    ordered = sorted(common, key=lambda key: int(key.split("/")[1]))
+    return {name: [kept[key] for key in ordered] for name, kept in entries.items() if ordered}
 
 
 def areas_of(results: Mapping[str, Any]) -> Areas:
-    """Arrange the fidelities of all images."""
+    """Arrange the fidelities of the images that all explainers have."""
     areas: Areas = {}
     for removal in results["settings"]["removals"]:
-        of_explainers: dict[str, dict[int, Tensor]] = {}
-        for name, kept in results["numbers"].items():
-            entries = [entry["fidelity"] for entry in of_removal(kept, removal) if "fidelity" in entry]
-            if entries:
-                of_explainers[name] = {
-                    int(passes): torch.cat([torch.tensor(list(entry[passes].values())) for entry in entries], 1).mT
-                    for passes in entries[0]
-                }
-        areas[removal] = of_explainers
+        areas[removal] = {
+            name: {
+                int(passes): torch.cat(
+                    [torch.tensor(list(each["fidelity"][passes].values())) for each in entries], 1
+                ).mT
+                for passes in entries[0]["fidelity"]
+            }
+            for name, entries in of_removal(results["numbers"], removal).items()
+        }
     return areas
 
 
@@ -78,8 +93,7 @@ def needed(curve: Mapping[int, float], wanted: float, sign: int) -> str:
 
 def difference(first: Tensor, second: Tensor) -> str:
     """Mean paired difference of Fidelity⁺ and Fidelity⁻ over images, with standard errors."""
-    count = min(len(first), len(second))  # of a file that is not finished
-    mean, _, error = moments(first[:count] - second[:count])
+    mean, _, error = moments(first - second)
     plus, minus = (f"{m:+.3f} ± {e:.3f}" for m, e in zip(mean.tolist(), error.tolist(), strict=True))
     return f"{plus} | {minus}"
 
@@ -89,7 +103,7 @@ def tables(results: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for removal, of_explainers in areas_of(results).items():
         count = max((len(each) for curve in of_explainers.values() for each in curve.values()), default=0)
-        lines += [f"\n## {removal}, {count} images\n", *_means(of_explainers)]
+        lines += [f"\n## {removal}, {count} of {results['settings']['images']} images\n", *_means(of_explainers)]
         lines += _paired(of_explainers)
         lines += _passes_needed(of_explainers)
         lines += _yardsticks(results["numbers"], removal)
@@ -113,12 +127,12 @@ def _paired(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
     lines = ["\n| Refined minus other | Fidelity⁺ ↑ | Fidelity⁻ ↓ |", "| --- | --- | --- |"]
     for name, curve in of_explainers.items():
         for passes, area in curve.items():
-            for other in OTHERS if name not in (*OTHERS, "GreedyOrder") else ():
+            for other in OTHERS if name not in UNREFINED else ():
                 beside = of_explainers.get(other, {}).get(FACTOR * passes)
                 if beside is not None:
                     lines.append(f"| {name} {passes} − {other} {FACTOR * passes} | {difference(area, beside)} |")
         for passes, area in of_explainers.get("GreedyOrder", {}).items():
-            if name not in (*OTHERS, "GreedyOrder"):
+            if name not in UNREFINED:
                 most = max(curve)
                 lines.append(f"| {name} {most} − GreedyOrder {passes} | {difference(curve[most], area)} |")
     return lines
@@ -129,7 +143,7 @@ def _passes_needed(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[st
     lines = ["\n| Passes for the same Fidelity⁺, Fidelity⁻ | " + " | ".join(others) + " |"]
     lines.append("| --- " * (1 + len(others)) + "|")
     for name, curve in of_explainers.items():
-        for passes, area in curve.items() if name not in (*OTHERS, "GreedyOrder") else ():
+        for passes, area in curve.items() if name not in UNREFINED else ():
             wanted = area.mean(0).tolist()
             cells = []
             for other in others:
@@ -145,10 +159,9 @@ def _passes_needed(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[st
 
 def _yardsticks(numbers: Mapping[str, Any], removal: str) -> list[str]:
     lines = ["\n| Rank correlation with the most passes | Reference | Mean | Error |", "| --- | --- | --- | --- |"]
-    for reference, kept in numbers.items():
-        entries = [entry["yardstick"] for entry in of_removal(kept, removal) if "yardstick" in entry]
-        for name in entries[0] if entries else ():
-            values = torch.tensor([value for entry in entries for value in entry[name]]).double()
+    for reference, entries in of_removal(numbers, removal).items():
+        for name in entries[0].get("yardstick", ()):
+            values = torch.tensor([value for entry in entries for value in entry["yardstick"][name]]).double()
             mean, _, error = (each.item() for each in moments(values[:, None]))
             lines.append(f"| {name} | {reference} | {mean:.3f} | {error:.3f} |")
     return lines
@@ -156,7 +169,7 @@ def _yardsticks(numbers: Mapping[str, Any], removal: str) -> list[str]:
 
 def _costs(kept: Mapping[str, Any], removal: str) -> list[str]:
     lines = ["\n| Passes | Time of refine relative to its masked passes |", "| --- | --- |"]
-    entries = [entry["cost"] for entry in of_removal(kept, removal) if entry["cost"]]
+    entries = [each["cost"] for key, each in kept.items() if key.split("/")[0] == removal and each["cost"]]
     for passes in entries[0] if entries else ():
         ratios = [whole / masked for entry in entries for whole, masked in entry[passes]]
         lines.append(f"| {passes} | {median(ratios):.3f} |")
@@ -175,7 +188,7 @@ def figure_of(results: Mapping[str, Any]) -> Figure:
     for column, (removal, of_explainers) in enumerate(areas.items()):
         for side, axis in enumerate(axes[:, column]):
             for name, curve in of_explainers.items():
-                refined = name not in (*OTHERS, "GreedyOrder")
+                refined = name not in UNREFINED
                 label = name if not refined else "refined without a prior" if name == "none" else f"{name}, refined"
                 passes = sorted(curve)
                 axis.plot(

@@ -172,3 +172,17 @@ def double(request, make_target):
 
     name, arguments = VITS[request.param]
     return in_double(make_target(name, **arguments))
+
+
+@pytest.fixture
+def additive(target, monkeypatch):
+    """A target whose embedding is a sum over patches; and what each of them adds, of normalised images, (B, N, D)."""
+    import torch
+
+    weight = torch.randn(16, 24)
+
+    def parts(normalised):
+        return normalised.mean(1).unfold(1, 8, 8).unfold(2, 8, 8).mean((-1, -2)).flatten(1)[..., None] * weight
+
+    monkeypatch.setattr(target, "embed", lambda normalised: parts(normalised).sum(1))
+    return target, parts

@@ -25,18 +25,6 @@ def anyhead(target, grid):
     return AnyHead(target, grid, VECTORS, temperature=2.0).eval()
 
 
-@pytest.fixture
-def additive(target, grid, monkeypatch):
-    """A target whose embedding is a sum over patches; and what each of them adds, of normalised images, (B, N, D)."""
-    weight = torch.randn(16, 24)
-
-    def parts(normalised):
-        return normalised.mean(1).unfold(1, 8, 8).unfold(2, 8, 8).mean((-1, -2)).flatten(1)[..., None] * weight
-
-    monkeypatch.setattr(target, "embed", lambda normalised: parts(normalised).sum(1))
-    return target, parts
-
-
 def functional(target, images, classes):
     with torch.no_grad():
         logits = target(images)
@@ -102,6 +90,8 @@ def test_other_classes_and_heads_need_no_masked_pass(target, grid, images):
     expected = refine(prior, images, others, 32, fit="regions")
     torch.testing.assert_close(found, (expected.heatmaps, expected.errors))
     assert explained.heatmaps.shape == explained.errors.shape == (5, 4, 4)
+    several = refined.explain(torch.stack([-v, v], 1))
+    torch.testing.assert_close((several.heatmaps[:, 1], several.errors[:, 1]), tuple(explained), rtol=1e-4, atol=1e-6)
 
 
 def test_anyhead_refines_its_own_vectors(anyhead, target, grid, images):
