@@ -54,8 +54,8 @@ class AnyHead(NetworkExplainer):
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
         refine: number of masked forward passes that refine the vectors of each image, even and at least 8, see
-            `refinement.refine`; 0 for none. Patches are hidden around the ranking of the predicted class, or of the
-            first functional or task.
+            `refinement.refine`; 0 for none. Patches are hidden around the ranking of the predicted class; for a head
+            that is not linear, or missing, around that of the first functional or task.
         refine_removal: what replaces hidden patches in these passes, see `Removal`.
     """
 
@@ -122,16 +122,23 @@ class AnyHead(NetworkExplainer):
 
         Args:
             rows: the images, and what the network reads of them.
-            functionals: v, (B, D) or (B, V, D): passes hide patches around the ranking of the first of each image;
-                `None` for that of the predicted class.
+            functionals: v that are explained, (B, D) or (B, V, D); `None` for classes.
         """
         predicted = self.predict(rows)
         if not self.refine:
             return predicted
         prior = SimpleNamespace(target=self.target, grid=self.grid, decompose=lambda _: (predicted, rows["embedding"]))
-        first = functionals if functionals is None or functionals.dim() == 2 else functionals[:, 0]
+        around = None if functionals is None else self._around(functionals)
         settings: dict[str, Any] = {"removal": self.refine_removal, "temperature": self.temperature}
-        return refined(prior, rows["image"], passes=self.refine, functionals=first, **settings).vectors
+        return refined(prior, rows["image"], passes=self.refine, functionals=around, **settings).vectors
+
+    def _around(self, functionals: Tensor) -> Tensor | None:
+        """v (B, D) around whose ranking patches are hidden; `None` for the predicted class, of a linear head."""
+        try:
+            class_rows(self.target.head, self.target.embed_dim, self.target.mean)
+        except InputError:
+            return functionals if functionals.dim() == 2 else functionals[:, 0]
+        return None
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
