@@ -108,6 +108,9 @@ BUILDERS = {
     AnyHead: {
         "": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1)),
         "direct": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1, direct=[1])),
+        "flow": partial(
+            AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1, direct=[0, 1], paths="flow")
+        ),
         "refined": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1), refine=20),
     },
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},

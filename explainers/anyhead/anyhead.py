@@ -100,7 +100,7 @@ class AnyHead(NetworkExplainer):
             check_positive(temperature=temperature)
         super().__init__(target, grid, network, optimizer, scheduler, min_crop, seed)
         self.temperature = temperature
-        self.reads = Features(target, self.network.blocks, self.network.direct)
+        self.reads = Features(target, self.network.blocks, self.network.direct, self.network.paths)
         self.teacher = None if teacher is None else teacher(target, grid)
         self.sources = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
         self.allow_finetuned_backbone = allow_finetuned_backbone
@@ -195,8 +195,8 @@ class AnyHead(NetworkExplainer):
     def calibrate(self, rows: dict[str, Tensor]) -> None:
         """Set the scale of the network's outputs from the first batches of all processes.
 
-        Weights from a file may have been trained by a teacher with larger or smaller attributions, and direct paths
-        have another scale. The squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
+        Weights from a file may have been trained by a teacher with larger or smaller attributions, and paths have
+        another scale. The squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
         teacher = self._teacher()
         if self.untrained and not self.network.direct:

@@ -7,11 +7,12 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from explainers.errors import check_positive
+from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.training.trunk import on_grid, small_linear
 from explainers.transformer.direct_paths import check_direct
+from explainers.transformer.path_flow import Paths, check_flow
 
 
 class AnyHeadNetwork(nn.Module):
@@ -22,9 +23,9 @@ class AnyHeadNetwork(nn.Module):
     map; the scores are normalised over the patches like those of attention. They scale and shift the tokens that are
     read from the maps, and MLPs mix the channels. Nothing else mixes patches.
 
-    Direct paths (see `direct_paths`) are added to what the network predicts, each with a weight for every patch. Before
-    training they already point to the classes that the target sees in a patch, including classes that the training
-    images do not show.
+    The paths from each patch to the embedding (see `direct_paths` and `path_flow`) are added to what the network
+    predicts, each with a weight for every patch. Before training they already point to the classes that the target sees
+    in a patch, including classes that the training images do not show.
 
     Args:
         target: the model to explain.
@@ -34,8 +35,9 @@ class AnyHeadNetwork(nn.Module):
         depth: number of residual layers.
         heads: number of scores of each feature map.
         head_width: width of queries and keys, in channels.
-        direct: indices of the blocks whose direct paths are added, in ascending order; none for models other than
+        direct: indices of the blocks whose paths are added, in ascending order; none for models other than
             transformers.
+        paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks.
 
     Raises:
         InputError: for blocks that the model does not have, or direct paths that are not known.
@@ -44,6 +46,7 @@ class AnyHeadNetwork(nn.Module):
     scale: Tensor
     spread: Tensor
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -54,11 +57,12 @@ class AnyHeadNetwork(nn.Module):
         heads: int = 3,
         head_width: int = 16,
         direct: Sequence[int] = (),
+        paths: Paths = "direct",
     ) -> None:
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
         if direct:
-            check_direct(target, direct)
+            (check_flow if paths == "flow" else check_direct)(target, direct)
             self.path_weight = nn.Linear(width, len(direct))
             nn.init.zeros_(self.path_weight.weight)
             nn.init.ones_(self.path_weight.bias)
@@ -69,6 +73,7 @@ class AnyHeadNetwork(nn.Module):
         self.head_width = head_width
         self.side = grid.side
         self.direct = tuple(direct)
+        self.paths = paths
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)
@@ -91,7 +96,7 @@ class AnyHeadNetwork(nn.Module):
         Args:
             embeddings: embeddings of the whole images, (B, D).
             maps: feature maps of the `blocks`, (B, N', C) each.
-            direct: direct paths of the blocks `direct`, (B, L, N', D).
+            direct: paths of the blocks `direct`, (B, L, N', D).
         """
         maps = [norm(on_grid(each, self.side)) for norm, each in zip(self.norms, maps, strict=True)]
         tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position

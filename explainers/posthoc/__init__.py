@@ -15,7 +15,7 @@ from explainers.posthoc.attention import (
 )
 from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from explainers.posthoc.chance import Chance
-from explainers.posthoc.contributions import ALTI, AttIN, DirectPaths, GlobEnc
+from explainers.posthoc.contributions import ALTI, AttIN, DirectPaths, GlobEnc, PathFlow
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
@@ -65,6 +65,7 @@ __all__ = [
     "LibraGrad",
     "Occlusion",
     "PartialLRP",
+    "PathFlow",
     "RawAttention",
     "ResLRP",
     "Rollout",

@@ -1,4 +1,4 @@
-"""What attention carries between tokens: AttIN, GlobEnc, ALTI in each block; direct paths to the output."""
+"""What attention carries between tokens: AttIN, GlobEnc, ALTI in each block; paths to the output."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -14,6 +14,7 @@ from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer, value_paths
 from explainers.transformer.direct_paths import check_direct, direct_paths, record_direct
+from explainers.transformer.path_flow import check_flow, path_flow, record_flow
 from explainers.transformer.recording import Record
 
 
@@ -202,10 +203,42 @@ class DirectPaths(nn.Module):
     def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
         with torch.no_grad():
-            with record_direct(self.target, self.blocks) as record:
-                embeddings = self.target.embed(self.target.normalise(images))
-            vectors = direct_paths(self.target, record).float().sum(1)  # (B, N, D)
+            embeddings, paths = self._paths(images)
+            vectors = paths.float().sum(1)  # (B, N, D)
         functionals = functionals_of(embeddings)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             scores = functionals.float() @ vectors.mT
         return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+
+    def _paths(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The embeddings (B, D) of uint8 images, and the paths of L blocks (B, L, N, D)."""
+        with record_direct(self.target, self.blocks) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        return embeddings, direct_paths(self.target, record)
+
+
+class PathFlow(DirectPaths):
+    """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
+
+    See `explainers.transformer.path_flow`. As direct paths, one forward pass explains all classes and functionals.
+
+    Args:
+        target: the model to explain, a timm transformer with a class token or average pooling.
+        grid: the patches that are explained.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
+
+    Raises:
+        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
+    """
+
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
+    ) -> None:
+        super().__init__(target, grid, output, start)
+        check_flow(target, self.blocks)
+
+    def _paths(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with record_flow(self.target, self.blocks) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        return embeddings, path_flow(self.target, record)

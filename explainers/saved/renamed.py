@@ -26,7 +26,10 @@ RENAMED = {
 CLASSES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
 """Earlier → present name of a class, without its module, as identities contain it."""
 
-ADDED = dict.fromkeys(("explainers.networks.PaperNetwork", "PaperNetwork"), {"reconstruct": False})
+ADDED = {
+    **dict.fromkeys(("explainers.networks.PaperNetwork", "PaperNetwork"), {"reconstruct": False}),
+    **dict.fromkeys(("VectorNetwork", "AnyHeadNetwork"), {"paths": "direct"}),
+}
 """`_target_` or `class` in earlier files → values of its arguments that are new, as it was computed then."""
 
 
@@ -38,7 +41,7 @@ def renamed(content: Any) -> Any:
     >>> renamed({"explainer": {"_target_": "explainers.decomposition.Decomposition"}, "seed": 0})
     {'explainer': {'_target_': 'explainers.anyhead.AnyHead'}, 'seed': 0}
     >>> renamed({"network": {"class": "VectorNetwork", "width": 8}})
-    {'network': {'class': 'AnyHeadNetwork', 'width': 8}}
+    {'network': {'paths': 'direct', 'class': 'AnyHeadNetwork', 'width': 8}}
     >>> renamed({"class": "PaperNetwork", "decoder_width": 512})
     {'reconstruct': False, 'class': 'PaperNetwork', 'decoder_width': 512}
     """

@@ -6,9 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from explainers.errors import checks_choices
 from explainers.saved.identity import Identity, recipe
 from explainers.target import TargetModel
 from explainers.transformer.direct_paths import direct_paths, record_direct
+from explainers.transformer.path_flow import Paths, path_flow, record_flow
 
 
 class Source(Protocol):
@@ -74,21 +76,27 @@ class Features:
     """The source of the embeddings and feature maps of a frozen target, from one forward pass.
 
     Rows: `embedding` (B, D), a feature map `map_0`, `map_1`, ... (B, N', C) of each of `blocks`, and `direct`
-    (B, L, N', D), the direct paths of the L blocks `direct`.
+    (B, L, N', D), the paths of the L blocks `direct`.
 
     Args:
         target: the frozen model.
         blocks: indices of the blocks whose feature maps are rows; none by default.
-        direct: indices of the blocks whose direct paths are a row, see `direct_paths`; none by default.
+        direct: indices of the blocks whose paths are a row; none by default.
+        paths: `direct` for direct paths, see `direct_paths`; `flow` for paths through later MLPs and other patches, see
+            `path_flow`, of the last blocks.
     """
 
     entries = ("image",)
     forward_passes = 1
 
-    def __init__(self, target: TargetModel, blocks: Sequence[int] = (), direct: Sequence[int] = ()) -> None:
+    @checks_choices
+    def __init__(
+        self, target: TargetModel, blocks: Sequence[int] = (), direct: Sequence[int] = (), paths: Paths = "direct"
+    ) -> None:
         self.target = target
         self.blocks = tuple(blocks)
         self.direct = tuple(direct)
+        self.paths = paths
 
     @property
     def provides(self) -> tuple[str, ...]:
@@ -99,6 +107,10 @@ class Features:
         with torch.no_grad():
             if not self.direct:
                 return self._rows(normalised)
+            if self.paths == "flow":
+                with record_flow(self.target, self.direct) as flow:
+                    rows = self._rows(normalised)
+                return rows | {"direct": path_flow(self.target, flow, channels=0.25)}
             with record_direct(self.target, self.direct) as record:
                 rows = self._rows(normalised)
             return rows | {"direct": direct_paths(self.target, record)}
@@ -112,7 +124,8 @@ class Features:
 
     def key(self) -> Identity:
         own = {"source": "features", "target": self.target.backbone_identity()}
-        return own | recipe(self, without=own)
+        unnamed = ["paths"] * (self.paths == "direct")  # rows that earlier versions stored stay valid
+        return own | recipe(self, without=[*own, *unnamed])
 
 
 class Pixels:

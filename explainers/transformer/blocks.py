@@ -143,8 +143,15 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
     weight: Tensor = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
-    scale = getattr(block, "gamma_1", None) if hasattr(block, "gamma_1") else getattr(block.ls1, "gamma", None)
-    return weight if scale is None else weight * scale.detach()[:, None, None]
+    scale = layer_scale(block, 1)
+    return weight if scale is None else weight * scale[:, None, None]
+
+
+def layer_scale(block: Any, number: Literal[1, 2]) -> Tensor | None:
+    """Return the factors (D,) of what the attention (1) or the MLP (2) of a block adds to the tokens, if any."""
+    layer = f"gamma_{number}"
+    scale = getattr(block, layer) if hasattr(block, layer) else getattr(getattr(block, f"ls{number}"), "gamma", None)
+    return None if scale is None else scale.detach()
 
 
 def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:

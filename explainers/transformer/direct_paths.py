@@ -52,20 +52,14 @@ def direct_paths(target: TargetModel, record: Record) -> Tensor:
     >>> direct_paths(target, record).shape
     torch.Size([1, 2, 100, 64])
     """
-    backbone, prefix = target.backbone, num_prefix_tokens(target)
-    weights = readout(target, record.final.shape[1])
-    tokens, weights = record.final[:, weights > 0].float(), weights[weights > 0]  # the R tokens read
-    rows = weights * inverse_scale(backbone.norm, tokens)  # (B, R)
-    pooled_norm = getattr(backbone, "fc_norm", nn.Identity())
-    if isinstance(pooled_norm, nn.LayerNorm):
-        pooled = (weights[:, None] * backbone.norm(tokens).float()).sum(1)
-        rows = rows * inverse_scale(pooled_norm, pooled)[:, None]
+    prefix = num_prefix_tokens(target)
+    rows = read_factors(target, record.final)
     paths = []
     for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
         row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
         carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
-        projection = through(pooled_norm, through(backbone.norm, projection)).to(carried.dtype)
+        projection = into_embedding(target, projection).to(carried.dtype)
         paths.append(carried.flatten(2) @ projection.flatten(0, 1))
     return torch.stack(paths, 1)
 
@@ -91,14 +85,36 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
 
 
 def default_direct(target: TargetModel) -> list[int]:
-    """Return the blocks whose direct paths AnyHead adds by default: the last third, at least 4; none without paths."""
+    """Return the blocks whose paths AnyHead adds by default: the second half; none without paths."""
     try:
-        layers = list(range(len(blocks_of(target))))
-        blocks = layers[-max(4, len(layers) // 3) :]
+        count = len(blocks_of(target))
+        blocks = list(range(count // 2, count))
         check_direct(target, blocks)
     except InputError:
         return []
     return blocks
+
+
+def read_factors(target: TargetModel, final: Tensor) -> Tensor:
+    """Return the weight of each token that the embedding reads, after the scales of the final normalisations: (B, R).
+
+    Args:
+        target: the recorded model.
+        final: output of the last block, (B, T, D).
+    """
+    weights = readout(target, final.shape[1])
+    tokens, weights = final[:, weights > 0].float(), weights[weights > 0]
+    rows = weights * inverse_scale(target.backbone.norm, tokens)
+    pooled_norm = getattr(target.backbone, "fc_norm", nn.Identity())
+    if isinstance(pooled_norm, nn.LayerNorm):
+        pooled = (weights[:, None] * target.backbone.norm(tokens).float()).sum(1)
+        rows = rows * inverse_scale(pooled_norm, pooled)[:, None]
+    return rows
+
+
+def into_embedding(target: TargetModel, parts: Tensor) -> Tensor:
+    """Apply the linear part of the final normalisations to parts (..., D) of an output token."""
+    return through(getattr(target.backbone, "fc_norm", nn.Identity()), through(target.backbone.norm, parts))
 
 
 def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:

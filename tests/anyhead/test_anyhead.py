@@ -34,6 +34,7 @@ class Known(nn.Module):
     """Says the vectors that it was told."""
 
     blocks = direct = ()
+    paths = "direct"
 
     def __init__(self, target, grid, vectors):
         super().__init__()

@@ -13,6 +13,7 @@ SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), 
 TARGETS = {
     "vit": ("vit_tiny_patch16_224", {}, [0, 1]),
     "direct": ("vit_tiny_patch16_224", {}, [0, 1]),
+    "flow": ("vit_tiny_patch16_224", {}, [0, 1]),
     "swin": ("swin_tiny_patch4_window7_224", SWIN, [0, 1]),
     "resnet": ("test_resnet", {}, [1, 2, 4]),
 }
@@ -20,7 +21,7 @@ SMALL = {"width": 12, "heads": 2, "head_width": 4}
 
 
 def inputs(network, target, images):
-    rows = Features(target, network.blocks, network.direct)({"image": images})
+    rows = Features(target, network.blocks, network.direct, network.paths)({"image": images})
     return rows["embedding"], [rows[f"map_{i}"] for i in range(len(network.blocks))], rows.get("direct")
 
 
@@ -32,8 +33,8 @@ def look(network, target, images):
 def pair(request, make_target, grid):
     name, arguments, blocks = TARGETS[request.param]
     target = make_target(name, **arguments)
-    direct = [0, 1] if request.param == "direct" else []
-    return AnyHeadNetwork(target, grid, blocks, **SMALL, direct=direct), target
+    added = {"direct": [0, 1], "paths": request.param} if request.param in ("direct", "flow") else {}
+    return AnyHeadNetwork(target, grid, blocks, **SMALL, **added), target
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def all_sources():
 
 
 SOURCES = {
-    Features: ({}, {"blocks": [1], "direct": [0]}),
+    Features: ({}, {"blocks": [1], "direct": [0], "paths": "flow"}),
     Pixels: ({}, {}),
     MetaAttributions: ({"grid": GRID}, {"grid": OTHER_GRID, "hops": [1], "patches": 2, "seed": 1}),
     CoalitionValues: (
@@ -190,7 +190,7 @@ NETWORKS = {
     shapley.ViTShapleyNetwork: ({}, {"freeze": True, "ratio": 2, "tanh": False}),
     AnyHeadNetwork: (
         {"blocks": [0, 1]},
-        {"blocks": [1], "width": 24, "depth": 1, "heads": 2, "head_width": 8, "direct": [1]},
+        {"blocks": [1], "width": 24, "depth": 1, "heads": 2, "head_width": 8, "direct": [1], "paths": "flow"},
     ),
     shapley.FastSHAPNetwork: ({"backbone": "test_resnet"}, {"backbone": "test_convnext"}),
 }

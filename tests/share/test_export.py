@@ -26,8 +26,9 @@ def lively(kind, network):
 
 
 @pytest.mark.slow
-def test_the_graph_of_our_own_explainer_with_direct_paths_serves_any_number_of_images():
-    explainer, batch = lively(AnyHead, partial(VECTORS, direct=[0])), {0: torch.export.Dim("batch")}
+@pytest.mark.parametrize("paths", ["direct", "flow"])
+def test_the_graph_of_our_own_explainer_with_paths_serves_any_number_of_images(paths):
+    explainer, batch = lively(AnyHead, partial(VECTORS, direct=[0], paths=paths)), {0: torch.export.Dim("batch")}
     graph = torch.export.export(explainer, (IMAGES, CLASSES), dynamic_shapes=(batch, batch)).module()
     for count in (1, 3):
         classes = CLASSES.flip(0)[:count]

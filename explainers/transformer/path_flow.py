@@ -1,0 +1,247 @@
+"""Flow of direct paths: what each patch adds to the embedding, also by way of MLPs and of other patches.
+
+Direct paths (Elhage et al., 2021; see `direct_paths`) end where the attention of a block reaches the class token. Here
+they go on, and start earlier. Like direct paths, they need no training and no backward pass, and hold for every linear
+functional v of the embedding at once.
+
+*MLP paths*: what block l adds to the class token also changes what later MLPs and the class token's own values add. So
+r_lz = J_l Σ_h A^h_0z f_h(x_z), where J_l is the Jacobian of the embedding with respect to the class token after the
+attention of block l, for constant attention weights and scales of normalisations. v · r_lz is gradient times value.
+
+*Flow* (as attention rollout and flow, Abnar & Zuidema, 2020): a patch token holds what attention moved to it from other
+patches. So from the last block down to the first recorded one, attention moves a share of the vectors to these patches:
+
+    rel_l = (1 − s_l) rel_{l+1} + Ā_lᵀ (s_l rel_{l+1}) + r_l,    s_lz = ‖o_lz‖ / (‖x_lz‖ + ‖o_lz‖)
+
+for the input x_lz of patch token z, the output o_lz of its attention, and the attention Ā_l between patches, a mean over
+heads whose rows are normalised to sum 1. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from timm.layers import GELU, GELUTanh, Mlp
+from torch import Tensor, nn
+
+from explainers.errors import InputError
+from explainers.target import TargetModel
+from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens, readout
+from explainers.transformer.direct_paths import (
+    check_direct,
+    direct_paths,
+    inverse_scale,
+    into_embedding,
+    read_factors,
+)
+from explainers.transformer.recording import Record, attached, attention_scores
+from explainers.transformer.rules import Rules
+
+Paths = Literal["direct", "flow"]
+"""Which paths from patches to the embedding: direct ones, or those that go on and start earlier."""
+
+
+class FlowRecord(Record):
+    """The record of a forward pass that `path_flow` needs, without gradients.
+
+    Args:
+        target: the model.
+        blocks: indices of the blocks to record.
+
+    Attributes:
+        attention: attention weights of the R tokens that the embedding reads, (B, A, R, T), of each block.
+        values: value vectors of each block, (B, A, T, d).
+        inputs: the first token before the attention of each block, (B, D).
+        middles: the first token between attention and MLP, (B, D).
+        transitions: diag(1 − s) + diag(s) Ā of each block, (B, N, N).
+    """
+
+    def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
+        super().__init__(blocks, Rules(), attention=True, rows=lambda num_tokens: readout(target, num_tokens) > 0)
+        self.prefix = num_prefix_tokens(target)
+        self.transitions: list[Tensor] = []
+        self.tokens = self.between = torch.empty(0)  # of the running block: its input, and attention between patches
+
+    def enter_block(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.tokens = args[0]
+        return super().enter_block(module, args)
+
+    def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if self.entered - 1 in self.blocks:
+            before, after = self.tokens, args[0]
+            self.inputs.append(before[:, 0])
+            self.middles.append(after[:, 0])
+            patches = before[:, self.prefix :]
+            self.transitions.append(transition(patches, after[:, self.prefix :] - patches, self.between))
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        if self.rows is None or self.entered - 1 not in self.blocks:
+            return super()._attend(q, k, v, attn_mask, dropout_p, is_causal, scale)
+        weights = attention_scores(q, k, attn_mask, scale).softmax(-1).to(v.dtype)
+        self.attention.append(weights[:, :, self.rows(q.shape[2])])
+        self.values.append(v)
+        heads = weights[:, :, self.prefix :, self.prefix :].unbind(1)
+        self.between = sum(heads[1:], heads[0])
+        return weights @ v
+
+
+def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
+    """Compute diag(1 − s) + diag(s) Ā: the share of each patch token (rows) that came from each (columns), (B, N, N).
+
+    Args:
+        tokens: the patch tokens x before the attention of a block, (B, N, D).
+        update: o, what the attention adds to them.
+        between: the attention between patches, (B, N, N), up to a factor of each row.
+    """
+    size, added = (part.float().norm(dim=-1) for part in (tokens, update))
+    share = added / (size + added)
+    matrix = between * (share / between.float().sum(-1)).to(between.dtype)[..., None]
+    matrix.diagonal(dim1=1, dim2=2).add_(1 - share)
+    return matrix
+
+
+@contextmanager
+def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowRecord]:
+    """Record what `path_flow` needs, during the forward pass that runs inside this context.
+
+    Args:
+        target: a timm transformer with a class token or average pooling.
+        blocks: indices of the last blocks, in ascending order.
+
+    Raises:
+        InputError: see `check_flow`, or unless exactly one forward pass ran inside.
+    """
+    check_flow(target, blocks)
+    record = FlowRecord(target, blocks)
+    with torch.no_grad(), attached(record, target):
+        yield record
+
+
+def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
+    """Raise an InputError if the target has no direct paths, or the blocks are not its last ones."""
+    check_direct(target, blocks)
+    count = len(blocks_of(target))
+    last = list(range(count - len(blocks), count))
+    if list(blocks) != last:
+        raise InputError(
+            f"expected the last {len(blocks)} blocks of {target.name}, {last}, because paths flow through all of them,"
+            f" got {list(blocks)}: give these, or paths=direct"
+        )
+
+
+def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) -> Tensor:
+    """Compute rel_l of all patches and the L recorded blocks l: (B, L, N, D).
+
+    With average pooling, or with MLPs other than two linear layers around a GELU, r_lz is the direct path, without MLP
+    paths: a Jacobian for each token that is read would cost more than the forward pass.
+
+    Args:
+        target: the recorded model.
+        record: the record that `record_flow` made.
+        channels: fraction of the hidden channels of each MLP that MLP paths follow, those that matter most; less than 1
+            is faster.
+
+    >>> import timm
+    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
+    >>> with record_flow(target, [4, 5]) as record:
+    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
+    >>> path_flow(target, record).shape
+    torch.Size([1, 2, 100, 64])
+    """
+    known = has_mlp_paths(target, record.blocks)
+    paths = mlp_paths(target, record, channels) if known else direct_paths(target, record).unbind(1)
+    flow = [paths[-1]]
+    for path, matrix in zip(paths[-2::-1], record.transitions[-2::-1], strict=True):
+        flow.append(torch.baddbmm(path, matrix.mT, flow[-1]))
+    return torch.stack(flow[::-1], 1)
+
+
+def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
+    """Whether the class token is read, and all blocks have LayerNorm, MLPs and values whose Jacobian is known."""
+    layers: list[Any] = [blocks_of(target)[block] for block in blocks]
+    return getattr(target.backbone, "global_pool", "token") == "token" and all(
+        isinstance(layer.mlp, Mlp)
+        and isinstance(layer.mlp.act, nn.GELU | GELU | GELUTanh)
+        and isinstance(layer.mlp.norm, nn.Identity)
+        and isinstance(layer.attn.qkv, nn.Linear)
+        and all(isinstance(norm, nn.LayerNorm) for norm in (layer.norm1, layer.norm2))
+        for layer in layers
+    )
+
+
+def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) -> list[Tensor]:
+    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D) for each recorded block l.
+
+    Args:
+        target: the recorded model, which reads one class token.
+        record: the record that `record_flow` made.
+        channels: see `path_flow`.
+    """
+    final, dtype = record.final, record.values[0].dtype
+    of_output = into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
+    factor = read_factors(target, final).sum(1)  # of the one token
+    jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D)
+    paths = []
+    for i in range(len(record.blocks) - 1, -1, -1):
+        block: Any = blocks_of(target)[record.blocks[i]]
+        attention, values = record.attention[i].sum(2)[..., None], record.values[i]  # (B, A, T, 1), (B, A, T, d)
+        jacobian = before_mlp(jacobian, block, record.middles[i], channels)
+        of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
+        carried = (values * attention)[:, :, record.prefix :].transpose(1, 2).flatten(2)  # (B, N, A d)
+        paths.append(carried @ of_heads.mT)
+        if i > 0:
+            jacobian = jacobian + of_own_values(of_heads, block, record.inputs[i], attention[:, :, 0])
+    return paths[::-1]
+
+
+def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor, channels: float) -> Tensor:
+    """The Jacobian (B, D, D) of the embedding before a block's MLP of class tokens (B, D), from that after it.
+
+    Args:
+        jacobian: the Jacobian after the MLP.
+        block: the transformer block.
+        tokens: class tokens between attention and MLP.
+        channels: fraction of the C hidden channels that are kept: those with the largest |slope| · ‖in‖ · ‖out‖.
+    """
+    mlp, factors, dtype = block.mlp, layer_scale(block, 2), jacobian.dtype
+    hidden = mlp.fc1(block.norm2(tokens))
+    approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
+    slope = torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden, approximate=approximate)
+    slope = slope * inverse_scale(block.norm2, tokens.float())[:, None]
+    read, write = after_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
+    write = write if factors is None else write * factors
+    size = slope.abs() * read.norm(dim=-1) * write.norm(dim=-1)
+    kept = size.topk(math.ceil(channels * len(read)), sorted=False).indices  # (B, K)
+    of_hidden = (jacobian @ write.to(dtype)[kept].mT) * slope.gather(1, kept).to(dtype)[:, None]  # (B, D, K)
+    return torch.baddbmm(jacobian, of_hidden, read.to(dtype)[kept])
+
+
+def of_own_values(of_heads: Tensor, block: Any, tokens: Tensor, attention: Tensor) -> Tensor:
+    """The Jacobian (B, D, D) by way of the attention (B, A, 1) of class tokens (B, D) to themselves.
+
+    Args:
+        of_heads: Jacobian of the embedding with respect to the outputs of the heads, (B, D, A d).
+        block: the transformer block.
+        tokens: class tokens before the block.
+        attention: attention of the class tokens to themselves.
+    """
+    factors = attention * inverse_scale(block.norm1, tokens.float())[:, None, None]
+    of_values = of_heads.unflatten(-1, (attention.shape[1], -1)) * factors[:, None].to(of_heads.dtype)
+    return of_values.flatten(2) @ after_norm(block.norm1, block.attn.qkv.weight.detach().chunk(3)[2]).to(of_heads.dtype)
+
+
+def after_norm(norm: nn.Module, weight: Tensor) -> Tensor:
+    """The map (C, D) of parts of a token by the linear part of a LayerNorm, then by a linear layer of weight (C, D)."""
+    weight = weight * norm.get_parameter("weight").detach()
+    return weight - weight.mean(-1, keepdim=True)

@@ -1,0 +1,113 @@
+"""The flow of paths, against autograd through the class token and loops over patches."""
+
+import pytest
+import references_attention as slow
+import references_paths
+import torch
+from references_attention import agree
+
+from explainers.errors import InputError
+from explainers.transformer.direct_paths import direct_paths, record_direct
+from explainers.transformer.path_flow import has_mlp_paths, mlp_paths, path_flow, record_flow
+
+CLASS_TOKEN = {name: slow.MODELS[name] for name in ("vit", "layer_scale", "registers")}
+CLASS_TOKEN["tanh"] = ("vit_tiny_patch16_224", {"act_layer": "gelu_tanh", "qkv_bias": True, "fc_norm": True})
+POOLED = {name: slow.MODELS[name] for name in ("average", "eva")}
+MODELS = CLASS_TOKEN | POOLED
+
+
+def recorded(target, images, blocks):
+    with record_flow(target, blocks) as record:
+        target.embed(target.normalise(images))
+    return record
+
+
+def last(target, count):
+    return range(len(target.backbone.blocks))[-count:]
+
+
+@pytest.mark.parametrize("name", CLASS_TOKEN)
+def test_mlp_paths_are_gradient_times_value_through_the_class_token(make_target, images, name):
+    architecture, arguments = CLASS_TOKEN[name]
+    target = make_target(architecture, **arguments).double()
+    blocks = last(target, 3)
+    functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    with slow.in_double():
+        assert has_mlp_paths(target, blocks)
+        found = torch.stack(mlp_paths(target, recorded(target, images, blocks)), 1)[1] @ functional
+        seen = slow.walk(target, target.normalise(images)[1])
+        agree(found, references_paths.gradient_times_value(seen, functional, blocks[0]), 1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_target, images, name):
+    architecture, arguments = MODELS[name]
+    target = make_target(architecture, **arguments).double()
+    blocks = last(target, 2)
+    functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    with slow.in_double():
+        found = path_flow(target, recorded(target, images, blocks))[1] @ functional
+        seen = slow.walk(target, target.normalise(images)[1])
+        if name in POOLED:
+            with record_direct(target, blocks) as record:
+                target.embed(target.normalise(images))
+            paths = direct_paths(target, record)[1] @ functional
+        else:
+            paths = references_paths.gradient_times_value(seen, functional, blocks[0])
+        agree(found, references_paths.flow(seen, paths, blocks[0]), 1e-10)
+
+
+def test_flow_moves_vectors_and_keeps_their_sum(target, images):
+    record = recorded(target, images, [0, 1])
+    moved = path_flow(target, record)[:, 0]
+    record.transitions[0].copy_(torch.eye(16))
+    kept = path_flow(target, record)[:, 0]
+    assert not torch.allclose(moved, kept, rtol=1e-2)
+    torch.testing.assert_close(moved.sum(1), kept.sum(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kept, sum(mlp_paths(target, record)))
+
+
+def test_a_planted_patch_gets_what_another_patch_took_from_it(target, images):
+    record = recorded(target, images, [0, 1])
+    first, second = mlp_paths(target, record)
+    record.transitions[0].copy_(torch.eye(16))
+    record.transitions[0][:, 9] = torch.eye(16)[4]  # block 0 replaced the token of patch 9 by that of patch 4
+    found = path_flow(target, record)[:, 0] - first
+    torch.testing.assert_close(found[:, 4], second[:, 4] + second[:, 9], rtol=1e-4, atol=1e-5)
+    assert found[:, 9].abs().max() < 1e-5 < second[:, 9].abs().max()
+
+
+def test_a_part_of_the_channels_of_an_mlp_is_nearly_all(target, images):
+    record = recorded(target, images, [0, 1])
+    exact, partial, none = (path_flow(target, record, channels) for channels in (1.0, 0.75, 0.01))
+    assert (partial - exact).norm() < 0.2 * exact.norm() and (partial - exact).norm() < 0.5 * (none - exact).norm()
+
+
+def test_rounding_to_16_bits_changes_little(target, images):
+    exact = path_flow(target, recorded(target, images, [0, 1]))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = path_flow(target, recorded(target, images, [0, 1]))
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).norm() < 0.05 * exact.norm()
+
+
+def test_recording_leaves_the_model_and_its_output_as_they_are(target, images):
+    target.backbone.blocks[1].attn.fused_attn = False
+    with torch.no_grad():
+        before = target.embed(target.normalise(images))
+        with record_flow(target, [1]):
+            inside = target.embed(target.normalise(images))
+    torch.testing.assert_close(inside, before, rtol=1e-4, atol=1e-5)
+    assert not target.backbone.blocks[1].attn.fused_attn
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+
+
+def test_other_blocks_than_the_last_are_refused(target, make_target):
+    line = (
+        r"^expected the last 1 blocks of vit_tiny_patch16_224, \[1\], because paths flow through all of them, got"
+        r" \[0\]: give these, or paths=direct$"
+    )
+    with pytest.raises(InputError, match=line), record_flow(target, [0]):
+        pass
+    with pytest.raises(InputError, match="^expected one class token or average pooling"):
+        record_flow(make_target("deit_tiny_distilled_patch16_224"), [1]).__enter__()
