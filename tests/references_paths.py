@@ -49,6 +49,6 @@ def flow(seen, paths, first):
         share = [o.norm() / (x.norm() + o.norm()) for x, o in zip(tokens, added, strict=True)]
         for z in range(len(tokens)):
             own = (1 - share[z]) * later[z] + paths[layer - first, z]
-            row.append(own + sum(a[z] / a.sum() * s * r for a, s, r in zip(attention, share, later, strict=True)))
+            row.append(own + sum(a[z] * s * r for a, s, r in zip(attention, share, later, strict=True)))
         relevance.append(torch.stack(row))
     return torch.stack(relevance[::-1]).detach()

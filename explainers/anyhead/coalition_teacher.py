@@ -22,7 +22,7 @@ from explainers.target.removal import check_removal, masked_outputs
 Fit = Literal["regions", "ranking", "uniform", "shapley"]
 POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
 NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
-RANKED_BY = "DirectPaths"  # the method whose heatmaps are ranked
+RANKED_BY = "PathFlow"  # the method whose heatmaps are ranked
 TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 
 
@@ -171,10 +171,11 @@ class CoalitionTeacher:
         return outputs.float()
 
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; v is W_y of the predicted class."""
+        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; v is of the predicted class."""
         head = class_rows(self.target.head, self.target.embed_dim, vectors, directions=True)
         head = head - head.mean(0)
-        functionals = head[self.target.classify(rows["embedding"]).argmax(-1)]
+        logits = self.target.classify(rows["embedding"]).float()
+        functionals = score_functionals(head, logits, TEMPERATURE, logits.argmax(-1))
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
             return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head, functionals)
 

@@ -14,7 +14,7 @@ patches. So from the last block down to the first recorded one, attention moves 
     rel_l = (1 − s_l) rel_{l+1} + Ā_lᵀ (s_l rel_{l+1}) + r_l,    s_lz = ‖o_lz‖ / (‖x_lz‖ + ‖o_lz‖)
 
 for the input x_lz of patch token z, the output o_lz of its attention, and the attention Ā_l between patches, a mean over
-heads whose rows are normalised to sum 1. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
+heads. What came from the class token belongs to no patch. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
 """
 
 import math
@@ -92,7 +92,7 @@ class FlowRecord(Record):
         self.attention.append(weights[:, :, self.rows(q.shape[2])])
         self.values.append(v)
         heads = weights[:, :, self.prefix :, self.prefix :].unbind(1)
-        self.between = sum(heads[1:], heads[0])
+        self.between = sum(heads[1:], heads[0]) / len(heads)
         return weights @ v
 
 
@@ -102,11 +102,11 @@ def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
     Args:
         tokens: the patch tokens x before the attention of a block, (B, N, D).
         update: o, what the attention adds to them.
-        between: the attention between patches, (B, N, N), up to a factor of each row.
+        between: Ā, the attention between patches, (B, N, N).
     """
     size, added = (part.float().norm(dim=-1) for part in (tokens, update))
     share = added / (size + added)
-    matrix = between * (share / between.float().sum(-1)).to(between.dtype)[..., None]
+    matrix = between * share.to(between.dtype)[..., None]
     matrix.diagonal(dim1=1, dim2=2).add_(1 - share)
     return matrix
 

@@ -57,14 +57,16 @@ def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_ta
         agree(found, references_paths.flow(seen, paths, blocks[0]), 1e-10)
 
 
-def test_flow_moves_vectors_and_keeps_their_sum(target, images):
+def test_flow_moves_vectors_and_loses_what_came_from_the_class_token(target, images):
     record = recorded(target, images, [0, 1])
-    moved = path_flow(target, record)[:, 0]
+    first, second = mlp_paths(target, record)
+    moved = path_flow(target, record)[:, 0] - first
+    remaining = record.transitions[0].sum(-1)  # of each patch
+    assert (remaining < 1).all() and (remaining > 0).all()
+    torch.testing.assert_close(moved.sum(1), (remaining[..., None] * second).sum(1), rtol=1e-4, atol=1e-4)
     record.transitions[0].copy_(torch.eye(16))
-    kept = path_flow(target, record)[:, 0]
-    assert not torch.allclose(moved, kept, rtol=1e-2)
-    torch.testing.assert_close(moved.sum(1), kept.sum(1), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(kept, sum(mlp_paths(target, record)))
+    torch.testing.assert_close(path_flow(target, record)[:, 0], first + second)
+    assert not torch.allclose(moved, second, rtol=1e-2)
 
 
 def test_a_planted_patch_gets_what_another_patch_took_from_it(target, images):
