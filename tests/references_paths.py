@@ -22,13 +22,9 @@ def gradient_times_value(seen, functional, first):
         weight, bias = attn.qkv.weight[2 * width :], attn.qkv.bias[2 * width :]
         values = [slow.normalise_tokens(block.norm1, each) @ weight.T + bias for each in tokens]
         leaves.append([each.detach().clone().requires_grad_() for each in values[prefix:]])
-        own = frozen(block.norm1, token) @ weight.T + bias
-        constant = [each.detach() for each in values[1:prefix]]
+        constant = [each.detach() for each in values[:prefix]]
         moved = [
-            sum(
-                attention[h, 0, j] * each.chunk(heads)[h]
-                for j, each in enumerate([own, *constant, *leaves[-1]])
-            )
+            sum(attention[h, 0, j] * each.chunk(heads)[h] for j, each in enumerate([*constant, *leaves[-1]]))
             for h in range(heads)
         ]
         token = token + slow.scale_of(block, 1) * (torch.cat(moved) @ attn.proj.weight.T + attn.proj.bias)

@@ -4,9 +4,9 @@ Direct paths (Elhage et al., 2021; see `direct_paths`) end where the attention o
 they go on, and start earlier. Like direct paths, they need no training and no backward pass, and hold for every linear
 functional v of the embedding at once.
 
-*MLP paths*: what block l adds to the class token also changes what later MLPs and the class token's own values add. So
-r_lz = J_l Σ_h A^h_0z f_h(x_z), where J_l is the Jacobian of the embedding with respect to the class token after the
-attention of block l, for constant attention weights and scales of normalisations. v · r_lz is gradient times value.
+*MLP paths*: what block l adds to the class token also changes what later MLPs add. So r_lz = J_l Σ_h A^h_0z f_h(x_z),
+where J_l is the Jacobian of the embedding with respect to the class token after the attention of block l, for constant
+outputs of attention and scales of normalisations. v · r_lz is gradient times value.
 
 *Flow* (as attention rollout and flow, Abnar & Zuidema, 2020): a patch token holds what attention moved to it from other
 patches. So from the last block down to the first recorded one, attention moves a share of the vectors to these patches:
@@ -53,7 +53,6 @@ class FlowRecord(Record):
     Attributes:
         attention: attention weights of the R tokens that the embedding reads, (B, A, R, T), of each block.
         values: value vectors of each block, (B, A, T, d).
-        inputs: the first token before the attention of each block, (B, D).
         middles: the first token between attention and MLP, (B, D).
         transitions: diag(1 − s) + diag(s) Ā of each block, (B, N, N).
     """
@@ -71,7 +70,6 @@ class FlowRecord(Record):
     def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if self.entered - 1 in self.blocks:
             before, after = self.tokens, args[0]
-            self.inputs.append(before[:, 0])
             self.middles.append(after[:, 0])
             patches = before[:, self.prefix :]
             self.transitions.append(transition(patches, after[:, self.prefix :] - patches, self.between))
@@ -168,14 +166,13 @@ def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
 
 
 def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
-    """Whether the class token is read, and all blocks have LayerNorm, MLPs and values whose Jacobian is known."""
+    """Whether the class token is read, and all blocks have MLPs whose Jacobian is known."""
     layers: list[Any] = [blocks_of(target)[block] for block in blocks]
     return getattr(target.backbone, "global_pool", "token") == "token" and all(
         isinstance(layer.mlp, Mlp)
         and isinstance(layer.mlp.act, nn.GELU | GELU | GELUTanh)
         and isinstance(layer.mlp.norm, nn.Identity)
-        and isinstance(layer.attn.qkv, nn.Linear)
-        and all(isinstance(norm, nn.LayerNorm) for norm in (layer.norm1, layer.norm2))
+        and isinstance(layer.norm2, nn.LayerNorm)
         for layer in layers
     )
 
@@ -195,13 +192,10 @@ def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
         block: Any = blocks_of(target)[record.blocks[i]]
-        attention, values = record.attention[i].sum(2)[..., None], record.values[i]  # (B, A, T, 1), (B, A, T, d)
         jacobian = before_mlp(jacobian, block, record.middles[i], channels)
         of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
-        carried = (values * attention)[:, :, record.prefix :].transpose(1, 2).flatten(2)  # (B, N, A d)
-        paths.append(carried @ of_heads.mT)
-        if i > 0:
-            jacobian = jacobian + of_own_values(of_heads, block, record.inputs[i], attention[:, :, 0])
+        carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
+        paths.append(carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ of_heads.mT)
     return paths[::-1]
 
 
@@ -225,20 +219,6 @@ def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor, channels: float) ->
     kept = size.topk(math.ceil(channels * len(read)), sorted=False).indices  # (B, K)
     of_hidden = (jacobian @ write.to(dtype)[kept].mT) * slope.gather(1, kept).to(dtype)[:, None]  # (B, D, K)
     return torch.baddbmm(jacobian, of_hidden, read.to(dtype)[kept])
-
-
-def of_own_values(of_heads: Tensor, block: Any, tokens: Tensor, attention: Tensor) -> Tensor:
-    """The Jacobian (B, D, D) by way of the attention (B, A, 1) of class tokens (B, D) to themselves.
-
-    Args:
-        of_heads: Jacobian of the embedding with respect to the outputs of the heads, (B, D, A d).
-        block: the transformer block.
-        tokens: class tokens before the block.
-        attention: attention of the class tokens to themselves.
-    """
-    factors = attention * inverse_scale(block.norm1, tokens.float())[:, None, None]
-    of_values = of_heads.unflatten(-1, (attention.shape[1], -1)) * factors[:, None].to(of_heads.dtype)
-    return of_values.flatten(2) @ after_norm(block.norm1, block.attn.qkv.weight.detach().chunk(3)[2]).to(of_heads.dtype)
 
 
 def after_norm(norm: nn.Module, weight: Tensor) -> Tensor:
