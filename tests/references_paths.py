@@ -1,4 +1,4 @@
-"""Paths from patches to the embedding, for one image in double precision: autograd through the class token, and loops."""
+"""Paths from patches to the embedding, for one image in double precision: autograd, and loops over patches."""
 
 import references_attention as slow
 import torch

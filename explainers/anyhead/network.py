@@ -73,7 +73,7 @@ class AnyHeadNetwork(nn.Module):
         self.head_width = head_width
         self.side = grid.side
         self.direct = tuple(direct)
-        self.paths = paths
+        self.paths = paths if direct else "direct"  # without blocks, both are the same network
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)

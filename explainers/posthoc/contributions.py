@@ -220,7 +220,9 @@ class DirectPaths(nn.Module):
 class PathFlow(DirectPaths):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
 
-    See `explainers.transformer.path_flow`. As direct paths, one forward pass explains all classes and functionals.
+    See `explainers.transformer.path_flow`. Like direct paths, it explains all classes and functionals from one forward
+    pass. Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
+    direct paths flow between patches.
 
     Args:
         target: the model to explain, a timm transformer with a class token or average pooling.

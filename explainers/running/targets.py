@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.target.fetching import is_in_timm, similar_targets
 from explainers.target.removal import can_drop
-from explainers.training.trunk import default_blocks
+from explainers.training.trunk import default_blocks, spaced_blocks
 from explainers.transformer.direct_paths import default_direct
 
 
@@ -75,7 +75,7 @@ def of_model(name: str, *, _root_: DictConfig) -> Any:
     """Return a setting that follows from `target.model`; resolves `${of_model:blocks}` in configs/target/timm.yaml.
 
     Args:
-        name: `image_size`, `patch_size`, `blocks`, `direct` or `removals`.
+        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals` or `coalitions`.
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
@@ -103,12 +103,15 @@ def _that_follow(settings: str) -> dict[str, Any]:
         target = TargetModel(
             instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights}), nn.Identity()
         )
+    direct = default_direct(target)
     return {
         "image_size": target.grid.image_size,
         "patch_size": target.grid.patch_size,
         "blocks": default_blocks(target),
-        "direct": default_direct(target),
+        "four_blocks": spaced_blocks(target, 4),
+        "direct": direct,
         "removals": ["zero", "black", *["drop"] * can_drop(target)],
+        "coalitions": "ranking" if direct else "regions",
     }
 
 

@@ -26,7 +26,7 @@ RENAMED = {
 CLASSES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
 """Earlier → present name of a class, without its module, as identities contain it."""
 
-ADDED = {
+ADDED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("explainers.networks.PaperNetwork", "PaperNetwork"), {"reconstruct": False}),
     **dict.fromkeys(("VectorNetwork", "AnyHeadNetwork"), {"paths": "direct"}),
 }

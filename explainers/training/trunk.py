@@ -53,19 +53,28 @@ def on_grid(feature_map: Tensor, side: int) -> Tensor:
 
 
 def default_blocks(target: TargetModel) -> list[int]:
-    """Return the blocks that a light network reads by default, as `forward_intermediates` of timm numbers them.
+    """Return the blocks that a light network reads by default: all of up to 12, `spaced_blocks(target, 6)` of more."""
+    count = len(list(getattr(target.backbone, "feature_info", [])))
+    return spaced_blocks(target, count if count <= 12 else 6)
 
-    They are all of a transformer with up to 12 blocks, 6 evenly spaced ones of a deeper transformer, and the last three
-    stages of a model whose maps have several sizes, such as a Swin or ResNet.
+
+def spaced_blocks(target: TargetModel, count: int) -> list[int]:
+    """Return evenly spaced blocks with the last one, as `forward_intermediates` of timm numbers them.
+
+    They are `count` blocks of a transformer, at most all, or the last three stages of a model whose maps have several
+    sizes, such as a Swin or ResNet.
 
     >>> import timm
-    >>> default_blocks(TargetModel(timm.create_model("test_resnet", num_classes=2)))
+    >>> spaced_blocks(TargetModel(timm.create_model("test_resnet", num_classes=2)), count=4)
     [2, 3, 4]
+    >>> spaced_blocks(TargetModel(timm.create_model("test_vit", num_classes=2)), count=4)
+    [1, 2, 3, 5]
     """
     stages = list(range(len(list(getattr(target.backbone, "feature_info", [])))))
     if own_patch_size(target.backbone) is None:
         return stages[-3:]
-    return stages if len(stages) <= 12 else [round(len(stages) * part / 6) - 1 for part in range(1, 7)]
+    count = min(count, len(stages))
+    return [round(len(stages) * part / count) - 1 for part in range(1, count + 1)]
 
 
 def small_linear(width_in: int, width: int) -> nn.Linear:

@@ -13,11 +13,11 @@ patches. So from the last block down to the first recorded one, attention moves 
 
     rel_l = (1 − s_l) rel_{l+1} + Ā_lᵀ (s_l rel_{l+1}) + r_l,    s_lz = ‖o_lz‖ / (‖x_lz‖ + ‖o_lz‖)
 
-for the input x_lz of patch token z, the output o_lz of its attention, and the attention Ā_l between patches, a mean over
-heads. What came from the class token belongs to no patch. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
+for the input x_lz of patch token z, the output o_lz of its attention, and the attention Ā_l between patches, a mean
+over heads. The share that a token got from the class token is left out, because it belongs to no patch. AnyHead reads
+rel_l of L blocks; Σ_l v · rel_l is a heatmap.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -26,14 +26,14 @@ import torch
 from timm.layers import GELU, GELUTanh, Mlp
 from torch import Tensor, nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_range
 from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens, readout
 from explainers.transformer.direct_paths import (
     check_direct,
     direct_paths,
-    inverse_scale,
     into_embedding,
+    inverse_scale,
     read_factors,
 )
 from explainers.transformer.recording import Record, attached, attention_scores
@@ -53,13 +53,14 @@ class FlowRecord(Record):
     Attributes:
         attention: attention weights of the R tokens that the embedding reads, (B, A, R, T), of each block.
         values: value vectors of each block, (B, A, T, d).
-        middles: the first token between attention and MLP, (B, D).
+        class_tokens: the first token between attention and MLP, (B, D).
         transitions: diag(1 − s) + diag(s) Ā of each block, (B, N, N).
     """
 
     def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
         super().__init__(blocks, Rules(), attention=True, rows=lambda num_tokens: readout(target, num_tokens) > 0)
         self.prefix = num_prefix_tokens(target)
+        self.class_tokens: list[Tensor] = []
         self.transitions: list[Tensor] = []
         self.tokens = self.between = torch.empty(0)  # of the running block: its input, and attention between patches
 
@@ -70,7 +71,7 @@ class FlowRecord(Record):
     def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if self.entered - 1 in self.blocks:
             before, after = self.tokens, args[0]
-            self.middles.append(after[:, 0])
+            self.class_tokens.append(after[:, 0])
             patches = before[:, self.prefix :]
             self.transitions.append(transition(patches, after[:, self.prefix :] - patches, self.between))
 
@@ -127,9 +128,11 @@ def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowReco
 
 
 def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
-    """Raise an InputError if the target has no direct paths, or the blocks are not its last ones."""
+    """Raise an InputError if the target has no direct paths, or the blocks are none or not its last ones."""
     check_direct(target, blocks)
     count = len(blocks_of(target))
+    if not blocks:
+        raise InputError(f"expected some of the last blocks of {target.name}, such as [{count - 1}], got none")
     last = list(range(count - len(blocks), count))
     if list(blocks) != last:
         raise InputError(
@@ -138,11 +141,12 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
         )
 
 
+@torch.no_grad()
 def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) -> Tensor:
     """Compute rel_l of all patches and the L recorded blocks l: (B, L, N, D).
 
-    With average pooling, or with MLPs other than two linear layers around a GELU, r_lz is the direct path, without MLP
-    paths: a Jacobian for each token that is read would cost more than the forward pass.
+    Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
+    direct paths flow between patches. (A Jacobian for each token that is read would cost more than the forward pass.)
 
     Args:
         target: the recorded model.
@@ -157,6 +161,7 @@ def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     >>> path_flow(target, record).shape
     torch.Size([1, 2, 100, 64])
     """
+    check_range(0, 1, channels=channels)
     known = has_mlp_paths(target, record.blocks)
     paths = mlp_paths(target, record, channels) if known else direct_paths(target, record).unbind(1)
     flow = [paths[-1]]
@@ -177,6 +182,7 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
     )
 
 
+@torch.no_grad()
 def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) -> list[Tensor]:
     """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D) for each recorded block l.
 
@@ -192,10 +198,11 @@ def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
         block: Any = blocks_of(target)[record.blocks[i]]
-        jacobian = before_mlp(jacobian, block, record.middles[i], channels)
-        of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
+        jacobian = before_mlp(jacobian, block, record.class_tokens[i], channels)
         carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
-        paths.append(carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ of_heads.mT)
+        projection = head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (D, A d)
+        updates = carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ projection.mT  # (B, N, D)
+        paths.append(updates @ jacobian.mT)
     return paths[::-1]
 
 
@@ -216,7 +223,7 @@ def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor, channels: float) ->
     read, write = after_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
     write = write if factors is None else write * factors
     size = slope.abs() * read.norm(dim=-1) * write.norm(dim=-1)
-    kept = size.topk(math.ceil(channels * len(read)), sorted=False).indices  # (B, K)
+    kept = size.topk(max(1, round(channels * len(read))), sorted=False).indices  # (B, K)
     of_hidden = (jacobian @ write.to(dtype)[kept].mT) * slope.gather(1, kept).to(dtype)[:, None]  # (B, D, K)
     return torch.baddbmm(jacobian, of_hidden, read.to(dtype)[kept])
 

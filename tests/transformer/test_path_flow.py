@@ -85,6 +85,11 @@ def test_a_part_of_the_channels_of_an_mlp_is_nearly_all(target, images):
     assert (partial - exact).norm() < 0.2 * exact.norm() and (partial - exact).norm() < 0.5 * (none - exact).norm()
 
 
+def test_a_fraction_of_the_channels_is_at_most_one(target, images):
+    with pytest.raises(InputError, match="^expected channels from 0 to 1, got channels=2.0"):
+        path_flow(target, recorded(target, images, [1]), channels=2.0)
+
+
 def test_rounding_to_16_bits_changes_little(target, images):
     exact = path_flow(target, recorded(target, images, [0, 1]))
     with torch.autocast("cpu", torch.bfloat16):
@@ -94,6 +99,7 @@ def test_rounding_to_16_bits_changes_little(target, images):
 
 
 def test_recording_leaves_the_model_and_its_output_as_they_are(target, images):
+    assert not path_flow(target, recorded(target, images, [1])).requires_grad
     target.backbone.blocks[1].attn.fused_attn = False
     with torch.no_grad():
         before = target.embed(target.normalise(images))
@@ -111,5 +117,9 @@ def test_other_blocks_than_the_last_are_refused(target, make_target):
     )
     with pytest.raises(InputError, match=line), record_flow(target, [0]):
         pass
+    with pytest.raises(
+        InputError, match=r"^expected some of the last blocks of vit_tiny_patch16_224, such as \[1\], got none"
+    ):
+        record_flow(target, []).__enter__()
     with pytest.raises(InputError, match="^expected one class token or average pooling"):
         record_flow(make_target("deit_tiny_distilled_patch16_224"), [1]).__enter__()
