@@ -12,8 +12,6 @@ from explainers.target import TargetModel
 from explainers.transformer.direct_paths import direct_paths, record_direct
 from explainers.transformer.path_flow import Paths, path_flow, record_flow
 
-CHANNELS = 0.125  # of the hidden channels of each MLP that `flow` follows, see `path_flow`
-
 
 class Source(Protocol):
     """Computes rows of a batch, which are named tensors, from the images of the batch.
@@ -85,7 +83,7 @@ class Features:
         blocks: indices of the blocks whose feature maps are rows; none by default.
         direct: indices of the blocks whose paths are a row; none by default.
         paths: `direct` for direct paths, see `direct_paths`; `flow` for paths through later MLPs and other patches, see
-            `path_flow`, of the last blocks, with the eighth of the hidden channels that matters most.
+            `path_flow`, of the last blocks.
     """
 
     entries = ("image",)
@@ -112,7 +110,7 @@ class Features:
             if self.paths == "flow":
                 with record_flow(self.target, self.direct) as flow:
                     rows = self._rows(normalised)
-                return rows | {"direct": path_flow(self.target, flow, channels=CHANNELS)}
+                return rows | {"direct": path_flow(self.target, flow)}
             with record_direct(self.target, self.direct) as record:
                 rows = self._rows(normalised)
             return rows | {"direct": direct_paths(self.target, record)}
@@ -126,7 +124,6 @@ class Features:
 
     def key(self) -> Identity:
         own: Identity = {"source": "features", "target": self.target.backbone_identity()}
-        own |= {"channels": CHANNELS} if self.paths == "flow" else {}
         unnamed = ["paths"] * (self.paths == "direct")  # rows that earlier versions stored stay valid
         return own | recipe(self, without=[*own, *unnamed])
 

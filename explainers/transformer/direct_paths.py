@@ -85,10 +85,10 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
 
 
 def default_direct(target: TargetModel) -> list[int]:
-    """Return the blocks whose paths AnyHead adds by default: the second half; none without paths."""
+    """Return the blocks whose paths AnyHead adds by default: all but the first third; none without paths."""
     try:
         count = len(blocks_of(target))
-        blocks = list(range(count // 2, count))
+        blocks = list(range(count // 3, count))
         check_direct(target, blocks)
     except InputError:
         return []

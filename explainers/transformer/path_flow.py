@@ -26,7 +26,7 @@ import torch
 from timm.layers import GELU, GELUTanh, Mlp
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_range
+from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens, readout
 from explainers.transformer.direct_paths import (
@@ -142,7 +142,7 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
 
 
 @torch.no_grad()
-def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) -> Tensor:
+def path_flow(target: TargetModel, record: FlowRecord) -> Tensor:
     """Compute rel_l of all patches and the L recorded blocks l: (B, L, N, D).
 
     Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
@@ -151,8 +151,6 @@ def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     Args:
         target: the recorded model.
         record: the record that `record_flow` made.
-        channels: fraction of the hidden channels of each MLP that MLP paths follow, those that matter most; less than 1
-            is faster.
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -161,9 +159,8 @@ def path_flow(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     >>> path_flow(target, record).shape
     torch.Size([1, 2, 100, 64])
     """
-    check_range(0, 1, channels=channels)
     known = has_mlp_paths(target, record.blocks)
-    paths = mlp_paths(target, record, channels) if known else direct_paths(target, record).unbind(1)
+    paths = mlp_paths(target, record) if known else direct_paths(target, record).unbind(1)
     flow = [paths[-1]]
     for path, matrix in zip(paths[-2::-1], record.transitions[-2::-1], strict=True):
         flow.append(torch.baddbmm(path, matrix.mT, flow[-1]))
@@ -183,13 +180,12 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 
 
 @torch.no_grad()
-def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) -> list[Tensor]:
+def mlp_paths(target: TargetModel, record: FlowRecord) -> list[Tensor]:
     """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D) for each recorded block l.
 
     Args:
         target: the recorded model, which reads one class token.
         record: the record that `record_flow` made.
-        channels: see `path_flow`.
     """
     final, dtype = record.final, record.values[0].dtype
     of_output = into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
@@ -198,7 +194,7 @@ def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
         block: Any = blocks_of(target)[record.blocks[i]]
-        jacobian = before_mlp(jacobian, block, record.class_tokens[i], channels)
+        jacobian = before_mlp(jacobian, block, record.class_tokens[i])
         carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
         projection = head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (D, A d)
         updates = carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ projection.mT  # (B, N, D)
@@ -206,14 +202,13 @@ def mlp_paths(target: TargetModel, record: FlowRecord, channels: float = 1.0) ->
     return paths[::-1]
 
 
-def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor, channels: float) -> Tensor:
+def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
     """The Jacobian (B, D, D) of the embedding before a block's MLP of class tokens (B, D), from that after it.
 
     Args:
         jacobian: the Jacobian after the MLP.
         block: the transformer block.
         tokens: class tokens between attention and MLP.
-        channels: fraction of the C hidden channels that are kept: those with the largest |slope| · ‖in‖ · ‖out‖.
     """
     mlp, factors, dtype = block.mlp, layer_scale(block, 2), jacobian.dtype
     hidden = mlp.fc1(block.norm2(tokens))
@@ -222,10 +217,7 @@ def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor, channels: float) ->
     slope = slope * inverse_scale(block.norm2, tokens.float())[:, None]
     read, write = after_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
     write = write if factors is None else write * factors
-    size = slope.abs() * read.norm(dim=-1) * write.norm(dim=-1)
-    kept = size.topk(max(1, round(channels * len(read))), sorted=False).indices  # (B, K)
-    of_hidden = (jacobian @ write.to(dtype)[kept].mT) * slope.gather(1, kept).to(dtype)[:, None]  # (B, D, K)
-    return torch.baddbmm(jacobian, of_hidden, read.to(dtype)[kept])
+    return jacobian + ((jacobian @ write.mT.to(dtype)) * slope.to(dtype)[:, None]) @ read.to(dtype)
 
 
 def after_norm(norm: nn.Module, weight: Tensor) -> Tensor:
