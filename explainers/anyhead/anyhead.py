@@ -14,7 +14,7 @@ from explainers.refinement import refine as refined
 from explainers.refinement.rounds import check_passes
 from explainers.target import TargetModel
 from explainers.target.functionals import class_rows, score_functionals
-from explainers.target.inputs import check_functionals
+from explainers.target.inputs import check_functionals, checked_classes
 from explainers.target.removal import check_removal
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
@@ -60,6 +60,7 @@ class AnyHead(NetworkExplainer):
     """
 
     networks = (AnyHeadNetwork,)
+    reads: Features
     TRAINING = {
         **NetworkExplainer.TRAINING,
         "teacher": "how the weights were trained",
@@ -122,7 +123,7 @@ class AnyHead(NetworkExplainer):
 
         Args:
             rows: the images, and what the network reads of them.
-            functionals: v that are explained, (B, D) or (B, V, D); `None` for classes.
+            functionals: v that are explained, (B, V, D); `None` for classes.
         """
         predicted = self.predict(rows)
         if not self.refine:
@@ -137,8 +138,17 @@ class AnyHead(NetworkExplainer):
         try:
             class_rows(self.target.head, self.target.embed_dim, self.target.mean)
         except InputError:
-            return functionals if functionals.dim() == 2 else functionals[:, 0]
+            return functionals[:, 0]
         return None
+
+    def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+
+        def functionals_of(rows: dict[str, Tensor]) -> Tensor:
+            wanted = self._logits(rows).argmax(-1) if classes is None else classes
+            return self._functionals(rows, checked_classes(wanted, images, self.target.num_classes))[:, None]
+
+        return self._explained(images, functionals_of)[:, 0]
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
@@ -150,9 +160,11 @@ class AnyHead(NetworkExplainer):
         Returns:
             (B, P, P) or (B, V, P, P).
         """
-        rows = self._rows(images)
+        self.grid.check(images)
         check_functionals(functionals, images, self.target.embed_dim)
-        return self._attributed(self._predicted(rows, functionals), functionals)
+        if functionals.dim() == 2:
+            return self._explained(images, lambda _: functionals[:, None])[:, 0]
+        return self._explained(images, lambda _: functionals)
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Explain the class that each of J linear classifiers on this backbone predicts, in one pass of the network.
@@ -164,15 +176,33 @@ class AnyHead(NetworkExplainer):
         Returns:
             Heatmaps, (B, J, P, P).
         """
-        rows = self._rows(images)
-        functionals = []
-        with torch.autocast(images.device.type, enabled=False):
-            for head in heads:
-                logits = head(rows["embedding"].float())
-                of_classes = class_rows(head, self.target.embed_dim, images)
-                functionals.append(score_functionals(of_classes, logits, self.temperature, logits.argmax(-1)))
-        together = torch.stack(functionals, 1)
-        return self._attributed(self._predicted(rows, together), together)
+
+        def functionals_of(rows: dict[str, Tensor]) -> Tensor:
+            functionals = []
+            with torch.autocast(images.device.type, enabled=False):
+                for head in heads:
+                    logits = head(rows["embedding"].float())
+                    of_classes = class_rows(head, self.target.embed_dim, images)
+                    functionals.append(score_functionals(of_classes, logits, self.temperature, logits.argmax(-1)))
+            return torch.stack(functionals, 1)
+
+        return self._explained(images, functionals_of)
+
+    def _explained(self, images: Tensor, functionals_of: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+        """Explain functionals (B, V, D) that depend on the rows: heatmaps (B, V, P, P).
+
+        Fewer than D functionals are explained without their vectors c_z, which is faster.
+        """
+        self.grid.check(images)
+        rows, paths_of = self.reads.read(images)
+        functionals = functionals_of(rows)
+        if not self.refine and functionals.shape[1] < self.target.embed_dim:
+            paths = None if paths_of is None else paths_of(functionals)
+            scores = self.network(rows["embedding"], self._feature_maps(rows), paths, functionals).float()
+            return scores.mT.unflatten(-1, (self.grid.side, -1))
+        if paths_of is not None:
+            rows["direct"] = paths_of(None)
+        return self._attributed(self._predicted({"image": images} | rows, functionals), functionals)
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""
@@ -214,9 +244,12 @@ class AnyHead(NetworkExplainer):
             self.network.scale *= factor * descent / (2 * curvature)
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
+        return self._attributed(predicted, self._functionals(rows, classes))
+
+    def _functionals(self, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
+        """v of `classes` (B,): (B, D); or of every class: (B, K, D)."""
         of_classes = class_rows(self.target.head, self.target.embed_dim, self.target.mean)
-        functionals = score_functionals(of_classes, self._logits(rows), self.temperature, classes)
-        return self._attributed(predicted, functionals)
+        return score_functionals(of_classes, self._logits(rows), self.temperature, classes)
 
     def _attributed(self, vectors: Tensor, functionals: Tensor) -> Tensor:
         """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""

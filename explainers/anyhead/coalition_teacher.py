@@ -174,7 +174,7 @@ class CoalitionTeacher:
         """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; v is of the predicted class."""
         head = class_rows(self.target.head, self.target.embed_dim, vectors, directions=True)
         head = head - head.mean(0)
-        logits = self.target.classify(rows["embedding"]).float()
+        logits = self.target.classify(rows["embedding"]).detach()
         functionals = score_functionals(head, logits, TEMPERATURE, logits.argmax(-1))
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
             return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head, functionals)

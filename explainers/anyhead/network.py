@@ -90,13 +90,20 @@ class AnyHeadNetwork(nn.Module):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("spread", torch.ones(()))
 
-    def forward(self, embeddings: Tensor, maps: list[Tensor], direct: Tensor | None = None) -> Tensor:
-        """Predict c_z of every patch, (B, N, D).
+    def forward(
+        self,
+        embeddings: Tensor,
+        maps: list[Tensor],
+        direct: Tensor | None = None,
+        functionals: Tensor | None = None,
+    ) -> Tensor:
+        """Predict c_z of every patch, (B, N, D), or v · c_z for functionals, (B, N, V).
 
         Args:
             embeddings: embeddings of the whole images, (B, D).
             maps: feature maps of the `blocks`, (B, N', C) each.
-            direct: paths of the blocks `direct`, (B, L, N', D).
+            direct: paths of the blocks `direct`, (B, L, N', D), or v · paths, (B, L, N', V).
+            functionals: v, (B, V, D).
         """
         maps = [norm(on_grid(each, self.side)) for norm, each in zip(self.norms, maps, strict=True)]
         tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position
@@ -106,6 +113,9 @@ class AnyHeadNetwork(nn.Module):
             tokens = tokens + layer(tokens)
         tokens = self.norm(tokens)
         vectors = self.write(tokens)
+        if functionals is not None:
+            with torch.autocast(vectors.device.type, enabled=False):  # sums of 16 bits would have ties
+                vectors = vectors.float() @ functionals.float().mT
         if direct is not None:
             paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2])  # (B, L, N, D)
             weights = self.path_weight(tokens) / self.spread  # (B, N, L)

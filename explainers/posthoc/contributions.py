@@ -203,18 +203,18 @@ class DirectPaths(nn.Module):
     def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
         with torch.no_grad():
-            embeddings, paths = self._paths(images)
-            vectors = paths.float().sum(1)  # (B, N, D)
+            embeddings, scores_of = self._recorded(images)
         functionals = functionals_of(embeddings)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            scores = functionals.float() @ vectors.mT
+            scores = scores_of(functionals.float())
         return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
 
-    def _paths(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings (B, D) of uint8 images, and the paths of L blocks (B, L, N, D)."""
+    def _recorded(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The embeddings (B, D) of uint8 images, and a function of functionals (B, V, D) → scores (B, V, N)."""
         with record_direct(self.target, self.blocks) as record:
             embeddings = self.target.embed(self.target.normalise(images))
-        return embeddings, direct_paths(self.target, record)
+        vectors = direct_paths(self.target, record).float().sum(1)  # (B, N, D)
+        return embeddings, lambda functionals: functionals @ vectors.mT
 
 
 class PathFlow(DirectPaths):
@@ -240,7 +240,7 @@ class PathFlow(DirectPaths):
         super().__init__(target, grid, output, start)
         check_flow(target, self.blocks)
 
-    def _paths(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _recorded(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         with record_flow(self.target, self.blocks) as record:
             embeddings = self.target.embed(self.target.normalise(images))
-        return embeddings, path_flow(self.target, record)
+        return embeddings, lambda functionals: path_flow(self.target, record, functionals).float().sum(1).mT

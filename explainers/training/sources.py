@@ -1,6 +1,7 @@
 """Sources: the outputs of frozen models that a loss needs, computed in every training step or read from a cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -103,17 +104,31 @@ class Features:
         return "embedding", *(f"map_{i}" for i in range(len(self.blocks))), *(("direct",) if self.direct else ())
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        normalised = self.target.normalise(batch["image"])
-        with torch.no_grad():
-            if not self.direct:
-                return self._rows(normalised)
-            if self.paths == "flow":
-                with record_flow(self.target, self.direct) as flow:
-                    rows = self._rows(normalised)
-                return rows | {"direct": path_flow(self.target, flow)}
-            with record_direct(self.target, self.direct) as record:
+        rows, paths = self.read(batch["image"])
+        return rows if paths is None else rows | {"direct": paths(None)}
+
+    @torch.no_grad()
+    def read(self, images: Tensor) -> tuple[dict[str, Tensor], Callable[[Tensor | None], Tensor] | None]:
+        """Compute all rows but `direct`, which a few functionals do not need.
+
+        Args:
+            images: uint8, (B, C, H, W).
+
+        Returns:
+            The rows, and a function of functionals v, (B, V, D) → v · `direct`, (B, L, N', V), or of `None` → `direct`.
+            There is no function without blocks `direct`.
+        """
+        normalised = self.target.normalise(images)
+        if not self.direct:
+            return self._rows(normalised), None
+        if self.paths == "flow":
+            with record_flow(self.target, self.direct) as flow:
                 rows = self._rows(normalised)
-            return rows | {"direct": direct_paths(self.target, record)}
+            return rows, partial(path_flow, self.target, flow)
+        with record_direct(self.target, self.direct) as record:
+            rows = self._rows(normalised)
+        vectors = direct_paths(self.target, record)
+        return rows, lambda v: vectors if v is None else vectors @ v[:, None].mT.to(vectors.dtype)
 
     def _rows(self, normalised: Tensor) -> dict[str, Tensor]:
         """The embeddings and feature maps."""

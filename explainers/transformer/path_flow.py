@@ -142,8 +142,10 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
 
 
 @torch.no_grad()
-def path_flow(target: TargetModel, record: FlowRecord) -> Tensor:
-    """Compute rel_l of all patches and the L recorded blocks l: (B, L, N, D).
+def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> Tensor:
+    """Compute rel_l of all patches and the L recorded blocks l, (B, L, N, D), or v · rel_l, (B, L, N, V).
+
+    V functionals cost about V / D of all of them.
 
     Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
     direct paths flow between patches. (A Jacobian for each token that is read would cost more than the forward pass.)
@@ -151,6 +153,7 @@ def path_flow(target: TargetModel, record: FlowRecord) -> Tensor:
     Args:
         target: the recorded model.
         record: the record that `record_flow` made.
+        functionals: v, (B, V, D).
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -158,9 +161,15 @@ def path_flow(target: TargetModel, record: FlowRecord) -> Tensor:
     ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
     >>> path_flow(target, record).shape
     torch.Size([1, 2, 100, 64])
+    >>> path_flow(target, record, torch.rand(1, 3, 64)).shape
+    torch.Size([1, 2, 100, 3])
     """
-    known = has_mlp_paths(target, record.blocks)
-    paths = mlp_paths(target, record) if known else direct_paths(target, record).unbind(1)
+    if has_mlp_paths(target, record.blocks):
+        paths = mlp_paths(target, record, functionals)
+    else:
+        vectors = direct_paths(target, record)
+        scores = vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
+        paths = list(scores.unbind(1))
     flow = [paths[-1]]
     for path, matrix in zip(paths[-2::-1], record.transitions[-2::-1], strict=True):
         flow.append(torch.baddbmm(path, matrix.mT, flow[-1]))
@@ -180,35 +189,36 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 
 
 @torch.no_grad()
-def mlp_paths(target: TargetModel, record: FlowRecord) -> list[Tensor]:
-    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D) for each recorded block l.
+def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> list[Tensor]:
+    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D), or (B, N, V), for each recorded block l.
 
     Args:
         target: the recorded model, which reads one class token.
         record: the record that `record_flow` made.
+        functionals: v, (B, V, D), to compute v · r_lz.
     """
     final, dtype = record.final, record.values[0].dtype
     of_output = into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
     factor = read_factors(target, final).sum(1)  # of the one token
-    jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D)
+    of_output = of_output if functionals is None else functionals.to(of_output.dtype) @ of_output
+    jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D), or of v · G, (B, V, D)
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
         block: Any = blocks_of(target)[record.blocks[i]]
         jacobian = before_mlp(jacobian, block, record.class_tokens[i])
+        of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
         carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
-        projection = head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (D, A d)
-        updates = carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ projection.mT  # (B, N, D)
-        paths.append(updates @ jacobian.mT)
+        paths.append(carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ of_heads.mT)
     return paths[::-1]
 
 
 def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
-    """The Jacobian (B, D, D) of the embedding before a block's MLP of class tokens (B, D), from that after it.
+    """The Jacobian (B, D, D) of the embedding, or (B, V, D), before the MLP of a block, from that after it.
 
     Args:
         jacobian: the Jacobian after the MLP.
         block: the transformer block.
-        tokens: class tokens between attention and MLP.
+        tokens: class tokens between attention and MLP, (B, D).
     """
     mlp, factors, dtype = block.mlp, layer_scale(block, 2), jacobian.dtype
     hidden = mlp.fc1(block.norm2(tokens))

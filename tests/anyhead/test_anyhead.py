@@ -41,8 +41,9 @@ class Known(nn.Module):
         self.vectors = vectors
         self.register_buffer("scale", torch.ones(()))
 
-    def forward(self, embeddings, maps, direct=None):
-        return self.vectors[: len(embeddings)]
+    def forward(self, embeddings, maps, direct=None, functionals=None):
+        vectors = self.vectors[: len(embeddings)]
+        return vectors if functionals is None else vectors @ functionals.mT
 
 
 def known(target, grid, **settings):

@@ -7,6 +7,7 @@ import references
 import references_anyhead as slow
 import torch
 from conftest import timm_model
+from references_anyhead import score_derivative
 from torch import nn
 from toys import batch_of, distance, game
 
@@ -93,8 +94,9 @@ def test_the_loss_is_that_of_loops(target, images, fit):
     functionals = torch.randn(5, 24)
     found = coalition_loss(*coalition_errors(vectors, rows, fit), head, functionals)
     assert found.item() == pytest.approx(slow.unexplained(vectors, rows, head, functionals, fit), rel=1e-4)
-    head = target.head.weight.detach() - target.head.weight.detach().mean(0)
-    own = coalition_loss(*coalition_errors(vectors, rows, fit), head, head[target(images).argmax(-1)])
+    head, logits = target.head.weight.detach(), target(images).detach().tolist()
+    functionals = [score_derivative(head.tolist(), z, z.index(max(z)), temperature=2) for z in logits]
+    own = coalition_loss(*coalition_errors(vectors, rows, fit), head - head.mean(0), torch.tensor(functionals))
     torch.testing.assert_close(teacher.loss(vectors, rows), own)
 
 

@@ -46,7 +46,9 @@ def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_ta
     blocks = last(target, 2)
     functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     with slow.in_double():
-        found = path_flow(target, recorded(target, images, blocks))[1] @ functional
+        record = recorded(target, images, blocks)
+        found = path_flow(target, record)[1] @ functional
+        agree(path_flow(target, record, functional.expand(len(images), 1, -1))[1, ..., 0], found, 1e-10)
         seen = slow.walk(target, target.normalise(images)[1])
         if name in POOLED:
             with record_direct(target, blocks) as record:
