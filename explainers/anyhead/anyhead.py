@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
+from explainers.anyhead.teacher import Teacher
 from explainers.errors import InputError, check_integers, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.refinement import refine as refined
@@ -19,19 +20,7 @@ from explainers.target.removal import check_removal
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes
-from explainers.training.sources import Features, Source
-
-
-class Teacher(Source, Protocol):
-    """A source that also computes the error of predicted vectors."""
-
-    def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of predicted vectors c_z (B, N, D)."""
-        ...
-
-    def unit(self, rows: dict[str, Tensor]) -> Tensor:
-        """The standard deviation of the entries of c_z that an untrained network should predict."""
-        ...
+from explainers.training.sources import Features
 
 
 class AnyHead(NetworkExplainer):

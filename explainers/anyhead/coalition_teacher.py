@@ -11,6 +11,7 @@ from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc import build
 from explainers.refinement.coalitions import ranked_coalitions, region_coalitions
+from explainers.refinement.rounds import NOISE, POWER, TEMPERATURE
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
@@ -20,10 +21,7 @@ from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.removal import check_removal, masked_outputs
 
 Fit = Literal["regions", "ranking", "uniform", "shapley"]
-POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
-NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
 RANKED_BY = "PathFlow"  # the method whose heatmaps are ranked
-TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 
 
 @checks_choices
