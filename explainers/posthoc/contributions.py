@@ -14,7 +14,7 @@ from explainers.target import TargetModel
 from explainers.target.inputs import check_functionals, checked_classes
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer, value_paths
 from explainers.transformer.direct_paths import check_direct, direct_paths, record_direct
-from explainers.transformer.path_flow import check_flow, path_flow, record_flow
+from explainers.transformer.path_flow import path_flow, record_flow
 from explainers.transformer.recording import Record
 
 
@@ -233,12 +233,6 @@ class PathFlow(DirectPaths):
     Raises:
         InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
     """
-
-    def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
-    ) -> None:
-        super().__init__(target, grid, output, start)
-        check_flow(target, self.blocks)
 
     def _recorded(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         with record_flow(self.target, self.blocks) as record:

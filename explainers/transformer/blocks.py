@@ -17,7 +17,7 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 from torch import Tensor, nn
 
-from explainers.errors import InputError, UnsupportedModel
+from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.target import TargetModel
 
 Features = Literal["attention", "norm"]
@@ -143,14 +143,18 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
     weight: Tensor = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
-    scale = layer_scale(block, 1)
+    scale = layer_scale(block, "attention")
     return weight if scale is None else weight * scale[:, None, None]
 
 
-def layer_scale(block: Any, number: Literal[1, 2]) -> Tensor | None:
-    """Return the factors (D,) of what the attention (1) or the MLP (2) of a block adds to the tokens, if any."""
-    layer = f"gamma_{number}"
-    scale = getattr(block, layer) if hasattr(block, layer) else getattr(getattr(block, f"ls{number}"), "gamma", None)
+@checks_choices
+def layer_scale(block: Any, part: Literal["attention", "mlp"]) -> Tensor | None:
+    """Return the factors (D,) of what a part of a block adds to the tokens, if any."""
+    number = 1 if part == "attention" else 2
+    if hasattr(block, f"gamma_{number}"):
+        scale = getattr(block, f"gamma_{number}")
+    else:
+        scale = getattr(getattr(block, f"ls{number}"), "gamma", None)
     return None if scale is None else scale.detach()
 
 

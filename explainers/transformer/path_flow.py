@@ -220,7 +220,7 @@ def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
         block: the transformer block.
         tokens: class tokens between attention and MLP, (B, D).
     """
-    mlp, factors, dtype = block.mlp, layer_scale(block, 2), jacobian.dtype
+    mlp, factors, dtype = block.mlp, layer_scale(block, "mlp"), jacobian.dtype
     hidden = mlp.fc1(block.norm2(tokens))
     approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
     slope = torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden, approximate=approximate)
