@@ -7,7 +7,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from explainers.errors import check_positive, checks_choices
+from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.training.trunk import on_grid, small_linear
@@ -38,6 +38,8 @@ class AnyHeadNetwork(nn.Module):
         direct: indices of the blocks whose paths are added, in ascending order; none for models other than
             transformers.
         paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks.
+        blend: share of the untrained network, which adds all paths, in what the trained one predicts in eval mode, from
+            0 to 1, if there are paths. Both have different errors (after WiSE-FT, Wortsman et al., 2022).
 
     Raises:
         InputError: for blocks that the model does not have, or direct paths that are not known.
@@ -58,9 +60,11 @@ class AnyHeadNetwork(nn.Module):
         head_width: int = 16,
         direct: Sequence[int] = (),
         paths: Paths = "direct",
+        blend: float = 0.0,
     ) -> None:
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
+        check_range(0, 1, blend=blend)
         if direct:
             (check_flow if paths == "flow" else check_direct)(target, direct)
             self.path_weight = nn.Linear(width, len(direct))
@@ -74,6 +78,7 @@ class AnyHeadNetwork(nn.Module):
         self.side = grid.side
         self.direct = tuple(direct)
         self.paths = paths if direct else "direct"  # without blocks, both are the same network
+        self.blend = blend if direct else 0.0
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)
@@ -112,13 +117,14 @@ class AnyHeadNetwork(nn.Module):
         for layer in self.layers:
             tokens = tokens + layer(tokens)
         tokens = self.norm(tokens)
-        vectors = self.write(tokens)
+        blend = 0.0 if self.training else self.blend
+        vectors = (1 - blend) * self.write(tokens)
         if functionals is not None:
             with torch.autocast(vectors.device.type, enabled=False):  # sums of 16 bits would have ties
                 vectors = vectors.float() @ functionals.float().mT
         if direct is not None:
             paths = on_grid(direct.flatten(0, 1), self.side).unflatten(0, direct.shape[:2])  # (B, L, N, D)
-            weights = self.path_weight(tokens) / self.spread  # (B, N, L)
+            weights = (blend + (1 - blend) * self.path_weight(tokens)) / self.spread  # (B, N, L)
             vectors = vectors + (weights.mT[..., None] * paths).sum(1)
         return vectors * self.scale
 

@@ -46,6 +46,19 @@ def network(target, grid):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("paths", ["direct", "flow"])
+def test_a_trained_network_is_blended_with_the_untrained_one_that_adds_all_paths(target, grid, images, paths):
+    network = AnyHeadNetwork(target, grid, [0, 1], **SMALL, direct=[0, 1], paths=paths, blend=0.25)
+    network.scale.fill_(3.0)
+    network.spread.fill_(2.0)
+    for parameter in network.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    trained = look(network.train(), target, images)
+    untrained = inputs(network, target, images)[2].sum(1) * 3 / 2
+    torch.testing.assert_close(look(network.eval(), target, images), 0.75 * trained + 0.25 * untrained)
+
+
+@torch.no_grad()
 def test_every_patch_has_a_vector_that_does_not_depend_on_other_images(pair, images):
     network, target = pair
     vectors = look(network, target, images)

@@ -190,7 +190,16 @@ NETWORKS = {
     shapley.ViTShapleyNetwork: ({}, {"freeze": True, "ratio": 2, "tanh": False}),
     AnyHeadNetwork: (
         {"blocks": [0, 1], "direct": [1]},
-        {"blocks": [1], "width": 24, "depth": 1, "heads": 2, "head_width": 8, "direct": [0, 1], "paths": "flow"},
+        {
+            "blocks": [1],
+            "width": 24,
+            "depth": 1,
+            "heads": 2,
+            "head_width": 8,
+            "direct": [0, 1],
+            "paths": "flow",
+            "blend": 0.5,
+        },
     ),
     shapley.FastSHAPNetwork: ({"backbone": "test_resnet"}, {"backbone": "test_convnext"}),
 }
