@@ -159,7 +159,13 @@ def build(tmp_path, monkeypatch):
             patch.setattr(evaluation, "total_processes", lambda _: 1)
             patch.setattr(evaluation, "tell_corrupt", lambda *_: None)
             if not checks:
-                follow = {"image_size": 224, "patch_size": 16, "blocks": [0], "direct": [0]}  # of a nonsense model
+                follow = {
+                    "image_size": 224,
+                    "patch_size": 16,
+                    "blocks": [0],
+                    "direct": [0],
+                    "four_blocks": [0],
+                }  # of a nonsense model
                 patch.setattr("explainers.running.targets._that_follow", lambda _: follow)
                 patch.setattr("explainers.running.keys.check_types", lambda *_, **__: None)
                 patch.setattr("explainers.running.keys.check_precision", lambda _: None)

@@ -11,7 +11,7 @@ from explainers.errors import InputError
 from explainers.running.targets import _that_follow, check_not_hidden
 
 FOLLOW = ("image_size", "patch_size", "blocks", "direct")
-TWELVE = (list(range(12)), [8, 9, 10, 11])
+TWELVE = (list(range(12)), list(range(4, 12)))
 FILES = {
     "clip_vit_b32": (224, 32, *TWELVE),
     "digits": (64, 8, [2, 3, 4], []),
@@ -20,7 +20,7 @@ FILES = {
     "swin_base": (224, 16, [1, 2, 3], []),
     "tiny": (64, 8, [0, 1], [0, 1]),
     "vit_base": (224, 16, *TWELVE),
-    "vit_large": (224, 16, [3, 7, 11, 15, 19, 23], list(range(16, 24))),
+    "vit_large": (224, 16, [3, 7, 11, 15, 19, 23], list(range(8, 24))),
 }
 MODELS = {
     "deit_tiny_distilled_patch16_224": (224, 16, TWELVE[0], []),  # its embedding is of two tokens
@@ -48,6 +48,13 @@ def test_the_settings_of_a_file_follow_from_its_model(name, tmp_path):
 def test_the_settings_of_a_model_without_a_file_follow_from_it(name):
     model = json.dumps({"_target_": "timm.create_model", "model_name": name, "pretrained": True})
     assert tuple(_that_follow(model)[key] for key in FOLLOW) == MODELS[name]
+
+
+@pytest.mark.parametrize(("name", "fit"), [("test_vit", "ranking"), ("test_resnet", "regions")])
+def test_anyhead_reads_few_blocks_and_ranks_patches_where_there_are_paths(name, fit, tmp_path):
+    cfg = composed("experiment=anyhead", "data.root=images", f"target={name}", folder=tmp_path)
+    assert cfg.explainer.network.blocks == {"test_vit": [1, 2, 3, 5], "test_resnet": [2, 3, 4]}[name]
+    assert cfg.explainer.teacher.fit == fit
 
 
 @pytest.mark.parametrize("config", ["train", "eval"])
