@@ -282,7 +282,8 @@ def test_arrow_keys_go_to_other_explainers_and_images(page):
     WebDriverWait(page, 10, 0.02).until(lambda _: find(page, "dialog span").text == "1.png · light · cat")
     page.switch_to.active_element.send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT)
     WebDriverWait(page, 10, 0.02).until(lambda _: find(page, "dialog span").text == "0.png · gae · cat")
-    assert press(Keys.ESCAPE) == "Enlarge gae of 0.png"
+    press(Keys.ESCAPE)
+    WebDriverWait(page, 10, 0.02).until(lambda _: press() == "Enlarge gae of 0.png")  # after the dialog has closed
     find(page, "#search").send_keys("5.png", Keys.ARROW_LEFT)
     assert press(Keys.ARROW_UP) == "Search by name, class or label"
 

@@ -102,10 +102,11 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
     ids=["coalitions", "propagation"],
 )
 def test_a_teacher_reads_a_head_of_prototypes_as_a_linear_one(target, grid, teacher):
-    """Losses do not depend on the lengths of functionals; so models with such heads, as the upper bound, can learn."""
+    """Losses depend on the directions of functionals and on logits; so models with such heads can learn."""
     prototypes, linear = copy.deepcopy(target), copy.deepcopy(target)
     prototypes.head = FixedHead(simplex(5, target.embed_dim), scale=10.0)
     linear.head = FixedHead(simplex(5, target.embed_dim), normalise=False)
+    linear.classify = prototypes.classify
     batch, losses = Unlabelled(4, seed=3)[torch.arange(4)], []
     vectors = torch.randn(4, grid.num_patches, target.embed_dim)
     for each in (prototypes, linear):
