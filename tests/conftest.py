@@ -6,10 +6,14 @@ takes seconds to import is imported where it is used.
 
 import gc
 import os
+import signal
 from functools import cache, partial
 
 import pytest
 from untested import untested
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `make test &` so, and commands inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until the first test: imports and the collection of tests leave hardly any garbage
 
