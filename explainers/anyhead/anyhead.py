@@ -185,7 +185,8 @@ class AnyHead(NetworkExplainer):
         self.grid.check(images)
         rows, paths_of = self.reads.read(images)
         functionals = functionals_of(rows)
-        if not self.refine and functionals.shape[1] < self.target.embed_dim:
+        few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
+        if not self.refine and few:
             paths = None if paths_of is None else paths_of(functionals)
             scores = self.network(rows["embedding"], self._feature_maps(rows), paths, functionals).float()
             return scores.mT.unflatten(-1, (self.grid.side, -1))

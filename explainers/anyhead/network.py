@@ -38,11 +38,13 @@ class AnyHeadNetwork(nn.Module):
         direct: indices of the blocks whose paths are added, in ascending order; none for models other than
             transformers.
         paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks.
-        blend: share of the untrained network, which adds all paths, in what the trained one predicts in eval mode, from
-            0 to 1, if there are paths. Both have different errors (after WiSE-FT, Wortsman et al., 2022).
+        blend: from 0 to 1. In eval mode, the network predicts (1 − blend) times what it learned, plus blend times the
+            sum of all paths, each with weight 1. Their errors partly cancel (after WiSE-FT, Wortsman et al., 2022).
+            Without paths it has no effect.
 
     Raises:
-        InputError: for blocks that the model does not have, or direct paths that are not known.
+        InputError: for blocks that the model does not have, paths that are not known, flow through other blocks than
+            the last ones, or a blend outside 0 to 1.
     """
 
     scale: Tensor

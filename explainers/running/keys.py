@@ -18,6 +18,12 @@ from explainers.errors import InputError, check_range, meant
 OF_PARTS = ("blocks", "direct", "evaluation", "grid")
 """Keys at the top of a config that one group sets for others, which may not read them."""
 
+OF_EXPLAINERS = {
+    "blocks": "AnyHead reads explainer.network.blocks, or explainers.anyhead.network.blocks in eval.py",
+    "direct": "AnyHead alone reads it",
+}
+"""Keys at the top that some explainers read → what to say where none does."""
+
 OF_TASKS = ("data", "target", "explainers")
 """Keys of a task in eval.py."""
 
@@ -61,6 +67,9 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     if {"root", "roots"} <= {text.partition("=")[0].rpartition(".")[2] for text in places}:
         raise InputError(f"expected data.root or the roots of each split, got {' and '.join(places)}: leave out one")
     unread = [(key, meant(key, known)) for key in added if key in cfg and key not in known]
+    for key, suggestion in OF_EXPLAINERS.items():
+        if key not in interpolated and any(text.lstrip("+").startswith(f"{key}=") for text in given):
+            unread.append((key, suggestion))
     for name, settings in (cfg.get("tasks") or {}).items():
         unread += [(f"tasks.{name}.{key}", meant(str(key), OF_TASKS)) for key in settings if key not in OF_TASKS]
     for key, suggestion in unread:

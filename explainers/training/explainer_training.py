@@ -39,6 +39,10 @@ class ExplainerTraining(TrainingModule):
         """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, P, P)."""
         return self.explainer(images)
 
+    def on_fit_start(self) -> None:
+        """Set the mode, because loaded weights leave an explainer in eval mode, and the trainer keeps modes."""
+        self.train()
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         explainer = self.explainer
         rows = complete(self.augmented(batch), self.sources, self.current_epoch)

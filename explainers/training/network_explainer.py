@@ -183,10 +183,11 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         return save_weights(self.network.state_dict(), folder / self.weights_file, self.identity())
 
     def load(self, path: str) -> None:
-        """Load a file that `export` wrote for the same identity."""
+        """Load a file that `export` wrote for the same identity, and explain from now on (eval mode)."""
         saved, weights = read_weights(path)
         self.check_identity(saved, path)
         load_weights(self.network, weights, path)
+        self.eval()
 
     @classmethod
     def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ scale of the final normalisation is a constant, patch z contributes a vector r_z
 linear functional v of the embedding. Direct paths need neither training nor a backward pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -33,9 +33,14 @@ def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record
         InputError: if the model has no such blocks or another readout, or unless exactly one forward pass ran inside.
     """
     check_direct(target, blocks)
-    record = Record(blocks, Rules(), attention=True, rows=lambda num_tokens: readout(target, num_tokens) > 0)
+    record = Record(blocks, Rules(), attention=True, rows=read_tokens(target))
     with torch.no_grad(), attached(record, target):
         yield record
+
+
+def read_tokens(target: TargetModel) -> Callable[[int], Tensor]:
+    """Return a function of the number T of tokens → which of them the embedding reads, boolean (T,)."""
+    return lambda num_tokens: readout(target, num_tokens) > 0
 
 
 def direct_paths(target: TargetModel, record: Record) -> Tensor:

@@ -14,8 +14,8 @@ patches. So from the last block down to the first recorded one, attention moves 
     rel_l = (1 − s_l) rel_{l+1} + Ā_lᵀ (s_l rel_{l+1}) + r_l,    s_lz = ‖o_lz‖ / (‖x_lz‖ + ‖o_lz‖)
 
 for the input x_lz of patch token z, the output o_lz of its attention, and the attention Ā_l between patches, a mean
-over heads. The share that a token got from the class token is left out, because it belongs to no patch. AnyHead reads
-rel_l of L blocks; Σ_l v · rel_l is a heatmap.
+over heads. The share that a token got from the class token, or from registers, is left out, because it belongs to no
+patch. AnyHead reads rel_l of L blocks; Σ_l v · rel_l is a heatmap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,14 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.target import TargetModel
-from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens, readout
+from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens
 from explainers.transformer.direct_paths import (
     check_direct,
     direct_paths,
     into_embedding,
     inverse_scale,
     read_factors,
+    read_tokens,
 )
 from explainers.transformer.recording import Record, attached, attention_scores
 from explainers.transformer.rules import Rules
@@ -54,11 +55,11 @@ class FlowRecord(Record):
         attention: attention weights of the R tokens that the embedding reads, (B, A, R, T), of each block.
         values: value vectors of each block, (B, A, T, d).
         class_tokens: the first token between attention and MLP, (B, D).
-        transitions: diag(1 − s) + diag(s) Ā of each block, (B, N, N).
+        transitions: diag(1 − s) + diag(s) Ā of each block but the last, (B, N, N).
     """
 
     def __init__(self, target: TargetModel, blocks: Sequence[int]) -> None:
-        super().__init__(blocks, Rules(), attention=True, rows=lambda num_tokens: readout(target, num_tokens) > 0)
+        super().__init__(blocks, Rules(), attention=True, rows=read_tokens(target))
         self.prefix = num_prefix_tokens(target)
         self.class_tokens: list[Tensor] = []
         self.transitions: list[Tensor] = []
@@ -69,9 +70,10 @@ class FlowRecord(Record):
         return super().enter_block(module, args)
 
     def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if self.entered - 1 in self.blocks:
-            before, after = self.tokens, args[0]
+        block, before, after = self.entered - 1, self.tokens, args[0]
+        if block in self.blocks:
             self.class_tokens.append(after[:, 0])
+        if block in self.blocks[:-1]:
             patches = before[:, self.prefix :]
             self.transitions.append(transition(patches, after[:, self.prefix :] - patches, self.between))
 
@@ -85,7 +87,7 @@ class FlowRecord(Record):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        if self.rows is None or self.entered - 1 not in self.blocks:
+        if self.rows is None or self.entered - 1 not in self.blocks[:-1]:
             return super()._attend(q, k, v, attn_mask, dropout_p, is_causal, scale)
         weights = attention_scores(q, k, attn_mask, scale).softmax(-1).to(v.dtype)
         self.attention.append(weights[:, :, self.rows(q.shape[2])])
@@ -136,7 +138,7 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
     last = list(range(count - len(blocks), count))
     if list(blocks) != last:
         raise InputError(
-            f"expected the last {len(blocks)} blocks of {target.name}, {last}, because paths flow through all of them,"
+            f"expected the last blocks of {target.name}, {last}, because paths flow through all of them,"
             f" got {list(blocks)}: give these, or paths=direct"
         )
 
@@ -171,7 +173,7 @@ def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
         scores = vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
         paths = list(scores.unbind(1))
     flow = [paths[-1]]
-    for path, matrix in zip(paths[-2::-1], record.transitions[-2::-1], strict=True):
+    for path, matrix in zip(paths[-2::-1], record.transitions[::-1], strict=True):
         flow.append(torch.baddbmm(path, matrix.mT, flow[-1]))
     return torch.stack(flow[::-1], 1)
 

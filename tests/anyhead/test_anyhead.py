@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
 
-from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
+from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
 from explainers.target.functionals import class_rows
@@ -253,3 +253,11 @@ def test_validation_measures_the_loss_of_all_images_of_the_last_epoch(target, gr
     rows = complete(batch_of(images), explainer.sources)
     expected = explainer.teacher.loss(explainer.predict(rows), rows).item()
     assert logged["val/loss"].item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("paths", ["direct", "flow"])
+def test_the_gradient_of_a_heatmap_by_its_functional_is_the_vector_of_the_patch(target, grid, images, paths):
+    explainer = AnyHead(target, grid, partial(AnyHeadNetwork, blocks=[1], width=12, direct=[0, 1], paths=paths)).eval()
+    functionals = torch.randn(5, target.embed_dim, requires_grad=True)
+    found = torch.autograd.grad(explainer.explain(images, functionals)[:, 0, 0].sum(), functionals)[0]
+    torch.testing.assert_close(found, explainer.decompose(images)[0][:, 0].detach())

@@ -86,7 +86,7 @@ def test_exported_weights_explain_as_before(target, make_target, grid, images, t
     fit(explainer, images, epochs=1)
     path = explainer.export(tmp_path)
     assert path == tmp_path / "explainer.safetensors"
-    again = AnyHead(target, grid, VECTORS, weights=str(path)).eval()
+    again = AnyHead(target, grid, VECTORS, weights=str(path))  # loaded to explain: in eval mode
     assert torch.equal(again(images), explainer.eval()(images))
     other = make_target()
     other.head = nn.Linear(24, 2)  # the same vectors explain another task

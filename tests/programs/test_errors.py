@@ -31,7 +31,15 @@ def error(function, *overrides, folder):
 
 @pytest.fixture
 def no_download(monkeypatch):
-    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("built the target before it saw the data"))
+    """Only a model without weights may be built, from which settings follow."""
+    create_model = timm.create_model
+
+    def built(*arguments, **settings):
+        if torch.get_default_device().type != "meta":
+            pytest.fail("built the target before it saw the data")
+        return create_model(*arguments, **settings)
+
+    monkeypatch.setattr(timm, "create_model", built)
 
 
 @pytest.fixture
@@ -65,6 +73,11 @@ def test_settings_of_a_task_or_an_explainer_that_is_not_asked_for_are_named(tmp_
     few = (*EVALUATION, "tasks.odd.data.size.test=4", "explainers=[chance]", "tasks.odd.target.head=null")
     message = error(evaluate, *few, "tasks.odd.data.task=digit", folder=tmp_path)
     assert "expected explainers=[...] to name oracle" in message and "(~explainers.oracle)" in message
+
+
+def test_blocks_that_no_explainer_reads_are_named(tmp_path):
+    message = error(train, "experiment=anyhead", f"data.root={tmp_path}", "blocks=[1]", folder=tmp_path / "run")
+    assert "no setting blocks: nothing reads it; AnyHead reads explainer.network.blocks" in message
 
 
 def test_an_unknown_experiment_lists_those_that_there_are(tmp_path):

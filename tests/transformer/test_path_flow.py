@@ -103,7 +103,7 @@ def test_recording_leaves_the_model_and_its_output_as_they_are(target, images):
 
 def test_other_blocks_than_the_last_are_refused(target, make_target):
     line = (
-        r"^expected the last 1 blocks of vit_tiny_patch16_224, \[1\], because paths flow through all of them, got"
+        r"^expected the last blocks of vit_tiny_patch16_224, \[1\], because paths flow through all of them, got"
         r" \[0\]: give these, or paths=direct$"
     )
     with pytest.raises(InputError, match=line), record_flow(target, [0]):
