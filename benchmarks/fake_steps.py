@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
@@ -42,7 +43,8 @@ CLASSES = 10
 def composed(*overrides: str) -> DictConfig:
     """The config of `python train.py *overrides`, with random weights instead of files and downloads."""
     with initialize_config_dir(CONFIGS, version_base="1.3"):
-        cfg = compose("train", list(overrides))
+        cfg = compose("train", list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)  # names of runs contain choices of the command
     cfg.target.model.update(pretrained=False, checkpoint_path="")
     OmegaConf.to_container(cfg.grid, resolve=True)  # what follows from the model is remembered, before tensors are fake
     with open_dict(cfg):
@@ -98,7 +100,7 @@ def batch_of(cfg: DictConfig, module: Any, images: int, device: str = "cpu") -> 
 def row_shapes(cfg: DictConfig, module: Any, device: str = "cpu") -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and type of the cached rows of one image, from calls of the sources with two images."""
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    images = batch_of(DictConfig({"grid": cfg.grid}), module, 2, device)
+    images = batch_of(DictConfig({"grid": OmegaConf.to_container(cfg.grid, resolve=True)}), module, 2, device)
     was_training = module.training
     module.eval()
     for source in module.sources:
