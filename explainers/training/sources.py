@@ -127,8 +127,7 @@ class Features:
             return rows, partial(path_flow, self.target, flow)
         with record_direct(self.target, self.direct) as record:
             rows = self._rows(normalised)
-        vectors = direct_paths(self.target, record)
-        return rows, lambda v: vectors if v is None else vectors @ v[:, None].mT.to(vectors.dtype)
+        return rows, partial(direct_paths, self.target, record)
 
     def _rows(self, normalised: Tensor) -> dict[str, Tensor]:
         """The embeddings and feature maps."""

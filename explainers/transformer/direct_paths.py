@@ -43,12 +43,14 @@ def read_tokens(target: TargetModel) -> Callable[[int], Tensor]:
     return lambda num_tokens: readout(target, num_tokens) > 0
 
 
-def direct_paths(target: TargetModel, record: Record) -> Tensor:
-    """Compute r_zl of all patches z and the L recorded blocks l: (B, L, N, D).
+@torch.no_grad()
+def direct_paths(target: TargetModel, record: Record, functionals: Tensor | None = None) -> Tensor:
+    """Compute r_zl of all patches z and the L recorded blocks l, (B, L, N, D), or v · r_zl, (B, L, N, V).
 
     Args:
         target: the recorded model.
         record: the record that `record_direct` made.
+        functionals: v, (B, V, D).
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -66,7 +68,8 @@ def direct_paths(target: TargetModel, record: Record) -> Tensor:
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
         projection = into_embedding(target, projection).to(carried.dtype)
         paths.append(carried.flatten(2) @ projection.flatten(0, 1))
-    return torch.stack(paths, 1)
+    vectors = torch.stack(paths, 1)
+    return vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
 
 
 def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:

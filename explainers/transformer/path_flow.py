@@ -169,9 +169,7 @@ def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
     if has_mlp_paths(target, record.blocks):
         paths = mlp_paths(target, record, functionals)
     else:
-        vectors = direct_paths(target, record)
-        scores = vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
-        paths = list(scores.unbind(1))
+        paths = list(direct_paths(target, record, functionals).unbind(1))
     flow = [paths[-1]]
     for path, matrix in zip(paths[-2::-1], record.transitions[::-1], strict=True):
         flow.append(torch.baddbmm(path, matrix.mT, flow[-1]))
