@@ -9,7 +9,7 @@ from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
 from explainers.anyhead.teacher import Teacher
-from explainers.errors import InputError, check_integers, check_positive, checks_choices
+from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.refinement import refine as refined
 from explainers.refinement.rounds import check_passes
@@ -40,6 +40,8 @@ class AnyHead(NetworkExplainer):
         allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
         temperature: t of the score z_y − t log Σ_{k ≠ y} exp(z_k / t) that is explained, for logits z. 1: the log-odds
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
+        blend: in eval mode, share of the untrained network, which adds all paths with weight 1, from 0 to 1. Its errors
+            and those of the trained one partly cancel (after WiSE-FT, Wortsman et al., 2022). It needs paths.
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
         refine: number of masked forward passes that refine the vectors of each image, even and at least 8, see
@@ -57,6 +59,7 @@ class AnyHead(NetworkExplainer):
     }
     READING = {
         "temperature": "reads another attribution from the same vectors",
+        "blend": "reads other vectors from the same weights",
         "refine": "refines the vectors that the network predicts",
         "refine_removal": "refines the vectors that the network predicts",
     }
@@ -73,6 +76,7 @@ class AnyHead(NetworkExplainer):
         weights: str | None = None,
         allow_finetuned_backbone: bool = False,
         temperature: float | None = None,
+        blend: float = 0.0,
         min_crop: float | None = None,
         seed: int = 0,
         refine: int = 0,
@@ -88,8 +92,10 @@ class AnyHead(NetworkExplainer):
             )
         if temperature is not None:
             check_positive(temperature=temperature)
+        check_range(0, 1, blend=blend)
         super().__init__(target, grid, network, optimizer, scheduler, min_crop, seed)
         self.temperature = temperature
+        self.blend = blend
         self.reads = Features(target, self.network.blocks, self.network.direct, self.network.paths)
         self.teacher = None if teacher is None else teacher(target, grid)
         self.sources = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
@@ -108,12 +114,7 @@ class AnyHead(NetworkExplainer):
         return self.predict(rows), rows["embedding"]
 
     def _predicted(self, rows: dict[str, Tensor], functionals: Tensor | None = None) -> Tensor:
-        """The vectors that `predict` returns, refined if `refine` says so.
-
-        Args:
-            rows: the images, and what the network reads of them.
-            functionals: v that are explained, (B, V, D); `None` for classes.
-        """
+        """The vectors of `predict`, refined if `refine` says so, to explain functionals (B, V, D) or classes."""
         predicted = self.predict(rows)
         if not self.refine:
             return predicted
@@ -188,17 +189,18 @@ class AnyHead(NetworkExplainer):
         few = functionals.shape[1] < self.target.embed_dim and not functionals.requires_grad  # paths have no gradients
         if not self.refine and few:
             paths = None if paths_of is None else paths_of(functionals)
-            scores = self.network(rows["embedding"], self._feature_maps(rows), paths, functionals).float()
-            return scores.mT.unflatten(-1, (self.grid.side, -1))
+            return self._applied(rows, paths, functionals).float().mT.unflatten(-1, (self.grid.side, -1))
         if paths_of is not None:
             rows["direct"] = paths_of(None)
         return self._attributed(self._predicted({"image": images} | rows, functionals), functionals)
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Predict c_z of every patch, (B, N, D), from the rows of `reads`."""
-        return self.network(
-            rows["embedding"], self._feature_maps(rows), rows["direct"] if self.network.direct else None
-        )
+        return self._applied(rows, rows["direct"] if self.network.direct else None)
+
+    def _applied(self, rows: dict[str, Tensor], paths: Tensor | None, functionals: Tensor | None = None) -> Tensor:
+        blend = 0.0 if self.training else self.blend
+        return self.network(rows["embedding"], self._feature_maps(rows), paths, functionals, blend)
 
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of c_z that the teacher computes."""
@@ -244,7 +246,5 @@ class AnyHead(NetworkExplainer):
     def _attributed(self, vectors: Tensor, functionals: Tensor) -> Tensor:
         """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""
         with torch.autocast(vectors.device.type, enabled=False):
-            several = functionals.dim() == 3
-            heatmaps = (functionals if several else functionals[:, None]).float() @ vectors.float().mT  # (B, V, N)
-            heatmaps = heatmaps if several else heatmaps[:, 0]
+            heatmaps = torch.einsum("b...d,bnd->b...n", functionals.float(), vectors.float())
         return heatmaps.unflatten(-1, (self.grid.side, -1))

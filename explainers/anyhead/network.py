@@ -7,7 +7,7 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from explainers.errors import check_positive, check_range, checks_choices
+from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.training.trunk import on_grid, small_linear
@@ -38,13 +38,10 @@ class AnyHeadNetwork(nn.Module):
         direct: indices of the blocks whose paths are added, in ascending order; none for models other than
             transformers.
         paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks.
-        blend: from 0 to 1. In eval mode, the network predicts (1 − blend) times what it learned, plus blend times the
-            sum of all paths, each with weight 1. Their errors partly cancel (after WiSE-FT, Wortsman et al., 2022).
-            Without paths it has no effect.
 
     Raises:
-        InputError: for blocks that the model does not have, paths that are not known, flow through other blocks than
-            the last ones, or a blend outside 0 to 1.
+        InputError: for blocks that the model does not have, paths that are not known, or flow through other blocks
+            than the last ones.
     """
 
     scale: Tensor
@@ -62,11 +59,9 @@ class AnyHeadNetwork(nn.Module):
         head_width: int = 16,
         direct: Sequence[int] = (),
         paths: Paths = "direct",
-        blend: float = 0.0,
     ) -> None:
         super().__init__()
         check_positive(width=width, depth=depth, heads=heads, head_width=head_width)
-        check_range(0, 1, blend=blend)
         if direct:
             (check_flow if paths == "flow" else check_direct)(target, direct)
             self.path_weight = nn.Linear(width, len(direct))
@@ -80,7 +75,6 @@ class AnyHeadNetwork(nn.Module):
         self.side = grid.side
         self.direct = tuple(direct)
         self.paths = paths if direct else "direct"  # without blocks, both are the same network
-        self.blend = blend if direct else 0.0
         channels = target.map_channels(blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in channels)
         self.queries = nn.ModuleList(nn.Sequential(nn.LayerNorm(c), nn.Linear(c, heads * head_width)) for c in channels)
@@ -103,6 +97,7 @@ class AnyHeadNetwork(nn.Module):
         maps: list[Tensor],
         direct: Tensor | None = None,
         functionals: Tensor | None = None,
+        blend: float = 0.0,
     ) -> Tensor:
         """Predict c_z of every patch, (B, N, D), or v · c_z for functionals, (B, N, V).
 
@@ -111,6 +106,8 @@ class AnyHeadNetwork(nn.Module):
             maps: feature maps of the `blocks`, (B, N', C) each.
             direct: paths of the blocks `direct`, (B, L, N', D), or v · paths, (B, L, N', V).
             functionals: v, (B, V, D).
+            blend: from 0 to 1: share of the sum of all paths, each with weight 1, as before training; the rest is what
+                the network learned.
         """
         maps = [norm(on_grid(each, self.side)) for norm, each in zip(self.norms, maps, strict=True)]
         tokens = self.read(torch.cat(maps, -1)) + self.read_embedding(embeddings)[:, None] + self.position
@@ -119,7 +116,7 @@ class AnyHeadNetwork(nn.Module):
         for layer in self.layers:
             tokens = tokens + layer(tokens)
         tokens = self.norm(tokens)
-        blend = 0.0 if self.training else self.blend
+        blend = blend if self.direct else 0.0
         vectors = (1 - blend) * self.write(tokens)
         if functionals is not None:
             with torch.autocast(vectors.device.type, enabled=False):  # sums of 16 bits would have ties

@@ -28,7 +28,7 @@ CLASSES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAME
 
 ADDED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("explainers.networks.PaperNetwork", "PaperNetwork"), {"reconstruct": False}),
-    **dict.fromkeys(("VectorNetwork", "AnyHeadNetwork"), {"paths": "direct", "blend": 0.0}),
+    **dict.fromkeys(("VectorNetwork", "AnyHeadNetwork"), {"paths": "direct"}),
 }
 """`_target_` or `class` in earlier files → values of its arguments that are new, as it was computed then."""
 
@@ -41,7 +41,7 @@ def renamed(content: Any) -> Any:
     >>> renamed({"explainer": {"_target_": "explainers.decomposition.Decomposition"}, "seed": 0})
     {'explainer': {'_target_': 'explainers.anyhead.AnyHead'}, 'seed': 0}
     >>> renamed({"network": {"class": "VectorNetwork", "width": 8}})
-    {'network': {'paths': 'direct', 'blend': 0.0, 'class': 'AnyHeadNetwork', 'width': 8}}
+    {'network': {'paths': 'direct', 'class': 'AnyHeadNetwork', 'width': 8}}
     >>> renamed({"class": "PaperNetwork", "decoder_width": 512})
     {'reconstruct': False, 'class': 'PaperNetwork', 'decoder_width': 512}
     """

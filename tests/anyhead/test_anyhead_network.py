@@ -25,8 +25,8 @@ def inputs(network, target, images):
     return rows["embedding"], [rows[f"map_{i}"] for i in range(len(network.blocks))], rows.get("direct")
 
 
-def look(network, target, images):
-    return network(*inputs(network, target, images))
+def look(network, target, images, blend=0.0):
+    return network(*inputs(network, target, images), blend=blend)
 
 
 @pytest.fixture(params=TARGETS)
@@ -48,14 +48,14 @@ def network(target, grid):
 @torch.no_grad()
 @pytest.mark.parametrize("paths", ["direct", "flow"])
 def test_a_trained_network_is_blended_with_the_untrained_one_that_adds_all_paths(target, grid, images, paths):
-    network = AnyHeadNetwork(target, grid, [0, 1], **SMALL, direct=[0, 1], paths=paths, blend=0.25)
+    network = AnyHeadNetwork(target, grid, [0, 1], **SMALL, direct=[0, 1], paths=paths)
     network.scale.fill_(3.0)
     network.spread.fill_(2.0)
     for parameter in network.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    trained = look(network.train(), target, images)
+    trained = look(network, target, images)
     untrained = inputs(network, target, images)[2].sum(1) * 3 / 2
-    torch.testing.assert_close(look(network.eval(), target, images), 0.75 * trained + 0.25 * untrained)
+    torch.testing.assert_close(look(network, target, images, blend=0.25), 0.75 * trained + 0.25 * untrained)
 
 
 @torch.no_grad()

@@ -198,7 +198,6 @@ NETWORKS = {
             "head_width": 8,
             "direct": [0, 1],
             "paths": "flow",
-            "blend": 0.5,
         },
     ),
     shapley.FastSHAPNetwork: ({"backbone": "test_resnet"}, {"backbone": "test_convnext"}),
