@@ -9,14 +9,13 @@ from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
 from explainers.anyhead.teacher import Teacher
-from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
+from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.refinement import refine as refined
-from explainers.refinement.rounds import check_passes
+from explainers.refinement.refine import check_refine
 from explainers.target import TargetModel
 from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.inputs import check_functionals, checked_classes
-from explainers.target.removal import check_removal
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes
@@ -82,14 +81,7 @@ class AnyHead(NetworkExplainer):
         refine: int = 0,
         refine_removal: Removal = "zero",
     ) -> None:
-        check_integers(refine=refine)
-        if refine:
-            check_passes(refine=refine)
-            check_removal(target, refine_removal)
-        elif refine_removal != "zero":
-            raise InputError(
-                f"expected refine above 0 with refine_removal={refine_removal}, got refine=0: add refine=64"
-            )
+        check_refine(target, refine, refine_removal)
         if temperature is not None:
             check_positive(temperature=temperature)
         check_range(0, 1, blend=blend)
@@ -139,6 +131,10 @@ class AnyHead(NetworkExplainer):
             return self._functionals(rows, checked_classes(wanted, images, self.target.num_classes))[:, None]
 
         return self._explained(images, functionals_of)[:, 0]
+
+    def all_classes(self, images: Tensor) -> Tensor:
+        """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
+        return self._explained(images, self._functionals)
 
     def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.

@@ -15,6 +15,16 @@ from explainers.target import TargetModel
 from explainers.target.removal import check_removal
 
 
+def check_refine(target: TargetModel, refine: int, refine_removal: Removal) -> None:
+    """Raise an InputError unless an explainer of the target can be refined by so many passes, or by none: 0."""
+    check_integers(refine=refine)
+    if refine:
+        check_passes(refine=refine)
+        check_removal(target, refine_removal)
+    elif refine_removal != "zero":
+        raise InputError(f"expected refine above 0 with refine_removal={refine_removal}, got refine=0: add refine=64")
+
+
 @checks_choices
 def refine(
     explainer: Any,
