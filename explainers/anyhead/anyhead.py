@@ -39,8 +39,8 @@ class AnyHead(NetworkExplainer):
         allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
         temperature: t of the score z_y − t log Σ_{k ≠ y} exp(z_k / t) that is explained, for logits z. 1: the log-odds
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
-        blend: in eval mode, share of the untrained network, which adds all paths with weight 1, from 0 to 1. Its errors
-            and those of the trained one partly cancel (after WiSE-FT, Wortsman et al., 2022). It needs paths.
+        blend: in eval mode, share of the untrained network, which adds all paths with weight 1, from 0 to 1; the errors
+            of the two partly cancel (after WiSE-FT, Wortsman et al., 2022). Without paths it has no effect.
         min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
         seed: seed of the crops.
         refine: number of masked forward passes that refine the vectors of each image, even and at least 8, see

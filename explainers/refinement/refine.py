@@ -15,6 +15,7 @@ from explainers.target import TargetModel
 from explainers.target.removal import check_removal
 
 
+@checks_choices
 def check_refine(target: TargetModel, refine: int, refine_removal: Removal) -> None:
     """Raise an InputError unless an explainer of the target can be refined by so many passes, or by none: 0."""
     check_integers(refine=refine)
