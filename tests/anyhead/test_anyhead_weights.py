@@ -95,6 +95,26 @@ def test_exported_weights_explain_as_before(target, make_target, grid, images, t
     torch.testing.assert_close(of_task(images), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
+@torch.no_grad()
+def test_the_same_weights_are_read_with_any_share_of_the_untrained_network_in_eval_mode(target, grid, images, tmp_path):
+    network = partial(VECTORS, direct=[0, 1], paths="flow")
+    trained = AnyHead(target, grid, network).eval()
+    for parameter in trained.network.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    weights = str(trained.export(tmp_path))
+    half, paths = (AnyHead(target, grid, network, weights=weights, blend=share) for share in (0.5, 1))
+    learned, untrained = (explainer.decompose(images)[0] for explainer in (trained, paths))
+    vectors = half.decompose(images)[0]
+    torch.testing.assert_close(vectors, (learned + untrained) / 2, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(vectors, learned, rtol=1e-2)
+    functionals = torch.randn(5, target.embed_dim)
+    expected = (vectors @ functionals[..., None])[..., 0]
+    torch.testing.assert_close(half.explain(images, functionals).flatten(1), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(half.train().decompose(images)[0], learned)
+    with pytest.raises(InputError, match=r"^expected blend from 0 to 1, got blend=1\.5$"):
+        AnyHead(target, grid, network, blend=1.5)
+
+
 def test_a_checkpoint_holds_no_weights_of_the_target_and_is_resumed(target, grid, images, tmp_path):
     build = partial(AnyHead, target, grid, VECTORS, PropagationTeacher, ADAM)
     fit(build(), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
