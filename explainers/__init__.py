@@ -105,12 +105,13 @@ class SelfExplainer(Protocol):
 class FunctionalExplainer(Protocol):
     """An explainer of any linear functional of the embedding, such as the logit of a class under a linear head."""
 
-    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+    def explain(self, images: Tensor, functionals: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
         """Explain v · G(x) of uint8 images.
 
         Args:
             images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image.
+            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) that
+                returns v (B, V, D), such as one that divides by their length.
 
         Returns:
             Heatmaps, (B, P, P) or (B, V, P, P).

@@ -21,13 +21,13 @@ from explainers.refinement import Refined
 from explainers.refinement.pairs import MaskedPairs
 from explainers.shapley import KernelSHAP, LightShapleyNetwork, Shapley, ShapleyLabels, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
+from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.tve.meta_attribution import MetaAttributions
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes_of
-from explainers.vectors.text_heads import text_embeddings
 
 LIGHT = partial(LightNetwork, blocks=[0], width=12, depth=1)
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
@@ -143,7 +143,7 @@ def test_all_that_works_in_chunks_is_found():
         (lambda: prototypes_of(None, None, limit=0), "expected limit above 0, got limit=0"),
         (lambda: prototypes_of(None, None, batch_size=0), "expected batch_size above 0, got batch_size=0"),
         (
-            lambda: text_embeddings("ViT-B-32", "", ["cat"], templates=[]),
+            lambda: text_embeddings(lambda texts: torch.ones(len(texts), 2), ["cat"], templates=[]),
             "expected templates with {} for the name, as 'a photo of a {}.', got none",
         ),
         (

@@ -15,7 +15,7 @@ from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
 from explainers.target import TargetModel
 from explainers.target.functionals import class_rows, score_functionals
-from explainers.target.inputs import check_functionals, checked_classes
+from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes
@@ -136,21 +136,21 @@ class AnyHead(NetworkExplainer):
         """Explain every class of uint8 images (B, C, H, W): heatmaps (B, K, P, P)."""
         return self._explained(images, self._functionals)
 
-    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
 
         Args:
             images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image.
+            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
+                (B, V, D).
 
         Returns:
             (B, P, P) or (B, V, P, P).
         """
         self.grid.check(images)
-        check_functionals(functionals, images, self.target.embed_dim)
-        if functionals.dim() == 2:
-            return self._explained(images, lambda _: functionals[:, None])[:, 0]
-        return self._explained(images, lambda _: functionals)
+        of_embeddings = functionals_at(functionals, images, self.target.embed_dim)
+        heatmaps = self._explained(images, lambda rows: of_embeddings(rows["embedding"].float()))
+        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Explain the class that each of J linear classifiers on this backbone predicts, in one pass of the network.

@@ -11,7 +11,7 @@ from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import Transitions, rollout
 from explainers.posthoc.white_box import Gradients, Output, class_functionals, sum_on_grid
 from explainers.target import TargetModel
-from explainers.target.inputs import check_functionals, checked_classes
+from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer, value_paths
 from explainers.transformer.direct_paths import check_direct, direct_paths, record_direct
 from explainers.transformer.path_flow import path_flow, record_flow
@@ -184,21 +184,20 @@ class DirectPaths(nn.Module):
         wanted = checked_classes(classes, images, self.target.num_classes)
         return self._heatmaps(images, lambda of: class_functionals(self.target, of, wanted, self.output)[:, None])[:, 0]
 
-    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
 
         Args:
             images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image.
+            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
+                (B, V, D).
 
         Returns:
             (B, P, P) or (B, V, P, P).
         """
         self.grid.check(images)
-        check_functionals(functionals, images, self.target.embed_dim)
-        if functionals.dim() == 2:
-            return self._heatmaps(images, lambda _: functionals[:, None])[:, 0]
-        return self._heatmaps(images, lambda _: functionals)
+        heatmaps = self._heatmaps(images, functionals_at(functionals, images, self.target.embed_dim))
+        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""

@@ -10,7 +10,7 @@ from explainers.errors import UnsupportedModel, check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
 from explainers.target import TargetModel
-from explainers.target.inputs import check_functionals, checked_classes
+from explainers.target.inputs import Functionals, checked_classes, functionals_at
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 """See the argument `points` of `mean_gradients`."""
@@ -98,13 +98,16 @@ class PixelExplainer(nn.Module):
         """Explain the logits of classes (B,) of uint8 images (B, C, H, W) → (B, P, P)."""
         return self.details(images, classes).heatmaps
 
-    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding, see `FunctionalExplainer`."""
         self.grid.check(images)
-        check_functionals(functionals, images, self.target.embed_dim)
-        if functionals.dim() == 2:
-            return self._explanation(images, functionals).heatmaps
-        return torch.stack([self._explanation(images, v).heatmaps for v in functionals.unbind(1)], 1)
+        embeddings = torch.empty(0)
+        if not isinstance(functionals, Tensor):
+            with torch.no_grad():
+                embeddings = self.target.embed(self.target.normalise(images))
+        found = functionals_at(functionals, images, self.target.embed_dim)(embeddings)
+        heatmaps = torch.stack([self._explanation(images, v).heatmaps for v in found.unbind(1)], 1)
+        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def _explanation(self, images: Tensor, wanted: Tensor) -> Details:
         with torch.inference_mode(False), torch.enable_grad():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
-from explainers.target.inputs import check_functionals, checked_classes
+from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
@@ -107,20 +107,19 @@ class WhiteBox(nn.Module):
         wanted = checked_classes(classes, images, self.target.num_classes)
         return self.explain_all(images, lambda embeddings: self._of_classes(embeddings, wanted))[:, 0]
 
-    def explain(self, images: Tensor, functionals: Tensor) -> Tensor:
+    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Explain linear functionals v · G(x) of the embedding.
 
         Args:
             images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image, which share the forward pass.
+            functionals: v, (B, D), or (B, V, D) for several of each image, which share the forward pass; or a function
+                of the embeddings (B, D) → (B, V, D).
 
         Returns:
             (B, P, P) or (B, V, P, P).
         """
-        check_functionals(functionals, images, self.target.embed_dim)
-        if functionals.dim() == 2:
-            return self.explain_all(images, lambda _: functionals[:, None])[:, 0]
-        return self.explain_all(images, lambda _: functionals)
+        heatmaps = self.explain_all(images, functionals_at(functionals, images, self.target.embed_dim))
+        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         """Compute heatmaps (B, V, P, P) from the record of a forward pass and gradients of what it recorded."""

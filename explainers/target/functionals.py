@@ -1,11 +1,16 @@
-"""Linear functionals v of the embedding that explain the classes of a head."""
+"""Linear functionals v of the embedding that explain the classes of a head, or a cosine similarity."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
+
+Length = Literal["constant", "variable"]
+"""Whether a cosine is explained for a constant length of the embedding, or also by what changes the length."""
 
 
 def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, directions: bool = False) -> Tensor:
@@ -83,3 +88,35 @@ def score_functionals(
 def _alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:
     """The mean row of all classes but one for each image, with softmax weights: (B, D)."""
     return logits.scatter(1, classes[:, None], -torch.inf).softmax(-1) @ rows
+
+
+@checks_choices
+def cosine_functionals(
+    embeddings: Tensor, directions: Tensor, projection: Tensor | None = None, length: Length = "constant"
+) -> Tensor:
+    """Compute functionals v that explain t · P e / |P e|, the cosine of an embedding e with a unit vector t.
+
+    For a constant length |P e|, the cosine is linear: v = Pᵀ t / |P e|, and v · e is the cosine itself. With `variable`
+    length, v is its gradient Pᵀ (t − cos · P e / |P e|) / |P e|, its first-order part, for which v · e is 0.
+
+    Args:
+        embeddings: e, (B, D).
+        directions: t, (V, D') for all images, or (B, V, D'); sums and differences of unit vectors explain sums and
+            differences of cosines.
+        projection: P, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
+        length: see `Length`.
+
+    Returns:
+        v, (B, V, D), float32.
+
+    >>> cosine_functionals(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).tolist()
+    [[[0.0, 0.2...]]]
+    """
+    with torch.autocast(embeddings.device.type, enabled=False):
+        projected = embeddings.float() if projection is None else F.linear(embeddings.float(), projection.float())
+        directions = directions.float().expand(len(projected), -1, -1)
+        size = projected.norm(dim=-1).clamp(min=1e-12)[:, None, None]
+        if length == "variable":
+            unit = projected[:, None] / size
+            directions = directions - (directions * unit).sum(-1, keepdim=True) * unit
+        return (directions if projection is None else directions @ projection.float()) / size

@@ -1,9 +1,14 @@
 """Checks of the inputs of models and explainers: uint8 images, labels, classes and functionals to explain."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from explainers.errors import InputError
+
+Functionals = Tensor | Callable[[Tensor], Tensor]
+"""Functionals v of each image, (B, D) or (B, V, D); or a function of the embeddings (B, D) → v (B, V, D)."""
 
 
 def zero_to_one(images: Tensor) -> Tensor:
@@ -93,6 +98,24 @@ def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
             f"expected functionals of the embedding, floating point of shape [{len(images)}, {width}] or"
             f" [{len(images)}, V, {width}], got {_name(functionals)} of shape {shape}"
         )
+
+
+def functionals_at(functionals: Functionals, images: Tensor, width: int) -> Callable[[Tensor], Tensor]:
+    """A function of the embeddings (B, D) → functionals (B, V, D), checked; V is 1 for functionals (B, D).
+
+    The arguments are those of `check_functionals`.
+    """
+    if isinstance(functionals, Tensor):
+        check_functionals(functionals, images, width)
+        given = functionals if functionals.dim() == 3 else functionals[:, None]
+        return lambda _: given
+
+    def checked(embeddings: Tensor) -> Tensor:
+        computed = functionals(embeddings)
+        check_functionals(computed, images, width)
+        return computed
+
+    return checked
 
 
 def _name(values: Tensor) -> str:

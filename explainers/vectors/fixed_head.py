@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, checks_choices
 from explainers.target import TargetModel
+from explainers.target.projected_head import ProjectedHead
 
 Reading = Literal["patch", "difference"]
 
 
-class FixedHead(nn.Module):
-    """Multiplies embeddings by a fixed projection W.
+class FixedHead(ProjectedHead):
+    """A head whose projection also attributes the logits to patches.
 
     >>> head = FixedHead(torch.eye(2), scale=10.0)
     >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
@@ -26,21 +27,17 @@ class FixedHead(nn.Module):
     [[[0.0, 1.0]]]
 
     Args:
-        weight: W, (K, D'). D' is the width of the embeddings after `projection`.
-        projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
-        normalise: divide every embedding, after `projection`, by its length.
-        scale: factor of the logits, such as CLIP's logit scale; above 0.
-        bias: added to the logits, (K,), such as the bias of a model's own head; `None` for none.
+        weight: W, (K, D'), see `ProjectedHead`.
+        projection: see `ProjectedHead`.
+        normalise: see `ProjectedHead`.
+        scale: see `ProjectedHead`.
+        bias: see `ProjectedHead`.
         reading: how a patch becomes attributions. `patch`: its embedding is treated as the embedding of an image.
             `difference`: the embedding of a blank image is subtracted first, and the length of the image's embedding
             replaces the patch's own, so that a patch without a contribution has attributions of 0.
         patch_scale: factor of the attributions.
     """
 
-    weight: Tensor
-    projection: Tensor | None
-    bias: Tensor | None
-    scale: Tensor
     patch_scale: Tensor
 
     @checks_choices
@@ -54,38 +51,13 @@ class FixedHead(nn.Module):
         reading: Reading = "patch",
         patch_scale: float = 1.0,
     ) -> None:
-        super().__init__()
-        check_positive(scale=scale)
-        self.register_buffer("weight", weight)
-        self.register_buffer("projection", projection)
-        self.register_buffer("bias", bias)
-        self.register_buffer("scale", torch.tensor(float(scale)))
+        super().__init__(weight, projection, normalise, scale, bias)
         self.register_buffer("patch_scale", torch.tensor(float(patch_scale)))
-        self.normalise = normalise
         self.reading = reading
-
-    @property
-    def in_features(self) -> int:
-        """D, the width of the embeddings."""
-        return (self.weight if self.projection is None else self.projection).shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """K, the number of classes."""
-        return len(self.weight)
 
     def extra_repr(self) -> str:
         """The options that the state dict does not hold."""
-        return f"normalise={self.normalise}, reading={self.reading}"
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """Compute logits (..., K) from embeddings of images (..., D)."""
-        logits = self.scale * F.linear(self._project(embeddings, self.normalise), self.weight)
-        return logits if self.bias is None else logits + self.bias
-
-    def directions(self) -> Tensor:
-        """The functionals of the classes, (K, D), without the division by the length of the embedding."""
-        return self.weight if self.projection is None else self.weight @ self.projection
+        return f"{super().extra_repr()}, reading={self.reading}"
 
     def attributions(self, patches: Tensor, embeddings: Tensor) -> Tensor:
         """Compute the attributions of every patch to every class, (B, N, K).
@@ -99,17 +71,12 @@ class FixedHead(nn.Module):
         if self.reading == "difference":
             vectors = self.scale * vectors
             if self.normalise:
-                vectors = vectors / self._project(embeddings, False).norm(dim=-1)[:, None, None]
+                vectors = vectors / self.project(embeddings, False).norm(dim=-1)[:, None, None]
         return F.linear(vectors, self.weight)
 
     def vectors(self, patches: Tensor) -> Tensor:
         """Compute the vectors c_z of patches, (B, N, D'); their products with the rows of W are attributions."""
-        return self.patch_scale * self._project(patches, self.normalise and self.reading == "patch")
-
-    def _project(self, embeddings: Tensor, normalise: bool) -> Tensor:
-        if self.projection is not None:
-            embeddings = F.linear(embeddings, self.projection)
-        return F.normalize(embeddings, dim=-1) if normalise else embeddings
+        return self.patch_scale * self.project(patches, self.normalise and self.reading == "patch")
 
 
 @checks_choices

@@ -1,63 +1,19 @@
 """The projection W of a fixed head from the text embeddings of class names, by the text tower of CLIP or SigLIP."""
 
-import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
-from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.target.names import readable_names
+from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
+from explainers.text.towers import text_tower
 from explainers.vectors.fixed_head import projected_head
 from explainers.vectors.projections import embedded_images
-from explainers.vectors.towers import require_open_clip, text_tower
-
-TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "a close-up of a {}.", "a blurry picture of a {}.")
-"""Prompts for data sets that have none of their own."""
-
-
-def text_embeddings(model: str, pretrained: str, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """The direction of the text embedding of each class, averaged over templates: unit vectors (K, D').
-
-    Args:
-        model: open_clip's name of an architecture.
-        pretrained: open_clip's name of its weights, or a file; empty for random weights.
-        classes: names of the classes.
-        templates: prompts, with `{}` where the name of the class belongs.
-
-    Raises:
-        InputError: if a package is not installed, or a template has no place for the name.
-    """
-    without = [template for template in templates if "{}" not in template]
-    if without or not templates:
-        raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
-    clip, tokenise = _open(model, pretrained)
-    means = []
-    for name in classes:
-        prompts = [template.replace("{}", name) for template in templates]
-        with torch.no_grad():
-            embeddings = clip.encode_text(tokenise(prompts))
-        means.append(F.normalize(embeddings, dim=-1).mean(0))
-    return F.normalize(torch.stack(means), dim=-1)
-
-
-def _open(model: str, pretrained: str) -> tuple[Any, Any]:
-    """Build a model of open_clip and its tokeniser, without the log of it."""
-    open_clip = require_open_clip()
-    disabled = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        tokenise = open_clip.get_tokenizer(model)
-        return open_clip.create_model(model, pretrained=pretrained or None).eval(), tokenise
-    except ImportError as error:  # SigLIP's tokenisers
-        raise InputError(f"the tokeniser of {model} needs transformers: pip install transformers") from error
-    finally:
-        logging.disable(disabled)
 
 
 def text_of(
@@ -69,7 +25,7 @@ def text_of(
     names: Sequence[str] | None = None,
     images: int = 200,
 ) -> Tensor:
-    """Compute `text_embeddings` for the classes of a datamodule, and print how many images they classify correctly.
+    """Compute text embeddings W of the classes of a datamodule, (K, D'), and print how many images these classify well.
 
     Args:
         target: the base model, the image tower.
@@ -90,7 +46,7 @@ def text_of(
         )
     tower = text_tower(target, model, pretrained)
     prompts = (getattr(data, "templates", ()) or TEMPLATES) if templates is None else templates
-    weight = text_embeddings(*tower, names or readable_names(data.classes), prompts)
+    weight = text_embeddings(open_clip_encoder(*tower), names or readable_names(data.classes), prompts)
     if images:
         tell_accuracy(target, data, weight, images)
     return weight

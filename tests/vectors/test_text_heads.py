@@ -15,9 +15,10 @@ from toys import Marked
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.target.names import readable_names
+from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.vectors.fixed_head import projected_head
 from explainers.vectors.projections import prototypes_of
-from explainers.vectors.text_heads import TEMPLATES, tell_accuracy, text_embeddings, text_of
+from explainers.vectors.text_heads import tell_accuracy, text_of
 
 QUICK = "tiny-quickgelu"
 
@@ -69,7 +70,7 @@ def test_the_names_of_imagenet_are_distinct():
 def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(asked):
     model, tokenise = clip(), tokeniser()
     classes, templates = ["ant", "honey bee"], ["a photo of a {}.", "{}"]
-    weight = text_embeddings(QUICK, "", classes, templates)
+    weight = text_embeddings(open_clip_encoder(QUICK, ""), classes, templates)
     assert asked == [(QUICK, None)] and not model.training
     for row, name in zip(weight, classes, strict=True):
         total = 0
@@ -81,11 +82,11 @@ def test_text_embeddings_are_the_mean_over_templates_of_unit_vectors(asked):
 
 
 def test_text_embeddings_ask_for_the_weights_named(asked):
-    text_embeddings(QUICK, "openai", ["ant"], ["{}"])
+    text_embeddings(open_clip_encoder(QUICK, "openai"), ["ant"], ["{}"])
     assert asked == [(QUICK, "openai")]
     for templates in ([], ["a photo."]):
         with pytest.raises(InputError, match="expected templates with {} for the name, as 'a photo of a {}.', got"):
-            text_embeddings(QUICK, "", ["ant"], templates)
+            text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], templates)
 
 
 def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(asked):
@@ -95,7 +96,7 @@ def test_a_text_head_reads_names_and_prompts_of_the_data_unless_told_otherwise(a
         return text_of(target, data, QUICK, "", images=0, **settings)
 
     def expected(names, prompts):
-        return text_embeddings(QUICK, "", names, prompts)
+        return text_embeddings(open_clip_encoder(QUICK, ""), names, prompts)
 
     names = ["red", "green ish", "tench"]
     torch.testing.assert_close(head(marked()), expected(names, TEMPLATES))
@@ -149,7 +150,7 @@ def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(library, "get_tokenizer", get_tokenizer)
         with pytest.raises(InputError, match=f"the tokeniser of {QUICK} needs transformers: pip install transformers"):
-            text_embeddings(QUICK, "", ["ant"], ["{}"])
+            text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], ["{}"])
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(InputError) as raised:
         text_of(image_tower(), SimpleNamespace(classes=["a"]))

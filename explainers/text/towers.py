@@ -79,13 +79,13 @@ def check_towers(target: TargetModel, tower: TextTower) -> None:
     if model not in open_clip.list_models():
         near = get_close_matches(model, open_clip.list_models(), 3, 0)
         raise InputError(
-            f"expected a model of open_clip for explainer.projection.model, such as {', '.join(near)}, got {model}"
+            f"expected a model of open_clip for the text tower's model, such as {', '.join(near)}, got {model}"
         )
     tags = open_clip.list_pretrained_tags_by_model(model)
     if weights and weights not in tags and not Path(weights).is_file():
         near = get_close_matches(weights, tags, 3, 0)
         raise InputError(
-            f"expected weights of {model} for explainer.projection.pretrained, a file or a name such as"
+            f"expected weights of {model} for the text tower's pretrained, a file or a name such as"
             f" {', '.join(near)}, got {weights}"
         )
     _check_width(target, model)
@@ -94,12 +94,12 @@ def check_towers(target: TargetModel, tower: TextTower) -> None:
     if known and weights in tags and tower not in known:
         raise InputError(
             f"expected the text tower of {_image_name(target)}, which is {' '.join(known[0])}, got {model} {weights}:"
-            " leave out explainer.projection.model and explainer.projection.pretrained"
+            " leave out model and pretrained of the text tower"
         )
     if not _has_layout(target, model):
         raise InputError(
             f"expected a text tower that was trained with {target.name}, got {model}, whose image tower has another"
-            " layout: set explainer.projection.model"
+            " layout: set the text tower's model"
         )
 
 
@@ -138,7 +138,7 @@ def _check_activation(target: TargetModel, tower: TextTower) -> None:
         other = f"{tower.model}-quickgelu" if image else tower.model.removesuffix("-quickgelu")
         raise InputError(
             f"expected one activation in image and text tower, got {names[image]} in {target.name} and {names[text]} in"
-            f" {tower.model}: set explainer.projection.model={other}, if it was trained with this image tower"
+            f" {tower.model}: set the text tower's model={other}, if it was trained with this image tower"
         )
 
 
@@ -197,5 +197,5 @@ def _several_or_none(target: TargetModel, towers: list[TextTower]) -> str:
     advice = listed or f"models of its layout are {', '.join(alike) or 'none'}"
     return (
         f"expected an image tower with one known text tower, as target=clip_vit_b32 has, got {_image_name(target)}: set"
-        f" explainer.projection.model and explainer.projection.pretrained to open_clip's names of it ({advice})"
+        f" the text tower's model and pretrained to open_clip's names of it ({advice})"
     )

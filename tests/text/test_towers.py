@@ -11,7 +11,7 @@ from torch import nn
 
 from explainers.errors import InputError
 from explainers.target import TargetModel
-from explainers.vectors.towers import TextTower, computes_quick_gelu, text_tower
+from explainers.text.towers import TextTower, computes_quick_gelu, text_tower
 
 TINYCLIP = "vit_medium_patch16_clip_224.tinyclip_yfcc15m"
 
@@ -61,7 +61,7 @@ def test_the_text_tower_follows_from_timms_name(name, model, weights):
             OPENAI,
             ("ViT-B-32", "openai"),
             "one activation .* got QuickGELU in vit_base_patch32_clip_quickgelu_224 and GELU in ViT-B-32: set"
-            " explainer.projection.model=ViT-B-32-quickgelu",
+            " the text tower's model=ViT-B-32-quickgelu",
         ),
         (
             OPENAI,
