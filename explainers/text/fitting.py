@@ -142,9 +142,7 @@ def fit_text_head(
     unseen = unseen_rows(embedded, rows, ridge, folds)
     if labelled is None:
         cosine = F.cosine_similarity(rows, unseen, dim=-1).mean().item()
-        print(
-            f"text head: mean cosine {cosine:.2f} of rows with those from their text, for classes that the fit did not see"
-        )
+        print(f"text head: mean cosine {cosine:.2f} of the rows of unseen classes with those from their text")
     else:
         print(held_out_accuracy(*labelled, unseen, folds))
     return TextHead(encode, projection, centre, normalise=False, templates=templates)
