@@ -21,6 +21,17 @@ def score_derivative(weight, logits, label, temperature):
     return found
 
 
+def cosine_rows(weight, projection, embedding, scale):
+    """scale · Pᵀ t / |P e| of every class, whose products with e are its logits: a list (K, D), of lists."""
+    width = len(embedding)
+    projected = [sum(row[d] * embedding[d] for d in range(width)) for row in projection]
+    length = math.sqrt(sum(part**2 for part in projected))
+    return [
+        [scale / length * sum(t * row[d] for t, row in zip(direction, projection, strict=True)) for d in range(width)]
+        for direction in weight
+    ]
+
+
 def heatmap(functional, vectors, side):
     """Σ_d v_d c_zd of every patch z, (P, P); of a list (D,) and vectors (N, D)."""
     result = torch.zeros(side, side)

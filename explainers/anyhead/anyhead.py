@@ -14,7 +14,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
 from explainers.target import TargetModel
-from explainers.target.functionals import class_rows, score_functionals
+from explainers.target.functionals import class_rows, head_functionals
 from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
@@ -25,8 +25,8 @@ from explainers.training.sources import Features
 class AnyHead(NetworkExplainer):
     """Learns to decompose the embedding into vectors c_z of its patches, in one forward pass of the target.
 
-    v · c_z attributes the linear functional v · G(x). So the vectors explain every class of every linear head on the
-    backbone, including heads that did not exist in training. The teacher defines what c_z means.
+    v · c_z attributes the linear functional v · G(x). So the vectors explain every class of every linear or cosine head
+    on the backbone, including heads that did not exist in training. The teacher defines what c_z means.
 
     Args:
         target: the model to explain; it is neither trained nor saved.
@@ -116,9 +116,9 @@ class AnyHead(NetworkExplainer):
         return refined(prior, rows["image"], passes=self.refine, functionals=around, **settings).vectors
 
     def _around(self, functionals: Tensor) -> Tensor | None:
-        """v (B, D) around whose ranking patches are hidden; `None` for the predicted class, of a linear head."""
+        """v (B, D) that decides which patches are hidden; `None` for the predicted class of a linear or cosine head."""
         try:
-            class_rows(self.target.head, self.target.embed_dim, self.target.mean)
+            class_rows(self.target.head, self.target.embed_dim, self.target.mean, directions=True)
         except InputError:
             return functionals[:, 0]
         return None
@@ -153,11 +153,11 @@ class AnyHead(NetworkExplainer):
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Explain the class that each of J linear classifiers on this backbone predicts, in one pass of the network.
+        """Explain the class that each of J classifiers on this backbone predicts, in one pass of the network.
 
         Args:
             images: uint8, (B, C, H, W).
-            heads: J classifiers, embeddings (..., D) → logits (..., K); K may differ between them.
+            heads: J classifiers, embeddings (..., D) → logits (..., K), linear or cosine heads; K may differ.
 
         Returns:
             Heatmaps, (B, J, P, P).
@@ -167,9 +167,8 @@ class AnyHead(NetworkExplainer):
             functionals = []
             with torch.autocast(images.device.type, enabled=False):
                 for head in heads:
-                    logits = head(rows["embedding"].float())
-                    of_classes = class_rows(head, self.target.embed_dim, images)
-                    functionals.append(score_functionals(of_classes, logits, self.temperature, logits.argmax(-1)))
+                    predicted = head(rows["embedding"].float()).argmax(-1)
+                    functionals.append(head_functionals(head, rows["embedding"], self.temperature, predicted))
             return torch.stack(functionals, 1)
 
         return self._explained(images, functionals_of)
@@ -236,8 +235,7 @@ class AnyHead(NetworkExplainer):
 
     def _functionals(self, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         """v of `classes` (B,): (B, D); or of every class: (B, K, D)."""
-        of_classes = class_rows(self.target.head, self.target.embed_dim, self.target.mean)
-        return score_functionals(of_classes, self._logits(rows), self.temperature, classes)
+        return head_functionals(self.target.head, self._embeddings(rows), self.temperature, classes)
 
     def _attributed(self, vectors: Tensor, functionals: Tensor) -> Tensor:
         """v · c_z of vectors (B, N, D), for functionals v (B, D) or (B, V, D): heatmaps (B, P, P) or (B, V, P, P)."""

@@ -101,7 +101,7 @@ class Refined(nn.Module):
     """Explains with a method without training that masked forward passes refine; see `refine`.
 
     Args:
-        target: the model to explain, with a linear head.
+        target: the model to explain, with a linear or cosine head.
         grid: the patches that are explained.
         prior: name of a method without training, see `posthoc.build`; `None` for no prior.
         passes: number of masked forward passes of each image, besides those of the prior and one of the whole image.

@@ -13,7 +13,7 @@ from explainers.refinement.pairs import MaskedPairs
 from explainers.refinement.prior import Prior, products
 from explainers.refinement.rounds import Draw, check_pairs, check_passes, draw_coalitions, pair_weights, round_of
 from explainers.target import TargetModel
-from explainers.target.functionals import class_rows, score_functionals
+from explainers.target.functionals import head_functionals
 from explainers.target.inputs import check_functionals, checked_classes
 
 
@@ -186,18 +186,13 @@ class Refinement:
         return errors.median(-1).values / heatmaps.std(-1).clamp(min=1e-30)
 
     @cached_property
-    def _rows(self) -> Tensor:
-        return class_rows(self.target.head, self.target.embed_dim, self.target.mean)
-
-    @cached_property
     def _logits(self) -> Tensor:
         return self.target.classify(self.prior.embeddings).detach()
 
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
-        rows = self._rows
         classes = checked_classes(classes, self.prior.images, self.target.num_classes)
-        functionals = score_functionals(rows, self._logits, self.temperature, classes)[:, None]
+        functionals = head_functionals(self.target.head, self.prior.embeddings, self.temperature, classes)[:, None]
         return functionals, self.prior.of_classes(classes, functionals)
 
     def _of_functionals(self, functionals: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
+from explainers.target.projected_head import ProjectedHead
 
 Length = Literal["constant", "variable"]
 """Whether a cosine is explained for a constant length of the embedding, or also by what changes the length."""
@@ -34,8 +35,8 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
     """
     if isinstance(head, nn.Linear):
         return head.weight.detach()
-    if directions and getattr(head, "normalise", False):
-        return head.directions()  # type: ignore[attr-defined]
+    if directions and isinstance(head, ProjectedHead) and head.normalise:
+        return head.directions()
     with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
         points = torch.eye(embed_dim, device=like.device)
         mixed = torch.arange(embed_dim, device=like.device) % 4 - 1.5  # of both signs, and exact in low precision
@@ -83,6 +84,43 @@ def score_functionals(
         top = logits.argmax(-1)
         others[torch.arange(len(others)), top] = _alternatives(rows, logits / temperature, top)
     return wanted - others
+
+
+def head_functionals(
+    head: Callable[[Tensor], Tensor],
+    embeddings: Tensor,
+    temperature: float | None = None,
+    classes: Tensor | None = None,
+) -> Tensor:
+    """Compute the functional v that explains the score of a class of a head, see `score_functionals`, at an embedding.
+
+    The score of a cosine head, such as CLIP's, is explained for a constant length |P e|. It then has the factor
+    scale / |P e| of the image, see `cosine_functionals`.
+
+    Args:
+        head: embeddings (..., D) → logits (..., K): a linear head, or a `ProjectedHead`.
+        embeddings: e, (B, D).
+        temperature: see `score_functionals`.
+        classes: (B,); `None` for all classes.
+
+    Returns:
+        v, (B, D), or (B, K, D) for all classes; float32.
+
+    Raises:
+        InputError: for a head of another kind.
+
+    >>> head_functionals(torch.nn.Linear(3, 2), torch.zeros(4, 3)).shape
+    torch.Size([4, 2, 3])
+    """
+    with torch.autocast(embeddings.device.type, enabled=False):
+        embeddings = embeddings.float()
+        if not (isinstance(head, ProjectedHead) and head.normalise):
+            rows = class_rows(head, embeddings.shape[-1], embeddings)
+            return score_functionals(rows, head(embeddings), temperature, classes)
+        directions = head.scale * score_functionals(head.weight, head(embeddings), temperature, classes)
+        if classes is None:
+            return cosine_functionals(embeddings, directions, head.projection)
+        return cosine_functionals(embeddings, directions[:, None], head.projection)[:, 0]
 
 
 def _alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:

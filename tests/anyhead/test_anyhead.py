@@ -12,7 +12,7 @@ from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
-from explainers.target.functionals import class_rows
+from explainers.target.functionals import class_rows, head_functionals
 from explainers.target.heads import DistilledHead
 from explainers.training import ExplainerTraining
 from explainers.training.sources import complete
@@ -130,10 +130,44 @@ def test_a_head_that_is_not_linear_is_refused(target, grid, images):
     line = "^expected a linear head, .* fit a linear one with `python train.py experiment=linear_head`$"
     with pytest.raises(InputError, match=line):
         explainer.explain_tasks(images, [target.head, nonlinear])
-    target.head = FixedHead(simplex(5, 24))
+    target.head = nonlinear
     for explain in (explainer, explainer.all_classes):
         with pytest.raises(InputError, match=line):
             explain(images)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_classes_of_a_cosine_head_are_explained_as_those_of_the_linear_head_at_the_image(
+    target, grid, images, temperature
+):
+    """A head with the rows of each image, which the length of its embedding scales, has the same logits."""
+    cosine = FixedHead(simplex(5, 8), torch.randn(8, 24), scale=9.0)
+    target.head = cosine
+    vectors, explainer = known(target, grid, temperature=temperature)
+    embeddings, predicted = target.embed(target.normalise(images)), target(images).argmax(1)
+    every, classes = explainer.all_classes(images), torch.tensor([3, 0, 4, 1, 1])
+    matrices = [part.tolist() for part in (cosine.weight, cosine.projection)]
+    for i, embedding in enumerate(embeddings):
+        linear = nn.Linear(24, 5, bias=False)
+        linear.weight.copy_(torch.tensor(slow.cosine_rows(*matrices, embedding.tolist(), scale=9.0)))
+        for label in range(5):
+            expected = slow_heatmap(linear, embedding, vectors[i], label, temperature)
+            torch.testing.assert_close(every[i, label], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(explainer(images, classes), every[torch.arange(5), classes], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explainer(images), every[torch.arange(5), predicted], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explainer.prepare(images)(classes), explainer(images, classes))
+    tasks = explainer.explain_tasks(images, [nn.Linear(24, 7), cosine])
+    torch.testing.assert_close(tasks[:, 1], explainer(images))
+
+
+@torch.no_grad()
+def test_classes_of_a_cosine_head_are_refined(target, grid, images):
+    target.head = FixedHead(simplex(5, 24), scale=9.0)
+    _, explainer = known(target, grid, refine=8)
+    assert explainer(images).isfinite().all()
+    functionals = head_functionals(target.head, target.embed(target.normalise(images)), None, target(images).argmax(1))
+    torch.testing.assert_close(explainer.explain(images, functionals), explainer(images), rtol=1e-4, atol=1e-4)
 
 
 def test_a_temperature_of_0_is_refused(target, grid):

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from explainers.anyhead.functionals import random_functionals
 from explainers.errors import InputError
-from explainers.target.functionals import class_rows, score_functionals
+from explainers.target.functionals import class_rows, head_functionals, score_functionals
 from explainers.target.heads import DistilledHead
+from explainers.target.projected_head import ProjectedHead
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 
@@ -106,6 +107,35 @@ def test_a_score_has_the_derivative_that_loops_and_autograd_find(temperature):
         for i in range(4):
             expected = slow.score_derivative(head.weight.tolist(), logits[i].tolist(), label, temperature)
             torch.testing.assert_close(found[i], torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("temperature", [None, 2.0, math.inf])
+def test_a_class_of_a_cosine_head_has_the_derivative_for_a_constant_length(projected, temperature):
+    weight, projection = torch.randn(5, 8), torch.randn(8, 24) if projected else None
+    head, embeddings = ProjectedHead(weight, projection, scale=7.0), 3 * torch.randn(4, 24 if projected else 8)
+    every, logits = head_functionals(head, embeddings, temperature), head(embeddings)
+    matrix = torch.eye(8) if projection is None else projection
+    for i, embedding in enumerate(embeddings):
+        rows = slow.cosine_rows(weight.tolist(), matrix.tolist(), embedding.tolist(), scale=7.0)
+        torch.testing.assert_close(torch.tensor(rows) @ embedding, logits[i], rtol=1e-4, atol=1e-5)
+        leaf = embedding.clone().requires_grad_()
+        length = (matrix @ embedding).norm()
+        for label in range(5):
+            expected = slow.score_derivative(rows, logits[i].tolist(), label, temperature)
+            torch.testing.assert_close(every[i, label], torch.tensor(expected), rtol=1e-4, atol=1e-4)
+            if temperature == 2.0:
+                scores = 7.0 * weight @ (matrix @ leaf) / length
+                others = [k for k in range(5) if k != label]
+                score = scores[label] - 2 * (scores[others] / 2).logsumexp(-1)
+                torch.testing.assert_close(every[i, label], torch.autograd.grad(score, leaf)[0], rtol=1e-4, atol=1e-4)
+    classes = torch.tensor([3, 0, 4, 1])
+    found = head_functionals(head, embeddings, temperature, classes)
+    torch.testing.assert_close(found, every[torch.arange(4), classes], rtol=1e-4, atol=1e-4)
+    linear = ProjectedHead(weight, projection, normalise=False, scale=7.0)
+    rows = class_rows(linear, embeddings.shape[1], embeddings)
+    expected = score_functionals(rows, linear(embeddings), temperature, classes)
+    torch.testing.assert_close(head_functionals(linear, embeddings, temperature, classes), expected)
 
 
 def test_at_temperature_1_it_is_the_gradient_of_the_log_odds():
