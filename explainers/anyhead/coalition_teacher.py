@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.anyhead.functionals import likely_classes
+from explainers.anyhead.learned import Kind, Learned, TextHeadBuilder
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc import build
@@ -17,7 +17,6 @@ from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
 from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
-from explainers.target.functionals import class_rows, score_functionals
 from explainers.target.removal import check_removal, masked_outputs
 
 Fit = Literal["regions", "ranking", "uniform", "shapley"]
@@ -53,21 +52,21 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
 def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, functionals: Tensor) -> Tensor:
     """Compute the unexplained part of the squared differences of scores: 1 for vectors of 0, if they are not shifted.
 
-    The loss is the mean of two ratios: one for the logits of all classes, one for one functional of each image. Squares
-    are summed over images and coalitions before the division, so that an image that no mask changes has no effect.
+    The loss is the mean of two ratios: one for all functionals, one for one functional of each image. Squares are
+    summed over images and coalitions before the division, so that an image that no mask changes has no effect.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
         difference: (B, M, D).
-        rows: the functionals W of the classes, relative to their mean, (K, D).
+        rows: functionals W, such as those of the classes, relative to their mean, (K, D).
         functionals: v, (B, D).
     """
     products = rows.mT @ rows  # |W e|² = e · (Wᵀ W e), for D × D instead of K × D numbers
     sums = []
     for each in (errors, difference):
-        of_classes = ((each @ products) * each).sum()
+        of_rows = ((each @ products) * each).sum()
         of_functionals = (each @ functionals[..., None]).square().sum()
-        sums.append(torch.stack([of_classes, of_functionals]))
+        sums.append(torch.stack([of_rows, of_functionals]))
     return (sums[0] / sums[1].clamp(min=1e-8)).mean()
 
 
@@ -80,17 +79,23 @@ class CoalitionTeacher:
     their complements; `blank` (B, D), the embedding of no patch.
 
     Args:
-        target: the model whose backbone is G. The loss reads its head.
+        target: the model whose backbone is G.
         grid: the patches.
         pairs: M, the number of coalitions of each image; each costs two forward passes.
         fit: how coalitions are drawn and weighed. `regions`: coherent regions of all sizes, see `region_coalitions`.
             `ranking`: the most important patches of heatmaps with noise, see `ranked_coalitions`, because evaluations
-            of heatmaps hide such patches. Three of four heatmaps are of the predicted class, one is of another likely
-            class. It needs a transformer with a head.
+            of heatmaps hide such patches. Three of four heatmaps are of the predicted class, or of the text that fits
+            best, one is of another likely one; with `isotropic` all are of random functionals. It needs a transformer.
             `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors
             with the least error are the Shapley values.
         removals: what replaces hidden patches, see `Removal`. The coalitions of an image use them in turn; `blank` is
             the mean over all of them.
+        functionals: whose errors the loss counts. `head`: those of the classes of the head. For models without classes:
+            `texts`: those of the texts of a vocabulary. `images`: likeness to the other images of the batch.
+            `isotropic`: all directions alike. See `Learned.of`.
+        vocabulary: with `texts`, texts, or the path of a text file with one a line; `None` for the names of the classes
+            of ImageNet.
+        text_head: with `texts`, builds a text head from the target; `None` for `clip_text_head`, with templates.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws.
     """
@@ -106,6 +111,9 @@ class CoalitionTeacher:
         pairs: int = 4,
         fit: Fit = "regions",
         removals: Sequence[Removal] = ("zero",),
+        functionals: Kind = "head",
+        vocabulary: Sequence[str] | str | None = None,
+        text_head: TextHeadBuilder | None = None,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
@@ -117,7 +125,10 @@ class CoalitionTeacher:
             )
         for removal in removals:
             check_removal(target, removal)
-        if fit == "ranking" and target.num_classes < 2:
+        if fit == "ranking" and functionals == "images":
+            raise InputError("expected fit=regions with functionals=images, which rank no patches, got fit=ranking")
+        self.learned = Learned(functionals, target, vocabulary, text_head, stream("functionals", seed, 0))
+        if fit == "ranking" and functionals == "head" and target.num_classes < 2:
             raise InputError(f"expected a head of at least 2 classes for fit=ranking, got {target.num_classes}")
         self.ranker: Any = build(RANKED_BY, target, grid) if fit == "ranking" else None
         self.target = target
@@ -125,6 +136,9 @@ class CoalitionTeacher:
         self.pairs = pairs
         self.fit = fit
         self.removals = tuple(removals)
+        self.functionals = functionals
+        self.vocabulary = vocabulary
+        self.text_head = text_head
         self.chunk_size = chunk_size
         self.seed = seed
         self.forward_passes = 2 * pairs + 2 * (fit == "ranking")  # the embedding, and the heatmaps
@@ -158,33 +172,31 @@ class CoalitionTeacher:
 
     def _ranked(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
         """The scores of the patches that each coalition ranks, (B, M, N)."""
-        rows = class_rows(self.target.head, self.target.embed_dim, self.target.mean, directions=True)
-        logits = self.target.classify(self.target.embed(self.target.normalise(batch["image"])))
-        classes = likely_classes(logits, batch["index"], self.pairs, stream("functionals", self.seed, epoch))
-        functionals = [score_functionals(rows, logits, TEMPERATURE, each) for each in classes.unbind(1)]
-        return self.ranker.explain(batch["image"], torch.stack(functionals, 1)).flatten(2)
+        embeddings = self.target.embed(self.target.normalise(batch["image"]))
+        seed = stream("functionals", self.seed, epoch)
+        functionals = self.learned.likely(embeddings, batch["index"], self.pairs, seed)
+        return self.ranker.explain(batch["image"], functionals).flatten(2)
 
     def _embed(self, normalised: Tensor, keep: Tensor, removal: Removal) -> Tensor:
         outputs = masked_outputs(self.target, nn.Identity(), normalised, keep, self.grid, removal, self.chunk_size)
         return outputs.float()
 
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`; v is of the predicted class."""
-        head = class_rows(self.target.head, self.target.embed_dim, vectors, directions=True)
-        head = head - head.mean(0)
-        logits = self.target.classify(rows["embedding"]).detach()
-        functionals = score_functionals(head, logits, TEMPERATURE, logits.argmax(-1))
+        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`."""
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), head, functionals)
+            learned = self.learned.of(rows["embedding"], rows["index"])
+            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), *learned)
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""
         return rows["difference"].square().mean().sqrt() / self.grid.num_patches**0.5
 
     def key(self) -> Identity:
-        ranked = self.fit == "ranking"  # then the head decides which patches are hidden
-        target = self.target.identity() if ranked else self.target.backbone_identity()
-        own: Identity = {"source": "embeddings of coalitions", "target": target}
+        ranked = self.fit == "ranking"  # then functionals decide which patches are hidden
+        target = self.learned.identity() if ranked else {"target": self.target.backbone_identity()}
+        own: Identity = {"source": "embeddings of coalitions"} | target
         if ranked:
             own |= {"ranked_by": RANKED_BY, "noise": NOISE, "temperature": TEMPERATURE}
-        return recipe(self, without=own) | own | {"class": "Coalitions"}  # its first name: rows stored then stay valid
+        learned = ("functionals", "vocabulary", "text_head")  # in `own`, if rows depend on them
+        described = recipe(self, without=(*own, *learned))
+        return described | own | {"class": "Coalitions"}  # its first name: rows stored then stay valid

@@ -313,7 +313,7 @@ def test_rows_of_a_ranking_belong_to_the_head_and_need_one(target, make_target):
         other.head.weight += 1
     assert CoalitionTeacher(target, GRID).key() == CoalitionTeacher(other, GRID).key()
     assert ranked(target).key() != ranked(other).key()
-    with pytest.raises(InputError, match="^expected a model with a classification layer, got one without"):
+    with pytest.raises(InputError, match="^expected a head for functionals=head, got vit_tiny_patch16_224, a "):
         ranked(make_target(img_size=24, num_classes=0))
 
 

@@ -1,0 +1,175 @@
+"""What AnyHead learns to explain on a backbone without classes: texts, other images, or any direction."""
+
+from functools import partial
+
+import pytest
+import references_anyhead as slow
+import torch
+from references_anyhead import score_derivative
+from torch.nn import functional as F
+from toys import ADAM, VECTORS, batch_of, fit
+
+from explainers.anyhead import AnyHead, CoalitionTeacher
+from explainers.anyhead.coalition_teacher import RANKED_BY
+from explainers.anyhead.learned import Learned, nearest_others, vocabulary_of
+from explainers.errors import InputError
+from explainers.posthoc import build
+from explainers.sampling import stream
+from explainers.text import TextHead
+from explainers.training.sources import Features, complete
+
+WORDS = ["cat", "dog", "car", "tree", "a red house"]
+PROJECTION = torch.randn(8, 24, generator=torch.Generator().manual_seed(3))
+KINDS = ["texts", "images", "isotropic"]
+
+
+def encode(texts):
+    rows = [torch.randn(8, generator=torch.Generator().manual_seed(sum(map(ord, text)))) for text in texts]
+    return F.normalize(torch.stack(rows), dim=-1)
+
+
+def text_head(target):
+    return TextHead(encode, PROJECTION, scale=20.0)
+
+
+TEXTS = {"functionals": "texts", "vocabulary": WORDS, "text_head": text_head}
+
+
+def teacher_of(target, grid, kind, **settings):
+    return CoalitionTeacher(target, grid, **({"functionals": kind} | (TEXTS if kind == "texts" else {}) | settings))
+
+
+@pytest.fixture
+def headless(make_target):
+    return make_target(num_classes=0)
+
+
+@pytest.fixture
+def taught(headless, grid, images):
+    sources = [CoalitionTeacher(headless, grid, functionals="images"), Features(headless)]
+    return complete(batch_of(images, first=70), sources)
+
+
+def by_loops(kind, rows):
+    """The functionals of a batch, and the one of each image, written out."""
+    embeddings = rows["embedding"]
+    if kind == "texts":
+        raw = torch.stack([sum(t * row for t, row in zip(one, PROJECTION, strict=True)) for one in encode(WORDS)])
+        mean, functionals = sum(raw) / len(raw), []
+        for embedding in embeddings:
+            projected = torch.stack([row @ embedding for row in PROJECTION])
+            logits = [20 * (one @ embedding / projected.norm()).item() for one in raw]
+            best = logits.index(max(logits))
+            functionals.append(torch.tensor(score_derivative((raw - mean).tolist(), logits, best, 2)))
+        return raw - mean, torch.stack(functionals)
+    mean, functionals = sum(embeddings) / len(embeddings), []
+    for i, own in enumerate(embeddings):
+        cosines = {j: (own @ e / own.norm() / e.norm()).item() for j, e in enumerate(embeddings) if j != i}
+        functionals.append(embeddings[max(cosines, key=cosines.get)] - mean)
+    return embeddings - mean, torch.stack(functionals)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["texts", "images"])
+def test_the_loss_counts_errors_of_texts_or_of_likeness_as_loops_do(kind, headless, grid, taught):
+    teacher, vectors = teacher_of(headless, grid, kind), 0.3 * torch.randn(5, 16, 24)
+    expected = slow.unexplained(vectors, taught, *by_loops(kind, taught), "regions")
+    assert teacher.loss(vectors, taught).item() == pytest.approx(expected, rel=1e-4)
+    assert teacher.loss(0 * vectors, taught).item() == pytest.approx(1, abs=1e-5)
+    learned = teacher.learned.of(taught["embedding"], taught["index"])
+    for own, wanted in zip(learned, by_loops(kind, taught), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_isotropic_functionals_are_all_directions_and_one_that_the_index_of_the_image_decides(headless, grid, taught):
+    teacher, vectors = teacher_of(headless, grid, "isotropic"), 0.3 * torch.randn(5, 16, 24)
+    rows, own = teacher.learned.of(taught["embedding"], taught["index"])
+    assert torch.equal(rows, torch.eye(24))
+    expected = slow.unexplained(vectors, taught, rows, own, "regions")
+    assert teacher.loss(vectors, taught).item() == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(teacher.learned.of(taught["embedding"][3:], taught["index"][3:])[1], own[3:])
+    many = teacher.learned.of(torch.zeros(4000, 24), torch.arange(4000))[1]
+    torch.testing.assert_close(many.mT @ many / 4000, torch.eye(24), rtol=0, atol=0.1)
+
+
+@torch.no_grad()
+def test_texts_are_the_classes_of_the_head_that_texts_make(headless, grid, images, taught):
+    zero_shot = TEXTS["text_head"](headless).head(WORDS)
+    vectors, own = torch.randn(5, 16, 24), teacher_of(headless, grid, "texts")
+    found = own.loss(vectors, taught)
+    headless.head = zero_shot
+    torch.testing.assert_close(CoalitionTeacher(headless, grid).loss(vectors, taught), found)
+    ranked, of_head = (teacher_of(headless, grid, kind, fit="ranking") for kind in ("texts", "head"))
+    assert torch.equal(ranked(batch_of(images))["keep"], of_head(batch_of(images))["keep"])
+
+
+@torch.no_grad()
+def test_the_nearest_image_of_a_single_image_is_a_random_direction(headless, taught):
+    alone = [taught[name][:1] for name in ("embedding", "index")]
+    images, isotropic = (Learned(kind, headless).of(*alone) for kind in ("images", "isotropic"))
+    assert all(torch.equal(*pair) for pair in zip(images, isotropic, strict=True))
+    assert nearest_others(torch.tensor([[1.0, 0], [-1, 0], [9, 1]])).tolist() == [2, 2, 0]
+
+
+@torch.no_grad()
+def test_rankings_of_random_functionals_hide_the_top_of_their_heatmaps(headless, grid, images, monkeypatch):
+    monkeypatch.setattr("explainers.anyhead.coalition_teacher.NOISE", 0.0)
+    teacher = teacher_of(headless, grid, "isotropic", fit="ranking", pairs=3)
+    keep = teacher(batch_of(images, first=9), epoch=2)["keep"]
+    index = 9 + torch.arange(5)
+    functionals = teacher.learned.likely(torch.zeros(5, 24), index, 3, stream("functionals", 0, 2))
+    assert not torch.isclose(functionals[:, 0], functionals[:, 1]).any(-1).all()
+    heatmaps = build(RANKED_BY, headless, grid).explain(images, functionals).flatten(2)
+    for scores, seen in zip(heatmaps.flatten(0, 1), keep.flatten(0, 1), strict=True):
+        assert scores[seen].min() >= scores[~seen].max()
+
+
+def test_stored_rows_depend_on_functionals_where_they_decide_what_is_hidden_alone(target, grid):
+    plain = CoalitionTeacher(target, grid).key()
+    assert all(teacher_of(target, grid, kind).key() == plain for kind in KINDS)
+    assert "functionals" not in CoalitionTeacher(target, grid, fit="ranking").key()
+    ranked = [teacher_of(target, grid, kind, fit="ranking") for kind in ("head", "texts", "isotropic")]
+    ranked += [teacher_of(target, grid, "texts", fit="ranking", vocabulary=WORDS[:4])]
+    keys = [str(teacher.key()) for teacher in ranked]
+    assert len({*keys}) == 4
+    with torch.no_grad():
+        target.head.weight += 1
+    assert [str(teacher.key()) == key for teacher, key in zip(ranked, keys, strict=True)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backbone_without_a_head_trains(kind, headless, grid, images):
+    explainer = AnyHead(headless, grid, VECTORS, partial(teacher_of, kind=kind, pairs=2), ADAM, temperature=2.0)
+    fit(explainer, images, epochs=1)
+    found = explainer.eval().explain(images, lambda embeddings: embeddings[:, None])
+    assert found.shape == (5, 1, 4, 4) and found.isfinite().all()
+
+
+def test_a_vocabulary_is_a_list_a_file_or_the_classes_of_imagenet(tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("a cat\n\n  a dog \na cat\n", encoding="utf-8")
+    assert vocabulary_of(str(file)) == ["a cat", "a dog"]
+    names = vocabulary_of(None)
+    assert (len(names), names[0]) == (1000, "tench")
+
+
+def test_what_does_not_fit_is_refused_in_one_line(headless, grid):
+    refused = {
+        "^expected functionals=texts with a vocabulary or a text head, got functionals=images$": {
+            "functionals": "images",
+            "vocabulary": WORDS,
+        },
+        "^expected a vocabulary of at least 2 texts, which are told apart, got 1$": TEXTS | {"vocabulary": ["a cat"]},
+        "^expected vocabulary as a list of texts, or a text file with one a line, got words.txt$": TEXTS
+        | {"vocabulary": "words.txt"},
+        "^expected fit=regions with functionals=images, which rank no patches, got fit=ranking$": {
+            "functionals": "images",
+            "fit": "ranking",
+        },
+        "^expected a head for functionals=head, got vit_tiny_patch16_224, a model without one: set ": {},
+        "^expected functionals head, texts, images or isotropic, got text$": {"functionals": "text"},
+    }
+    for line, settings in refused.items():
+        with pytest.raises(InputError, match=line):
+            CoalitionTeacher(headless, grid, **settings)
