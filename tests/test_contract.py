@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import timm_model
 from devices import DEVICE, refusing_to_mix
 from toys import PAPER, three_models
 
@@ -29,6 +30,7 @@ from explainers.shapley import (
     ShapleyLabels,
     ViTShapleyNetwork,
 )
+from explainers.text import TextExplainer, TextHead
 from explainers.tve import TVE, General, LightNetwork, Oracle, PaperNetwork
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
@@ -67,9 +69,25 @@ def explainability_vector(target, grid, folder):
     return ExplainabilityVector(copy.deepcopy(target), grid, **files, lambda_1=[1.0], lambda_2=[1.0], labels=labels)
 
 
+def class_activation(target, grid):
+    """CAM of a Swin, because the target of these tests has a class token, which CAM does not explain."""
+    windows = {"patch_size": 2, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
+    swin = timm_model("swin_tiny_patch4_window7_224", img_size=32, **windows, as_target=True)
+    target.check_grid(grid)
+    return posthoc.CAM(swin, grid)
+
+
+def texts(target, grid):
+    """Five texts as directions of the embedding, explained by DecompX."""
+    directions = simplex(5, target.embed_dim, seed=3)
+    head = TextHead(lambda prompts: directions[[int(prompt) for prompt in prompts]], scale=10.0)
+    return TextExplainer(posthoc.DecompX(target, grid), head, list("01234"), against=list("01"))
+
+
 # Those that need more than a target and a grid, and options that change what is computed
 BUILDERS = {
     Oracle: {"": partial(Oracle, hops=1)},
+    posthoc.CAM: {"": class_activation},
     posthoc.PLUS: {"of DecompX": partial(posthoc.PLUS, of=posthoc.DecompX)},
     posthoc.SkipPLUS: {
         "of XGradCAM": partial(posthoc.SkipPLUS, of=posthoc.XGradCAM),
@@ -113,6 +131,7 @@ BUILDERS = {
         ),
         "refined": partial(AnyHead, network=partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1), refine=20),
     },
+    TextExplainer: {"": texts},
     General: {"": general, "mapped": partial(general, class_map=[4, 3, 2, 1, 0])},
     Shapley: {
         "light": partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)),
@@ -342,8 +361,8 @@ def test_a_method_is_nearly_the_same_in_bfloat16(explainer, images):
 
 
 @pytest.mark.parametrize("explainer", FUNCTIONAL_CASES, indirect=True, ids=name_of)
-def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, target, images):
-    heatmaps = explainer.explain(images, target.head.weight[CLASSES].detach())
+def test_a_class_is_the_functional_in_its_row_of_the_head(explainer, images):
+    heatmaps = explainer.explain(images, explainer.target.head.weight[CLASSES].detach())
     torch.testing.assert_close(heatmaps, explainer(images, CLASSES), rtol=1e-4, atol=1e-5)
 
 
@@ -362,7 +381,7 @@ def test_the_explainers_of_the_library_are_found():
         found
     )
     assert issubclass(posthoc.GAE, FunctionalExplainer) and len(FUNCTIONAL_CASES) > 30
-    assert {case[0] for case in PREPARED_CASES} == {TVE, AnyHead, Shapley}
+    assert {case[0] for case in PREPARED_CASES} == {TVE, AnyHead, Shapley, TextExplainer}
     assert len([method for method in found if method.__module__.startswith("explainers.posthoc.")]) >= 40
 
 

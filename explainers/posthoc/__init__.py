@@ -15,6 +15,7 @@ from explainers.posthoc.attention import (
 )
 from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from explainers.posthoc.chance import Chance
+from explainers.posthoc.class_activation import CAM
 from explainers.posthoc.contributions import ALTI, AttIN, DirectPaths, GlobEnc, PathFlow
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.greedy import GreedyOrder
@@ -29,6 +30,7 @@ from explainers.posthoc.vit_cx import ViTCX
 
 __all__ = [
     "ALTI",
+    "CAM",
     "CAT",
     "GAE",
     "LIME",

@@ -70,6 +70,7 @@ class TextExplainer(nn.Module):
 
     def scores(self, images: Tensor) -> Tensor:
         """Score uint8 images (B, C, H, W) by all texts: (B, V)."""
+        self.grid.check(images)
         return self.head(self.target.embed(self.target.normalise(images)), self.texts)
 
     def prepare(self, images: Tensor) -> Callable[[Tensor], Tensor]:

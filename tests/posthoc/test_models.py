@@ -32,8 +32,11 @@ METHODS = [*method_names(), *AGGREGATED]
 READ_A_TRANSFORMER = WhiteBox, posthoc.DirectPaths, posthoc.ViTCX
 
 
-def reason(model, explainer):
-    """What a model lacks for an explainer, which was built for a ViT here; None if nothing."""
+def reason(model, method, target, grid):
+    """What a model lacks for a method, which is built for a ViT here; None if nothing."""
+    if method == "CAM":  # not for ViTs
+        return "expected a model that averages its last feature map" if "ViT" in model or "DeiT" in model else None
+    explainer = posthoc.build(method, target, grid, BUDGETS.get(method))
     takes_stages = getattr(getattr(explainer, "method", explainer), "takes_stages", False)
     if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not takes_stages:
         return "expected a transformer"
@@ -49,7 +52,7 @@ def reason(model, explainer):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, images, model, method):
     architecture, size = MODELS[model]
-    missing = reason(model, posthoc.build(method, make_target(), grid, BUDGETS.get(method)))
+    missing = reason(model, method, make_target(), grid)
     target = make_target(architecture, **size).train()  # as timm.create_model returns it
     statistics = {name: value.clone() for name, value in target.named_buffers()}
     if missing:
@@ -59,7 +62,8 @@ def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, imag
     heatmaps = posthoc.build(method, target, grid, BUDGETS.get(method))(images[:2], torch.tensor([3, 0]))
     assert heatmaps.shape == (2, 4, 4)
     assert heatmaps.isfinite().all()
-    assert (heatmaps.flatten(1).std(1) > 0).all()
+    if (model, method) != ("ResNet", "CAM"):  # whose last map has one position for such small images
+        assert (heatmaps.flatten(1).std(1) > 0).all()
     assert all(torch.equal(value, statistics[name]) for name, value in target.named_buffers())
 
 
@@ -67,5 +71,5 @@ def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, imag
 def test_the_listed_methods_are_those_that_explain_a_model(make_target, grid, model):
     architecture, size = MODELS[model]
     vit = make_target()
-    missing = {name for name in method_names() if reason(model, posthoc.build(name, vit, grid))}
+    missing = {name for name in method_names() if reason(model, name, vit, grid)}
     assert posthoc.methods_for(make_target(architecture, **size), grid) == sorted(set(method_names()) - missing)

@@ -1,0 +1,96 @@
+"""Pairs of patches that make two images alike."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explainers.errors import InputError
+from explainers.likeness.similarity import relative
+from explainers.likeness.vectors import vectors_of
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How similar pairs of images are, and which of their patches explain it.
+
+    Args:
+        similarity: the cosine of e − m and e' − m, for the embeddings e and e' of two images, (B,).
+        pairs: c_z · c'_w / (|e − m| |e' − m|) for patch z of the first image (row) and w of the second, (B, N, N'). All
+            pairs sum to the similarity.
+        rest: what the explainer attributes to no patch of the first image, and of the second, (B, 2). The patches share
+            it equally, so it changes no order.
+        side: P of the first image.
+        second_side: P of the second image.
+    """
+
+    similarity: Tensor
+    pairs: Tensor
+    rest: Tensor
+    side: int
+    second_side: int
+
+    @property
+    def of_first(self) -> Tensor:
+        """What each patch of the first image contributes with all of the second: heatmaps (B, P, P)."""
+        return self.pairs.sum(2).unflatten(1, (self.side, -1))
+
+    @property
+    def of_second(self) -> Tensor:
+        """What each patch of the second image contributes with all of the first: heatmaps (B, P, P)."""
+        return self.pairs.sum(1).unflatten(1, (self.second_side, -1))
+
+    def strongest(self, count: int = 5) -> Tensor:
+        """The pairs (z, w) with the largest products, the largest first, (B, count, 2); a patch is in one pair only."""
+        left = self.pairs.clone()
+        width = left.shape[2]
+        found = []
+        for _ in range(min(count, *left.shape[1:])):
+            best = left.flatten(1).argmax(1)
+            first, second = best // width, best % width
+            found.append(torch.stack([first, second], 1))
+            images = torch.arange(len(left), device=left.device)
+            left[images, first] = -torch.inf
+            left[images, :, second] = -torch.inf
+        return torch.stack(found, 1)
+
+
+def likeness(
+    explainer: Any, first: Tensor, second: Tensor, centre: Tensor | None = None, chunk_size: int = 64
+) -> Likeness:
+    """Explain the similarity of pairs of images by pairs of their patches.
+
+    An embedding is the sum of vectors c_z of its patches, and of a rest that the explainer attributes to none. The
+    patches share the rest and the centre equally, c_z + (e − m − Σ_z c_z) / N, so that the product of two embeddings is
+    the sum over all pairs of patches.
+
+    Args:
+        explainer: see `vectors_of`.
+        first: uint8, (B, C, H, W).
+        second: uint8, (B, C, H, W).
+        centre: m, (D,), see `relative`; `None` for 0.
+        chunk_size: see `vectors_of`.
+
+    Raises:
+        InputError: unless there are as many images in `second` as in `first`, or for an explainer that is not linear.
+    """
+    if len(first) != len(second):
+        raise InputError(f"expected pairs of images, got {len(first)} and {len(second)}: give one for each")
+    vectors, embeddings = vectors_of(explainer, first, chunk_size)
+    other_vectors, other_embeddings = vectors_of(explainer, second, chunk_size)
+    own, others = (relative(each, centre) for each in (embeddings, other_embeddings))
+    size = (own.norm(dim=-1) * others.norm(dim=-1)).clamp(min=1e-12)
+    similarity = (own * others).sum(-1) / size
+    explained = [
+        (vectors.sum(1) * others).sum(-1) / size,
+        (other_vectors.sum(1) * own).sum(-1) / size,
+    ]
+    pairs = _whole(vectors, own) @ _whole(other_vectors, others).mT / size[:, None, None]
+    sides = [round(each.shape[1] ** 0.5) for each in (vectors, other_vectors)]
+    return Likeness(similarity, pairs, similarity[:, None] - torch.stack(explained, 1), *sides)
+
+
+def _whole(vectors: Tensor, embeddings: Tensor) -> Tensor:
+    """Vectors (B, N, D) with equal shares of what they lack of the embeddings (B, D)."""
+    return vectors + ((embeddings - vectors.sum(1)) / vectors.shape[1])[:, None]
