@@ -133,8 +133,10 @@ SOURCES = {
 """Source → arguments besides its model, and another value of every argument that its rows depend on."""
 
 
-LOSSES = {PropagationTeacher: {"objective": "correlation"}}
+LOSSES = {PropagationTeacher: {"objective": "correlation"}, CoalitionTeacher: {"functionals": "isotropic"}}
 """Teacher → another value of every argument that changes its loss, not its rows."""
+OF_TEXTS = {CoalitionTeacher: {"vocabulary", "text_head"}}
+"""Teacher → arguments that functionals=texts needs; tests/anyhead/test_learned.py has their keys."""
 
 
 def test_no_source_is_missing():
@@ -146,7 +148,8 @@ def test_the_key_of_a_source_changes_with_every_argument_but_those_without_effec
     given, changes = SOURCES[kind]
     target, other = make_target(), make_target(seed=1)
     models = {name: target for name in ("target", "model") if name in arguments(kind)}
-    assert arguments(kind) == {*models, *changes, *LOSSES.get(kind, {})} | (arguments(kind) & WITHOUT_EFFECT.keys())
+    known = {*models, *changes, *LOSSES.get(kind, {}), *OF_TEXTS.get(kind, ())}
+    assert arguments(kind) == known | (arguments(kind) & WITHOUT_EFFECT.keys())
     key = kind(**models, **given).key()
     assert key == kind(**models, **given).key() == json.loads(json.dumps(key))
     for name, value in {**changes, **dict.fromkeys(models, other)}.items():
