@@ -134,9 +134,12 @@ class Learned:
 
     def _rows(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """The rows (K, D) of classes or texts, up to a factor for cosines, and the logits (B, K)."""
-        head = self.target.head if self.texts is None else self.texts.to(embeddings.device)
         with torch.autocast(embeddings.device.type, enabled=False):
-            return class_rows(head, embeddings.shape[-1], embeddings, directions=True), head(embeddings).detach()
+            if self.texts is not None:
+                texts = self.texts.to(embeddings.device)
+                return texts.directions(), texts(embeddings)
+            rows = class_rows(self.target.head, embeddings.shape[-1], embeddings, directions=True)
+            return rows, self.target.classify(embeddings).detach()
 
 
 def nearest_others(embeddings: Tensor) -> Tensor:

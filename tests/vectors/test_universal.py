@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
             weight.add_(0.02 * torch.randn_like(weight))
         batch = Unlabelled(5, seed=3)[torch.arange(5)]
         source = TEACHERS[kind](target, grid)
-        rows = source(batch) | {"embedding": target.embed(target.normalise(batch["image"]))}
+        rows = batch | source(batch) | {"embedding": target.embed(target.normalise(batch["image"]))}
         explaining = source.loss(by_hand(module.eval().target, batch["image"], 0.5), rows).item()
         old, new = target(batch["image"]).softmax(-1), module.target(batch["image"]).softmax(-1)
     divergence = sum(p * (p / q).log() for p, q in zip(old.flatten(), new.flatten(), strict=True)).item() / 5
@@ -112,7 +112,7 @@ def test_a_teacher_reads_a_head_of_prototypes_as_a_linear_one(target, grid, teac
     for each in (prototypes, linear):
         source = teacher(each.eval(), grid)
         with torch.no_grad():
-            rows = source(batch) | {"embedding": each.embed(each.normalise(batch["image"]))}
+            rows = batch | source(batch) | {"embedding": each.embed(each.normalise(batch["image"]))}
         losses.append(source.loss(vectors, rows).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
