@@ -95,6 +95,7 @@ def walk(target, image):
     seen = SimpleNamespace(
         target=target, inputs=[], middles=[], outputs=[], attention=[], leaves=[], paths=[], biases=[]
     )
+    seen.queries, seen.keys, seen.values, seen.mixed = [], [], [], []
     for block in backbone.blocks:
         attn, heads = block.attn, block.attn.num_heads
         seen.inputs.append(x)
@@ -107,6 +108,9 @@ def walk(target, image):
         leaf = torch.zeros_like(weights, requires_grad=True)
         weights = weights + leaf
         heads_out = torch.cat(list(weights @ v), -1)
+        for kept, heads_of in ((seen.queries, q), (seen.keys, k), (seen.values, v)):
+            kept.append(torch.cat(list(heads_of), -1).detach())
+        seen.mixed.append(heads_out)
         x = x + scale_of(block, 1) * (heads_out @ attn.proj.weight.T + attn.proj.bias)
         seen.middles.append(x)
         x = x + scale_of(block, 2) * block.mlp(normalise_tokens(block.norm2, x))

@@ -113,6 +113,12 @@ BUILDERS = {
         "": posthoc.TokenTM,
         "as in LibraGrad": partial(posthoc.TokenTM, transformed="stream", scale="softmax", heads="apart"),
     },
+    posthoc.GradECLIP: {
+        "": posthoc.GradECLIP,
+        "as released": partial(posthoc.GradECLIP, layers=2, similarity="projected"),
+    },
+    posthoc.MaskCLIP: {"": posthoc.MaskCLIP, "as released": partial(posthoc.MaskCLIP, block="whole")},
+    posthoc.DirectPaths: {"": posthoc.DirectPaths, "of heads": partial(posthoc.DirectPaths, heads=[(0, 1), (1, 2)])},
     KernelSHAP: {"": partial(KernelSHAP, budget=40)},
     Refined: {"": partial(Refined, passes=20), "without a prior": partial(Refined, prior=None, passes=40)},
     TVE: {

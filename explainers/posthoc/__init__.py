@@ -16,13 +16,16 @@ from explainers.posthoc.attention import (
 from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from explainers.posthoc.chance import Chance
 from explainers.posthoc.class_activation import CAM
-from explainers.posthoc.contributions import ALTI, AttIN, DirectPaths, GlobEnc, PathFlow
+from explainers.posthoc.contributions import ALTI, AttIN, GlobEnc
+from explainers.posthoc.dense_similarity import NACLIP, MaskCLIP
+from explainers.posthoc.grad_eclip import GradECLIP
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.greedy import GreedyOrder
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.lime import LIME
 from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
 from explainers.posthoc.names import build, build_all, methods_for
+from explainers.posthoc.patch_vectors import DirectPaths, PathFlow
 from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
 from explainers.posthoc.token_tm import TokenTM
@@ -35,6 +38,7 @@ __all__ = [
     "GAE",
     "LIME",
     "LRP",
+    "NACLIP",
     "PLUS",
     "RISE",
     "TAM",
@@ -56,6 +60,7 @@ __all__ = [
     "GlobEnc",
     "GradCAM",
     "GradCAMPlusPlus",
+    "GradECLIP",
     "GradSAM",
     "GradientSHAP",
     "GreedyOrder",
@@ -65,6 +70,7 @@ __all__ = [
     "LayerCAM",
     "LeGrad",
     "LibraGrad",
+    "MaskCLIP",
     "Occlusion",
     "PartialLRP",
     "PathFlow",

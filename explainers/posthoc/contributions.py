@@ -1,20 +1,16 @@
-"""What attention carries between tokens: AttIN, GlobEnc, ALTI in each block; paths to the output."""
+"""What the attention of a block carries between tokens: AttIN, GlobEnc, ALTI."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import Transitions, rollout
-from explainers.posthoc.white_box import Gradients, Output, class_functionals, sum_on_grid
+from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
-from explainers.target.inputs import Functionals, checked_classes, functionals_at
-from explainers.transformer.blocks import blocks_of, layer_index, middle_layer, value_paths
-from explainers.transformer.direct_paths import check_direct, direct_paths, record_direct
-from explainers.transformer.path_flow import path_flow, record_flow
+from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import Record
 
 
@@ -146,94 +142,3 @@ class ALTI(Transitions):
             )[:, None]
             for layer in range(start, len(record.inputs))
         ]
-
-
-class DirectPaths(nn.Module):
-    """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
-
-    AnyHead adds this heatmap to the prediction of its network; here the heatmap is an explainer of its own.
-
-    Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
-
-    Raises:
-        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
-    """
-
-    linear = True
-
-    @checks_choices
-    def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
-    ) -> None:
-        super().__init__()
-        target.check_grid(grid)
-        self.target = target.eval()
-        self.grid = grid
-        self.output = output
-        first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
-        self.blocks = range(first, len(blocks_of(target)))
-        check_direct(target, self.blocks)
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        self.grid.check(images)
-        wanted = checked_classes(classes, images, self.target.num_classes)
-        return self._heatmaps(images, lambda of: class_functionals(self.target, of, wanted, self.output)[:, None])[:, 0]
-
-    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
-        """Explain linear functionals v · G(x) of the embedding.
-
-        Args:
-            images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
-                (B, V, D).
-
-        Returns:
-            (B, P, P) or (B, V, P, P).
-        """
-        self.grid.check(images)
-        heatmaps = self._heatmaps(images, functionals_at(functionals, images, self.target.embed_dim))
-        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
-
-    def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
-        with torch.no_grad():
-            embeddings, scores_of = self._recorded(images)
-        functionals = functionals_of(embeddings)
-        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            scores = scores_of(functionals.float())
-        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
-
-    def _recorded(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The embeddings (B, D) of uint8 images, and a function of functionals (B, V, D) → scores (B, V, N)."""
-        with record_direct(self.target, self.blocks) as record:
-            embeddings = self.target.embed(self.target.normalise(images))
-        vectors = direct_paths(self.target, record).float().sum(1)  # (B, N, D)
-        return embeddings, lambda functionals: functionals @ vectors.mT
-
-
-class PathFlow(DirectPaths):
-    """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
-
-    See `explainers.transformer.path_flow`. Like direct paths, it explains all classes and functionals from one forward
-    pass. Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
-    direct paths flow between patches.
-
-    Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
-
-    Raises:
-        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
-    """
-
-    def _recorded(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        with record_flow(self.target, self.blocks) as record:
-            embeddings = self.target.embed(self.target.normalise(images))
-        return embeddings, lambda functionals: path_flow(self.target, record, functionals).float().sum(1).mT

@@ -125,6 +125,12 @@ def embed_tokens(target: TargetModel, tokens: Tensor) -> Tensor:
     return target.pool(target.backbone.norm(tokens))
 
 
+def embed_each(target: TargetModel, tokens: Tensor) -> Tensor:
+    """Embed each token (B, T, D) as the model embeds the one that it reads, or their average: (B, T, D)."""
+    normalised: Tensor = target.backbone.norm(tokens)
+    return getattr(target.backbone, "fc_norm", nn.Identity())(normalised)
+
+
 def head_projections(target: TargetModel, layer: int) -> Tensor:
     """Return the linear map from the output of each head, of width d, to the tokens: (D, A, d), with the layer scale.
 
@@ -173,6 +179,26 @@ def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
     """
     weight = head_projections(target, layer)
     return torch.einsum("bhtc,dhc->bhtd", values.detach().to(weight.dtype), weight)
+
+
+def project_heads(target: TargetModel, heads: Tensor, layer: int) -> Tensor:
+    """Compute what the attention of a block adds to the tokens, if its heads return (B, A, T, d): (B, T, D).
+
+    Raises:
+        UnsupportedModel: see `head_projections`.
+    """
+    block: Any = blocks_of(target)[layer]
+    weight, scale = head_projections(target, layer).flatten(1), layer_scale(block, "attention")
+    bias = block.attn.proj.bias
+    bias = bias if bias is None or scale is None else bias * scale
+    return nn.functional.linear(heads.transpose(1, 2).flatten(2), weight, bias)
+
+
+def apply_mlp(target: TargetModel, tokens: Tensor, layer: int) -> Tensor:
+    """Apply the MLP of a block, with its normalisation and skip connection, to tokens (B, T, D)."""
+    block: Any = blocks_of(target)[layer]
+    update, scale = block.mlp(block.norm2(tokens)), layer_scale(block, "mlp")
+    return tokens + (update if scale is None else update * scale)
 
 
 def attention_module(target: TargetModel, block: int, kind: Features) -> nn.Module:

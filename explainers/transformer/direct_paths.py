@@ -6,15 +6,16 @@ scale of the final normalisation is a constant, patch z contributes a vector r_z
 linear functional v of the embedding. Direct paths need neither training nor a backward pass.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError, UnsupportedModel
+from explainers.errors import InputError, UnsupportedModel, check_distinct
 from explainers.target import TargetModel
-from explainers.transformer.blocks import blocks_of, head_projections, num_prefix_tokens, readout
+from explainers.transformer.blocks import blocks_of, head_projections, layer_index, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, attached
 from explainers.transformer.rules import Rules
 
@@ -44,13 +45,19 @@ def read_tokens(target: TargetModel) -> Callable[[int], Tensor]:
 
 
 @torch.no_grad()
-def direct_paths(target: TargetModel, record: Record, functionals: Tensor | None = None) -> Tensor:
+def direct_paths(
+    target: TargetModel,
+    record: Record,
+    functionals: Tensor | None = None,
+    heads: Collection[tuple[int, int]] | None = None,
+) -> Tensor:
     """Compute r_zl of all patches z and the L recorded blocks l, (B, L, N, D), or v · r_zl, (B, L, N, V).
 
     Args:
         target: the recorded model.
         record: the record that `record_direct` made.
         functionals: v, (B, V, D).
+        heads: pairs (block, head) whose paths are summed; `None` for all.
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -64,12 +71,60 @@ def direct_paths(target: TargetModel, record: Record, functionals: Tensor | None
     paths = []
     for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
         row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
+        if heads is not None:
+            chosen = [(layer, head) in heads for head in range(row.shape[1])]
+            row = row * torch.tensor(chosen, device=row.device)[:, None]
         carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
         projection = into_embedding(target, projection).to(carried.dtype)
         paths.append(carried.flatten(2) @ projection.flatten(0, 1))
     vectors = torch.stack(paths, 1)
     return vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
+
+
+@torch.no_grad()
+def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tensor:
+    """Compute the parts of v · r_zl that pass through each head (Gandelsman et al., 2024): (B, L, A, N, V).
+
+    Their sum over the A heads is `direct_paths(target, record, functionals)`. The vectors r_zl are never computed, so
+    few functionals are cheap.
+
+    Args:
+        target: the recorded model, whose blocks have the same number of heads.
+        record: the record that `record_direct` made.
+        functionals: v, (B, V, D).
+    """
+    prefix = num_prefix_tokens(target)
+    rows = read_factors(target, record.final)
+    paths = []
+    for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
+        row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
+        projection = into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
+        read = torch.einsum("bvc,hdc->bhdv", functionals.to(projection.dtype), projection)
+        paths.append((values[:, :, prefix:] @ read.to(values.dtype)) * row[..., None])
+    return torch.stack(paths, 1)
+
+
+def checked_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
+    """Check pairs (block, head), and return them with blocks from 0 to L − 1.
+
+    Raises:
+        InputError: unless these are pairs of a block, negative from the last, and one of its heads, each once.
+    """
+    pairs = isinstance(heads, Sequence) and all(
+        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, int) for part in pair) for pair in heads
+    )
+    if not pairs or not heads:
+        raise InputError(f"expected heads as pairs of a block and a head, such as [[10, 3], [11, 0]], got {heads}")
+    found = []
+    for block, head in heads:
+        layer: Any = blocks_of(target)[layer_index(target, block)]
+        if not 0 <= head < layer.attn.num_heads:
+            count = layer.attn.num_heads
+            raise InputError(f"expected heads from 0 to {count - 1} of block {block} of {target.name}, got {head}")
+        found.append((layer_index(target, block), int(head)))
+    check_distinct(heads=found)
+    return tuple(found)
 
 
 def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:

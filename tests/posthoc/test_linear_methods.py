@@ -53,7 +53,7 @@ def test_methods_that_say_so_are_linear_in_the_functional_and_no_others(target, 
 
 
 def test_methods_of_both_kinds_are_found(target, grid):
-    assert set(METHODS) > LINEAR | {"GAE", "LRP", "TokenTM", "TAM", "LeGrad", "ALTI", "RawAttention"}
+    assert set(METHODS) > LINEAR | {"GAE", "LRP", "TokenTM", "TAM", "LeGrad", "GradECLIP", "ALTI", "RawAttention"}
     assert {"DecompX-SkipPLUS", "DecompX-PLUS"} < variants("DecompX", target, grid).keys()
     assert {"FullGrad-PLUS", "LibraFullGrad-SkipPLUS"} < variants("FullGrad", target, grid).keys()
     assert {"GenAtt-Rollout", "LibraGenAtt-PLUS"} < variants("GenAtt", target, grid).keys()

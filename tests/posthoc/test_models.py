@@ -6,6 +6,7 @@ import torch
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.posthoc.names import method_names
+from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import WhiteBox
 
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
@@ -29,7 +30,7 @@ BUDGETS = {
 }
 AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"]
 METHODS = [*method_names(), *AGGREGATED]
-READ_A_TRANSFORMER = WhiteBox, posthoc.DirectPaths, posthoc.ViTCX
+READ_A_TRANSFORMER = WhiteBox, PatchVectors, posthoc.ViTCX
 
 
 def reason(model, method, target, grid):
@@ -40,10 +41,10 @@ def reason(model, method, target, grid):
     takes_stages = getattr(getattr(explainer, "method", explainer), "takes_stages", False)
     if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not takes_stages:
         return "expected a transformer"
-    if model == "DeiT-Tiny distilled" and isinstance(explainer, posthoc.DirectPaths):
+    if model == "DeiT-Tiny distilled" and isinstance(explainer, PatchVectors):
         return "expected one class token or average pooling"
     reads_attention = getattr(explainer, "attention", False) or getattr(explainer, "biases", False)
-    if model == "Swin-Tiny" and (reads_attention or isinstance(explainer, posthoc.DirectPaths)):
+    if model == "Swin-Tiny" and (reads_attention or isinstance(explainer, PatchVectors)):
         return "expected a model with global attention"
     return None
 

@@ -1,0 +1,196 @@
+"""Methods with a vector c_z of each patch: v · c_z is the heatmap of any linear functional v of the embedding."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import InputError, checks_choices
+from explainers.masking import PatchGrid
+from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
+from explainers.target import TargetModel
+from explainers.target.inputs import Functionals, checked_classes, functionals_at
+from explainers.transformer.blocks import blocks_of, layer_index, middle_layer
+from explainers.transformer.direct_paths import (
+    check_direct,
+    checked_heads,
+    direct_paths,
+    head_paths,
+    record_direct,
+)
+from explainers.transformer.path_flow import check_flow, path_flow, record_flow
+
+
+class PatchVectors(nn.Module):
+    """Base class of methods whose heatmaps are products v · c_z. Subclasses compute the vectors in `_vectors`.
+
+    All classes and functionals share one forward pass, and there is no backward pass.
+
+    Args:
+        target: the model to explain.
+        grid: the patches that are explained.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+    """
+
+    linear = True
+
+    @checks_choices
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__()
+        target.check_grid(grid)
+        self.target = target.eval()
+        self.grid = grid
+        self.output = output
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        self.grid.check(images)
+        wanted = checked_classes(classes, images, self.target.num_classes)
+        return self._heatmaps(images, lambda of: class_functionals(self.target, of, wanted, self.output)[:, None])[:, 0]
+
+    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
+        """Explain linear functionals v · G(x) of the embedding.
+
+        Args:
+            images: uint8, (B, C, H, W).
+            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
+                (B, V, D).
+
+        Returns:
+            (B, P, P) or (B, V, P, P).
+        """
+        self.grid.check(images)
+        heatmaps = self._heatmaps(images, functionals_at(functionals, images, self.target.embed_dim))
+        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
+
+    @torch.no_grad()
+    def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute c_z of the patches of the grid, (B, N, D), and the embeddings (B, D) of uint8 images (B, C, H, W)."""
+        self.grid.check(images)
+        embeddings, vectors = self._vectors(images)
+        with torch.autocast(images.device.type, enabled=False):
+            return self._on_grid(vectors.float().mT).flatten(2).mT, embeddings.float()
+
+    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the embeddings (B, D) of uint8 images, and c_z of the model's own patches, (B, N', D)."""
+        raise NotImplementedError
+
+    def _scored(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The embeddings (B, D) of uint8 images, and a function of functionals (B, V, D) → scores (B, V, N')."""
+        embeddings, vectors = self._vectors(images)
+        return embeddings, lambda functionals: functionals @ vectors.float().mT
+
+    def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
+        with torch.no_grad():
+            embeddings, scores_of = self._scored(images)
+        functionals = functionals_of(embeddings)
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            return self._on_grid(scores_of(functionals.float()))
+
+    def _on_grid(self, scores: Tensor) -> Tensor:
+        """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
+        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+
+
+class DirectPaths(PatchVectors):
+    """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
+
+    For CLIP, it is the decomposition over patches, and with `heads` over heads that specialise in a property, of
+    Gandelsman et al. (ICLR 2024). `head_scores` finds such heads. AnyHead adds this heatmap, of all heads, to the
+    prediction of its network; here the heatmap is an explainer of its own.
+
+    Args:
+        target: the model to explain, a timm transformer with a class token or average pooling.
+        grid: the patches that are explained.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
+        heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
+            last. `None` for all heads of the blocks from `start` on.
+
+    Raises:
+        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`; for heads
+            that do not exist, or with `start`.
+    """
+
+    @checks_choices
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        output: Output = "logit",
+        start: int | None = None,
+        heads: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__(target, grid, output)
+        if heads is not None and start is not None:
+            raise InputError(f"expected heads or start, got heads and start={start}: leave out start")
+        self.start = start
+        self.heads = None if heads is None else checked_heads(target, heads)
+        self.blocks = blocks_from(target, start) if self.heads is None else sorted({block for block, _ in self.heads})
+        check_direct(target, self.blocks)
+
+    @torch.no_grad()
+    def head_scores(self, images: Tensor, functionals: Functionals) -> Tensor:
+        """Compute how much each head adds to v · G(x) by its direct paths, summed over the patches.
+
+        Args:
+            images: uint8, (B, C, H, W).
+            functionals: v, see `explain`.
+
+        Returns:
+            (B, L, A) or (B, V, L, A), of all A heads of the L blocks in `self.blocks`.
+        """
+        self.grid.check(images)
+        functionals_of = functionals_at(functionals, images, self.target.embed_dim)
+        with record_direct(self.target, self.blocks) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        scores = head_paths(self.target, record, functionals_of(embeddings)).float().sum(3).movedim(-1, 1)
+        return scores[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else scores
+
+    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with record_direct(self.target, self.blocks) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        return embeddings, direct_paths(self.target, record, heads=self.heads).float().sum(1)
+
+
+class PathFlow(PatchVectors):
+    """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
+
+    See `explainers.transformer.path_flow`. Like direct paths, it explains all classes and functionals from one forward
+    pass. Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
+    direct paths flow between patches.
+
+    Args:
+        target: the model to explain, a timm transformer with a class token or average pooling.
+        grid: the patches that are explained.
+        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
+        start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
+
+    Raises:
+        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
+    """
+
+    @checks_choices
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
+    ) -> None:
+        super().__init__(target, grid, output)
+        self.blocks = blocks_from(target, start)
+        check_flow(target, self.blocks)
+
+    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with record_flow(self.target, self.blocks) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        return embeddings, path_flow(self.target, record).float().sum(1)
+
+    def _scored(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        with record_flow(self.target, self.blocks) as record:
+            embeddings = self.target.embed(self.target.normalise(images))
+        return embeddings, lambda functionals: path_flow(self.target, record, functionals).float().sum(1).mT
+
+
+def blocks_from(target: TargetModel, start: int | None) -> list[int]:
+    """Return the indices of the blocks from `start` on, which is negative from the last, or `None` for the middle."""
+    first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
+    return list(range(first, len(blocks_of(target))))
