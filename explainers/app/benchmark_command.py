@@ -7,18 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from explainers import posthoc
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of
-from explainers.app.photos import Photo, decoded, photos_of
+from explainers.app.photos import decoded_batches, photos_of
 from explainers.app.picture_files import check_writable
-from explainers.app.session import Session, tell_broken
+from explainers.app.session import Session
 from explainers.errors import InputError, needs
 from explainers.posthoc.names import labelled
-from explainers.progress import progress
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
 
@@ -96,26 +94,12 @@ class _Decoded:
         self.session = session
         self.photos = photos
         self.names: list[str] = []
-        self.broken: list[Photo] = []
 
     def __iter__(self) -> Iterator[Tensor]:
-        size, batch = self.session.target.grid.image_size, []
-        bar = progress("measuring", len(self.photos), "image", delay=2)
-        for photo in self.photos:
-            square = decoded(photo, size, self.session.resampling)
-            if square is not None:
-                batch.append(square)
-                self.names.append(photo.name)
-            else:
-                self.broken.append(photo)
-            if len(batch) == BATCH:
-                yield torch.stack(batch)
-                batch = []
-            bar.update(1)
-        if batch:
-            yield torch.stack(batch)
-        bar.close()
-        tell_broken(self.broken, len(self.photos))
+        size = self.session.target.grid.image_size
+        for photos, pixels, _ in decoded_batches(self.photos, size, self.session.resampling, BATCH, "measuring"):
+            self.names += [photo.name for photo in photos]
+            yield pixels
 
 
 def _as_lists(names: list[str], pairs: Any) -> dict[str, Any]:

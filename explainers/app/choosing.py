@@ -5,27 +5,35 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from explainers import posthoc
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.posthoc.names import labelled
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, for_target, not_shipped
 from explainers.share.reading import CONFIG
 from explainers.target import TargetModel
 
-FITTING: tuple[Any, ...] = ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion")
+Purpose = Literal["classes", "texts", "likeness"]
+"""What is explained: classes, texts, or why images are alike."""
+
+FITTING: dict[Purpose, tuple[Any, ...]] = {
+    "classes": ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion"),
+    "texts": ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients"),
+    "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM"),
+}
 """Methods that `auto` tries in this order, if no trained explainer is known: for transformers, CNNs, and any model."""
 
 CHEAP = 25
 """Largest number of forward passes of an explainer that is tried before it is chosen."""
 
 
-def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
+@checks_choices
+def choose(target: TargetModel, method: Any = "auto", purpose: Purpose = "classes") -> tuple[Any, str]:
     """Build an explainer of a model.
 
     Args:
@@ -34,6 +42,7 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
             explains the model; a line says which. Or the name of a shipped explainer, such as `anyhead`; a method of
             `explainers.posthoc`, such as `RISE`, or `{"RISE": {"masks": 500}}` with options; the folder of a trained
             explainer, or its name on the Hugging Face Hub, `hf://user/name`; or an explainer.
+        purpose: what `auto` chooses an explainer for.
 
     Returns:
         The explainer, and its label.
@@ -42,7 +51,7 @@ def choose(target: TargetModel, method: Any = "auto") -> tuple[Any, str]:
         InputError: if there is no such method, or it cannot explain this model.
     """
     if isinstance(method, str) and method == "auto":
-        return _fitting(target)
+        return _fitting(target, purpose)
     if isinstance(method, str) and method.lower() in COMMANDS:
         return _named(_shipped(target, method.lower()))
     if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, CONFIG).is_file()):
@@ -93,20 +102,20 @@ def _shipped(target: TargetModel, explainer: str) -> Any:
     raise not_shipped(target, explainer)
 
 
-def _fitting(target: TargetModel) -> tuple[Any, str]:
+def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
     """The trained explainer of a backbone, or the first method that explains the model, which a line then says."""
     reasons = []
     for known in for_target(target):
         try:
-            return _named(_tried(_loaded(known.folder, target), target))
+            return _named(_tried(_loaded(known.folder, target), target, purpose))
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
     none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
     why = "; ".join(reasons) or none
-    for method in FITTING:
+    for method in FITTING[purpose]:
         try:
             explainer, label = choose(target, method)
-            _tried(explainer, target)
+            _tried(explainer, target, purpose)
         except InputError as error:
             reasons.append(f"{method}: {error}")
             continue
@@ -118,12 +127,18 @@ def _fitting(target: TargetModel) -> tuple[Any, str]:
 
 
 @torch.no_grad()
-def _tried(explainer: Any, target: TargetModel) -> Any:
+def _tried(explainer: Any, target: TargetModel, purpose: Purpose) -> Any:
     """Let an explainer that is fast explain a grey image, and return it; an InputError says what the model lacks."""
     side = target.grid.image_size
     grey = torch.full((1, 3, side, side), 128, dtype=torch.uint8, device=target.mean.device)
-    if getattr(explainer, "forward_passes", 1) <= CHEAP:
+    if getattr(explainer, "forward_passes", 1) > CHEAP:
+        return explainer
+    if purpose == "classes":
         explainer(grey, torch.zeros(1, dtype=torch.long, device=grey.device))
+    elif hasattr(explainer, "explain"):
+        explainer.explain(grey, torch.ones(1, target.embed_dim, device=grey.device))
+    else:
+        raise InputError("it explains classes alone")
     return explainer
 
 

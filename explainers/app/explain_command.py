@@ -51,9 +51,9 @@ def explained(session: Session, picture: Picture, top: int) -> str:
     (explanation,) = session.explain(picture.image, classes=wanted, top=top)
     explanation.save(picture.file)
     shown = explanation.explained
-    classes = ", ".join(f"{each.name} {each.probability:.2f}" for each in explanation.classes)
+    classes = ", ".join(f"{each.name} {each.score:.2f}" for each in explanation.classes)
     return (
-        f"{printable(picture.name)}: {shown.name} {shown.probability:.2f} by {explanation.method} ->"
+        f"{printable(picture.name)}: {shown.name} {shown.score:.2f} by {explanation.method} ->"
         f" {printable(str(picture.file))} (top {len(explanation.classes)}: {classes})"
     )
 

@@ -1,13 +1,17 @@
 """One call: `explainers.explain("photo.jpg", "vit_tiny_patch16_224")`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from explainers.app.choosing import Purpose
 from explainers.app.explanation import Explanation
 from explainers.app.photos import is_single
 from explainers.app.session import Session
+from explainers.errors import InputError
+from explainers.text import TextHead
 
 
 def explain(
@@ -19,6 +23,9 @@ def explain(
     weights: str | Path | None = None,
     top: int = 5,
     device: str | torch.device | None = None,
+    text: str | Sequence[str] | None = None,
+    against: str | Sequence[str] | None = None,
+    text_head: TextHead | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
@@ -34,9 +41,17 @@ def explain(
         weights: file of the model's weights; `None` for those of timm.
         top: number of most probable classes that an explanation lists.
         device: where to compute; `None` for the model's device, or a GPU for a name of timm.
+        text: where is what a text describes? A text, or several, of which that with the highest similarity is
+            explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
+        against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
+        text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
 
     Returns:
         One explanation; a list for a folder, a list or a batch.
     """
-    explanations = Session(model, method, weights, device).explain(images, classes, top)
+    if text is None and text_head is not None:
+        raise InputError("expected text beside text_head, got text_head alone: give text=")
+    purpose: Purpose = "classes" if text is None else "texts"
+    session = Session(model, method, weights, device, text_head, purpose)
+    explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations

@@ -1,94 +1,109 @@
-"""What `explainers.explain` returns: an image, its classes, and the heatmap of one of them."""
+"""What `explainers.explain` returns: an image, its classes or texts, and the heatmap of one of them."""
 
-import base64
 import html
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers.errors import InputError
-from explainers.saved.files import atomic
+from explainers.app.saving import data_url, save_picture
 from explainers.target.names import class_index
-
-FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PDF")
-"""Kinds of files in which pictures are saved."""
 
 
 @dataclass(frozen=True)
 class ExplainedClass:
-    """A class of the model: its index, its readable name, and its probability in an image."""
+    """A class of the model, or a text: its index, its readable name, and its score in an image."""
 
     index: int
     name: str
-    probability: float
+    score: float
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
-    """The heatmap of one class of one image.
+    """The heatmap of one class, or of one text, of one image.
 
     Args:
         image: what the model sees, uint8 (3, S, S).
         name: name of the image's file, or its number.
-        probabilities: of all classes, (K,).
-        names: readable names of all classes.
-        index: the class of the heatmap.
+        scores: of all classes or texts, (K,).
+        names: readable names of all classes; or the texts.
+        index: the class of the heatmap, or the number of its text.
         heatmap: (P, P); higher is more important.
         method: what computed the heatmap.
         model: name of the explained model.
         top: number of `classes`.
-        heatmap_of: computes the heatmap (P, P) of another class, from its index.
+        heatmap_of: computes the heatmap (P, P) of another class, from its index and name.
         file: the image's file, if it has one; `save` never replaces it.
+        quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
+        against: what the class or text is told apart from, in words; empty for nothing.
+        score_of: scores further texts, (1,) each; `None` for classes.
     """
 
     image: Tensor
     name: str
-    probabilities: Tensor
+    scores: Tensor
     names: Sequence[str]
     index: int
     heatmap: Tensor
     method: str
     model: str
     top: int
-    heatmap_of: Callable[[int], Tensor]
+    heatmap_of: Callable[[int, str], Tensor]
     file: Path | None = None
+    quantity: str = "probability"
+    against: str = ""
+    score_of: Callable[[str], Tensor] | None = None
 
     @property
     def explained(self) -> ExplainedClass:
-        """The class of the heatmap."""
+        """The class or text of the heatmap."""
         return self._class(self.index)
 
     @property
     def classes(self) -> list[ExplainedClass]:
-        """The most probable classes, the first one first."""
-        most = self.probabilities.topk(min(self.top, len(self.names)))
+        """The classes with the highest scores, or all texts, the highest score first."""
+        most = self.scores.topk(min(self.top, len(self.names)))
         return [self._class(index) for index in most.indices.tolist()]
 
+    @property
+    def title(self) -> str:
+        """The class or text of the heatmap, with its score."""
+        explained = self.explained
+        return f"{explained.name} {explained.score:.2f}{self.against and f' against {self.against}'}"
+
     def of(self, wanted: int | str) -> "Explanation":
-        """Explain another class of the same image, by its name or index.
+        """Explain another class of the same image, by its name or index; or any other text, if texts are explained.
 
         Explainers that predict all classes at once, such as AnyHead, need no further pass.
 
         Raises:
             InputError: if there is no such class; the message names similar ones.
         """
-        index = class_index(wanted, self.names)
-        return replace(self, index=index, heatmap=self.heatmap_of(index))
+        if self.score_of is not None and isinstance(wanted, str) and wanted not in self.names:
+            scores = torch.cat([self.scores, self.score_of(wanted)])
+            return replace(self, names=[*self.names, wanted], scores=scores, top=self.top + 1).of(wanted)
+        exact = isinstance(wanted, str) and wanted in self.names
+        index = self.names.index(wanted) if exact else class_index(wanted, self.names)  # type: ignore[arg-type]
+        return replace(self, index=index, heatmap=self.heatmap_of(index, self.names[index]))
 
     def picture(
         self, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
     ) -> Image.Image:
-        """Draw the heatmap over the grey image, with class, probability and legend, see `overlays.annotated`."""
+        """Draw the heatmap over the grey image, with class, score and legend, see `overlays.annotated`."""
         from explainers.report.overlays import annotated  # so that an explanation does not load what draws
 
-        explained = self.explained
-        title = f"{explained.name} {explained.probability:.2f}"
-        return annotated(self.image, self.heatmap, title, opacity=opacity, smooth=smooth, size=size, legend=legend)
+        drawing: dict[str, Any] = {"opacity": opacity, "smooth": smooth, "size": size, "legend": legend}
+        return annotated(self.image, self.heatmap, self.title, **drawing, explained=self.kind)
+
+    @property
+    def kind(self) -> str:
+        """What is explained: a `class` or a `text`."""
+        return "class" if self.score_of is None else "text"
 
     def show(self) -> None:
         """Show the picture in the program that the system has for images."""
@@ -104,34 +119,19 @@ class Explanation:
         Raises:
             InputError: for an ending that Pillow does not write, or for the image's own file.
         """
-        path = Path(path).expanduser()
-        if self.file is not None and path.resolve() == self.file.resolve():
-            raise InputError(f"expected another file than the image itself, got {path.name}: rename it")
-        if Image.registered_extensions().get(path.suffix.lower()) not in FORMATS:
-            endings = ", ".join(sorted(end for end, kind in Image.registered_extensions().items() if kind in FORMATS))
-            raise InputError(f"expected a file that ends in one of {endings}, got {path.name}")
-        picture = self.picture(**drawing)
-        with atomic(path) as unfinished:
-            picture.save(unfinished)
-        return path
+        return save_picture(lambda: self.picture(**drawing), path, [self.file])
 
     def __repr__(self) -> str:
-        explained = self.explained
-        return f"Explanation of {self.name}: {explained.name} {explained.probability:.2f}, by {self.method}"
+        return f"Explanation of {self.name}: {self.title}, by {self.method}"
 
     def _repr_html_(self) -> str:
-        """The picture and a table of the classes, for notebooks."""
-        file = io.BytesIO()
-        self.picture().save(file, "png")
-        picture = base64.b64encode(file.getvalue()).decode()
-        rows = "".join(
-            f"<tr><td>{html.escape(each.name)}</td><td>{each.probability:.3f}</td></tr>" for each in self.classes
-        )
+        """The picture and a table of the classes or texts, for notebooks."""
+        rows = "".join(f"<tr><td>{html.escape(each.name)}</td><td>{each.score:.3f}</td></tr>" for each in self.classes)
         caption = html.escape(f"{self.name}: {self.model}, explained by {self.method}")
         return (
-            f'<div><img alt="{html.escape(repr(self))}" src="data:image/png;base64,{picture}">'
-            f"<table><caption>{caption}</caption><tr><th>class</th><th>probability</th></tr>{rows}</table></div>"
+            f'<div><img alt="{html.escape(repr(self))}" src="{data_url(self.picture())}"><table><caption>{caption}'
+            f"</caption><tr><th>{self.kind}</th><th>{self.quantity}</th></tr>{rows}</table></div>"
         )
 
     def _class(self, index: int) -> ExplainedClass:
-        return ExplainedClass(index, self.names[index], self.probabilities[index].item())
+        return ExplainedClass(index, self.names[index], self.scores[index].item())

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
-from explainers.images.listing import endings, list_images
+from explainers.images.listing import endings, list_images, several
+from explainers.progress import progress
 from explainers.saved.files import printable
 
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
@@ -167,3 +169,43 @@ def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | N
             return None
         raise CorruptImage(f"{error}: give another file") from error
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+
+
+def decoded_batches(
+    photos: Sequence[Photo], size: int, resampling: Image.Resampling, batch: int, doing: str = "explaining"
+) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
+    """Decode what a model sees of photos, one batch after the other.
+
+    Broken files of folders are left out with a warning. A progress bar appears after two seconds.
+
+    Args:
+        photos: see `photos_of`.
+        size: see `decoded`.
+        resampling: see `decoded`.
+        batch: largest number of photos in a batch.
+        doing: label of the progress bar.
+
+    Yields:
+        The photos, uint8 pixels (B, 3, size, size), and the numbers of the photos among all.
+    """
+    broken: list[Photo] = []
+    with progress(doing, len(photos), "image", delay=2) as bar:
+        for start in range(0, len(photos), batch):
+            squares = [decoded(photo, size, resampling) for photo in photos[start : start + batch]]
+            broken += [photos[start + number] for number, square in enumerate(squares) if square is None]
+            kept = [start + number for number, square in enumerate(squares) if square is not None]
+            if kept:
+                pixels = torch.stack([square for square in squares if square is not None])
+                yield [photos[number] for number in kept], pixels, kept
+            bar.update(len(squares))
+    tell_broken(broken, len(photos))
+
+
+def tell_broken(broken: Sequence[Photo], count: int) -> None:
+    """Warn of files in folders that could not be decoded; an InputError if no image is left."""
+    if not broken:
+        return
+    files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"
+    if len(broken) == count:
+        raise InputError(f"expected images, got {files}: give another folder")
+    warnings.warn(f"left out: {files}", stacklevel=3)

@@ -1,9 +1,8 @@
 """Explaining many images with one model: the model and its explainer are built once."""
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from explainers import PreparedExplainer
-from explainers.app.choosing import choose
+from explainers.app.choosing import Purpose, choose
 from explainers.app.explanation import Explanation
-from explainers.app.photos import Photo, decoded, photos_of
+from explainers.app.photos import Photo, decoded_batches, photos_of
+from explainers.app.texts import PreparedTexts, in_words, text_head_of, texts_of
 from explainers.conversion import as_target
 from explainers.errors import InputError, check_positive
-from explainers.images.listing import several
-from explainers.progress import progress
 from explainers.target import TargetModel
+from explainers.target.heads import NoHead
 from explainers.target.names import class_index, class_names
+from explainers.text import TextHead
 
 BATCH = 16
 """Number of images that are explained at once."""
@@ -36,12 +36,15 @@ class Session:
         method: see `choose`.
         weights: file of the weights of a name of timm; `None` for timm's own.
         device: where to compute; `None` for the device of the module, or a GPU for a name of timm.
+        text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP, which is
+            loaded when a text is explained.
+        purpose: what the method `auto` chooses an explainer for.
 
     Attributes:
         target: the model.
         explainer: a function of images (B, 3, S, S) and classes (B,) → heatmaps (B, P, P).
         method: label of the explainer.
-        names: readable names of the classes.
+        names: readable names of the classes; empty for a model without a head whose texts or likeness are explained.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Session:
         method: Any = "auto",
         weights: str | Path | None = None,
         device: str | torch.device | None = None,
+        text_head: TextHead | None = None,
+        purpose: Purpose = "classes",
     ) -> None:
         target = as_target(model, weights)
         target = copy.deepcopy(target) if target is model else target  # explainers freeze it
@@ -57,56 +62,65 @@ class Session:
             device = "cuda"
         _check_colour(target)
         self.target = _moved(target, device).eval()
-        self.names = class_names(self.target)
-        self.explainer, self.method = choose(self.target, method)
+        self.names = [] if isinstance(self.target.head, NoHead) and purpose != "classes" else class_names(self.target)
+        self.explainer, self.method = choose(self.target, method, purpose)
+        self._text_head = None if text_head is None else text_head_of(self.target, text_head)
         config = timm.data.resolve_model_data_config(self.target.backbone)
         self.resampling = getattr(Image.Resampling, config["interpolation"].upper(), Image.Resampling.BICUBIC)
+
+    @cached_property
+    def text_head(self) -> TextHead:
+        """The text head of the model; an InputError if it has none."""
+        return self._text_head or text_head_of(self.target)
 
     def class_index(self, wanted: int | str) -> int:
         """Find a class by its name or index; an InputError names similar ones."""
         return class_index(wanted, self.names)
 
-    def explain(self, images: Any, classes: Any = None, top: int = 5) -> list[Explanation]:
+    def explain(
+        self, images: Any, classes: Any = None, top: int = 5, text: Any = None, against: Any = None
+    ) -> list[Explanation]:
         """Explain images.
 
         Args:
             images: see `photos_of`.
             classes: the class to explain, by name or index, or one for each image; `None` for the predicted ones.
             top: number of most probable classes that an explanation lists.
+            text: a text, or several, of which that with the highest score is explained, in place of a class.
+            against: a text, or several, from whose mean each text is told apart.
 
         Returns:
             A list, also for a single image.
 
         Raises:
-            InputError: for images that cannot be read, and for classes that the model does not have. Broken files of a
-                folder are left out with a warning.
+            InputError: for images that cannot be read, for classes that the model does not have, and for texts if the
+                model or the method cannot explain them. Broken files of a folder are left out with a warning.
         """
-        return list(self.stream(images, classes, top))
+        return list(self.stream(images, classes, top, text, against))
 
-    def stream(self, images: Any, classes: Any = None, top: int = 5) -> Iterator[Explanation]:
+    def stream(
+        self, images: Any, classes: Any = None, top: int = 5, text: Any = None, against: Any = None
+    ) -> Iterator[Explanation]:
         """Explain images one batch after the other, with the arguments of `explain`, and yield each explanation.
 
         A progress bar appears after two seconds.
         """
         check_positive(top=top)
+        if text is None and against is not None:
+            raise InputError("expected text beside against, got against alone: give text=")
+        if text is not None and classes is not None:
+            raise InputError("expected classes or text, got both: leave out one of them")
+        texts = None if text is None else texts_of(text, against)
         photos = photos_of(images)
         chosen = self._indices(classes, len(photos))
-        broken: list[Photo] = []
-        with progress("explaining", len(photos), "image", delay=2) as bar:
-            for start in range(0, len(photos), BATCH):
-                batch = photos[start : start + BATCH]
-                squares = [decoded(photo, self.target.grid.image_size, self.resampling) for photo in batch]
-                broken += [photo for photo, square in zip(batch, squares, strict=True) if square is None]
-                kept = [number for number, square in enumerate(squares) if square is not None]
-                if kept:
-                    pixels = torch.stack([square for square in squares if square is not None])
-                    wanted = [chosen[start + number] for number in kept]
-                    yield from self._explain([batch[number] for number in kept], pixels, wanted, top)
-                bar.update(len(batch))
-        tell_broken(broken, len(photos))
+        for batch, pixels, numbers in decoded_batches(photos, self.target.grid.image_size, self.resampling, BATCH):
+            if texts is None:
+                yield from self._classes(batch, pixels, [chosen[number] for number in numbers], top)
+            else:
+                yield from self._texts(batch, pixels, *texts)
 
     @torch.no_grad()
-    def _explain(
+    def _classes(
         self, photos: Sequence[Photo], pixels: Tensor, wanted: Sequence[int | None], top: int
     ) -> list[Explanation]:
         """Explain a batch: uint8 pixels (B, 3, S, S), and the class of each image, `None` for the predicted one."""
@@ -120,25 +134,74 @@ class Session:
             raise InputError(
                 f"expected heatmaps (B, P, P) of {len(images)} images from {self.method}, got {list(heatmaps.shape)}"
             )
+        return self._explanations(
+            photos,
+            pixels,
+            probabilities,
+            self.names,
+            classes,
+            heatmaps.float().cpu(),
+            top=top,
+            heatmap_of=partial(self._heatmap, images, prepared),
+        )
+
+    def _texts(
+        self, photos: Sequence[Photo], pixels: Tensor, texts: list[str], against: list[str] | None
+    ) -> list[Explanation]:
+        """Explain in each image of a batch, uint8 pixels (B, 3, S, S), the text with the highest score."""
+        prepared = PreparedTexts(self.explainer, self.text_head, pixels.to(self.target.mean.device), against)
+        scores = prepared.scores(texts)
+        best = scores.argmax(-1).tolist()
+        heatmaps = prepared.heatmaps([texts[index] for index in best])
+        return self._explanations(
+            photos,
+            pixels,
+            scores,
+            texts,
+            best,
+            heatmaps,
+            top=len(texts),
+            heatmap_of=prepared.heatmap,
+            quantity="similarity" if self.text_head.normalise else "score",
+            against=in_words(against),
+            score_of=prepared.score,
+        )
+
+    def _explanations(
+        self,
+        photos: Sequence[Photo],
+        pixels: Tensor,
+        scores: Tensor,
+        names: Sequence[str],
+        indices: Sequence[int],
+        heatmaps: Tensor,
+        heatmap_of: Callable[..., Tensor],
+        score_of: Callable[..., Tensor] | None = None,
+        **settings: Any,
+    ) -> list[Explanation]:
+        """One explanation for each image of a batch; `heatmap_of` and `score_of` take the row of the image first."""
         return [
             Explanation(
-                image=pixels[row],
-                name=photo.name,
-                probabilities=probabilities[row],
-                names=self.names,
-                index=classes[row],
-                heatmap=heatmaps[row].float().cpu(),
-                method=self.method,
-                model=self.target.name,
-                top=top,
-                heatmap_of=partial(self._heatmap, images, prepared, row),
+                pixels[row],
+                photo.name,
+                scores[row],
+                names,
+                indices[row],
+                heatmaps[row],
+                self.method,
+                self.target.name,
+                heatmap_of=partial(heatmap_of, row),
+                score_of=None if score_of is None else partial(score_of, row),
                 file=photo.file,
+                **settings,
             )
             for row, photo in enumerate(photos)
         ]
 
     @torch.no_grad()
-    def _heatmap(self, images: Tensor, prepared: Callable[[Tensor], Tensor] | None, row: int, index: int) -> Tensor:
+    def _heatmap(
+        self, images: Tensor, prepared: Callable[[Tensor], Tensor] | None, row: int, index: int, name: str
+    ) -> Tensor:
         """The heatmap (P, P) of a class in one image of a batch; without a pass if the batch is `prepared`."""
         classes = torch.full((len(images),), index, device=images.device)
         one = slice(row, row + 1)
@@ -177,13 +240,3 @@ def _moved(target: TargetModel, device: str | torch.device | None) -> TargetMode
     except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
         reason = str(error).partition("\n")[0][:80]
         raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
-
-
-def tell_broken(broken: Sequence[Photo], count: int) -> None:
-    """Warn of files in folders that could not be decoded; an InputError if no image is left."""
-    if not broken:
-        return
-    files = f"{several([Path(photo.name) for photo in broken])} that cannot be decoded"
-    if len(broken) == count:
-        raise InputError(f"expected images, got {files}: give another folder")
-    warnings.warn(f"left out: {files}", stacklevel=3)

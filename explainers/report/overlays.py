@@ -93,6 +93,7 @@ def annotated(
     smooth: bool = False,
     size: int | None = None,
     legend: bool = True,
+    explained: str = "class",
 ) -> Image.Image:
     """Draw the `overlay` of an image large, below a title and above a legend of its colours.
 
@@ -105,6 +106,7 @@ def annotated(
         smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
         size: longer side of the overlay in pixels, from 192 to 8192; by default that of the image, and at least 448.
         legend: whether to draw the legend.
+        explained: what the legend says that patches oppose: the class, or such as the `text`.
 
     Raises:
         InputError: for what `overlay` refuses, and for other sizes.
@@ -128,7 +130,7 @@ def annotated(
         draw.text((margin, margin // 2 + number * step), line, TEXT, font)
     canvas.paste(picture, (margin + (width - picture.width) // 2, top))
     if legend:
-        _draw_legend(draw, (margin, top + picture.height + margin), width)
+        _draw_legend(draw, (margin, top + picture.height + margin), width, explained)
     return canvas
 
 
@@ -145,7 +147,7 @@ def _pillow(image: Tensor) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
 
 
-def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int) -> None:
+def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, explained: str) -> None:
     """Draw a bar from the colour of the lowest value to that of the highest, and below it what they mean."""
     left, top = corner
     height = width // 40
@@ -155,5 +157,6 @@ def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int)
         colour = tuple(round(grey + abs(value) * (full - grey)) for grey, full in zip(GREY, end, strict=True))
         draw.line([(left + column, top), (left + column, top + height)], colour)
     font = ImageFont.load_default(max(9, width / 28))
-    for text, anchor, share in zip(ENDS, ("la", "ma", "ra"), (0, 0.5, 1), strict=True):
+    ends = f"opposes the {explained}", *ENDS[1:]
+    for text, anchor, share in zip(ends, ("la", "ma", "ra"), (0, 0.5, 1), strict=True):
         draw.text((left + share * width, top + 1.4 * height), text, TEXT, font, anchor)

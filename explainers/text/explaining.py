@@ -40,11 +40,7 @@ class TextExplainer(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(temperature=temperature)
-        if not hasattr(explainer, "explain"):
-            raise InputError(
-                f"expected an explainer of any functional of the embedding, got {type(explainer).__name__}, which"
-                " explains classes alone: take AnyHead, or a method such as DecompX-SkipPLUS"
-            )
+        check_explains_functionals(explainer)
         self.explainer = explainer
         self.target = explainer.target
         self.grid = explainer.grid
@@ -83,3 +79,12 @@ class TextExplainer(nn.Module):
 
     def _explained(self, images: Tensor, functionals: Callable[[Tensor], Tensor]) -> Tensor:
         return self.explainer.explain(images, functionals)
+
+
+def check_explains_functionals(explainer: Any) -> None:
+    """Raise an InputError for an explainer that explains classes alone, such as RISE."""
+    if not hasattr(explainer, "explain"):
+        raise InputError(
+            f"expected an explainer of any functional of the embedding, got {type(explainer).__name__}, which"
+            " explains classes alone: take AnyHead, or a method such as DecompX-SkipPLUS"
+        )

@@ -101,7 +101,7 @@ def test_an_explanation_holds_what_the_model_and_the_explainer_say(target, anyhe
     assert [each.index for each in explanation.classes] == probabilities.topk(2).indices.tolist()
     assert explanation.explained == explanation.classes[0]
     assert explanation.explained.name == f"class {probabilities.argmax()}"
-    torch.testing.assert_close(explanation.explained.probability, probabilities.max().item())
+    torch.testing.assert_close(explanation.explained.score, probabilities.max().item())
     torch.testing.assert_close(explanation.heatmap, anyhead(image)[0])
     assert (explanation.method, explanation.model) == ("AnyHead", target.name)
     assert (
@@ -208,7 +208,7 @@ def test_a_function_can_explain_and_batches_are_streamed(target):
 def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole(target, tmp_path, monkeypatch):
     explanation = explainers.explain(IMAGE, target, method="Chance", top=3)
     explained = explanation.explained
-    expected = annotated(explanation.image, explanation.heatmap, f"{explained.name} {explained.probability:.2f}")
+    expected = annotated(explanation.image, explanation.heatmap, f"{explained.name} {explained.score:.2f}")
     assert np.array_equal(explanation.picture(), expected)
     path = explanation.save(tmp_path / "new" / "a.png", size=320)
     assert np.array_equal(Image.open(path), explanation.picture(size=320))

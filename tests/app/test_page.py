@@ -52,14 +52,14 @@ def test_probabilities_are_those_of_masked_images(shown):
     masks = [[], [3], [0, 7, 15], list(range(16))]
     expected = [slowly(shown, hidden, 2) for hidden in masks]
     assert shown.probabilities(2, masks) == pytest.approx(expected, abs=1e-5)
-    assert expected[0] == pytest.approx(shown.explanation.probabilities[2].item(), abs=1e-5)
+    assert expected[0] == pytest.approx(shown.explanation.scores[2].item(), abs=1e-5)
 
 
 def test_no_patch_lowers_the_probability_more_than_the_most_important_one(shown):
     index = shown.explanation.explained.index
     first = shown.orders("Occlusion", index)[0, 0].item()
     alone = shown.probabilities(index, [[patch] for patch in range(16)])
-    assert alone[first] == pytest.approx(min(alone)) and alone[first] < shown.explanation.explained.probability
+    assert alone[first] == pytest.approx(min(alone)) and alone[first] < shown.explanation.explained.score
 
 
 @pytest.mark.parametrize("side", ["most", "least"])
@@ -111,7 +111,7 @@ def test_heatmaps_of_every_class_and_method(shown):
     for method in ("Occlusion", "GAE"):
         reply = ANSWER["heatmap"](shown, method, 3)
         assert sorted(reply["order"]) == list(range(16)) and len(base64.b64decode(reply["colours"])) == 64
-        assert reply["class"] == [3, "class 3", shown.explanation.probabilities[3].item()]
+        assert reply["class"] == [3, "class 3", shown.explanation.scores[3].item()]
 
 
 def test_the_picture_to_keep_has_all_methods_and_a_plain_name(shown):

@@ -1,7 +1,6 @@
 """What the page asks, and the answers that its JavaScript draws: plain data, without Gradio."""
 
 import base64
-import io
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from explainers.app.page.curves import curves_svg
 from explainers.app.page.shown import CHANCE, LEVELS, Shown, Side
+from explainers.app.saving import data_url
 from explainers.errors import InputError, check_range
 from explainers.report.overlays import BLUE, RED, annotated, shades
 from explainers.target.names import class_index
@@ -32,7 +32,7 @@ def opened(shown: Shown) -> dict[str, Any]:
         "name": shown.name,
         "side": shown.grid.side,
         "hiding": f"rgb({', '.join(map(str, mean))})",
-        "classes": [[each.index, each.name, each.probability] for each in shown.explanation.classes],
+        "classes": [[each.index, each.name, each.score] for each in shown.explanation.classes],
         "chance": shown.orders(CHANCE, 0)[0].tolist(),
     }
 
@@ -44,7 +44,7 @@ def heatmap(shown: Shown, method: str, index: int) -> dict[str, Any]:
     return {
         "colours": base64.b64encode(colours_of(heatmap).numpy().tobytes()).decode(),
         "order": shown.orders(method, chosen)[0].tolist(),
-        "class": [chosen, shown.session.names[chosen], shown.explanation.probabilities[chosen].item()],
+        "class": [chosen, shown.session.names[chosen], shown.explanation.scores[chosen].item()],
     }
 
 
@@ -68,7 +68,7 @@ def picture(shown: Shown, methods: Sequence[str], index: int, opacity: float, sm
     chosen = class_index(index, shown.session.names)
     name = shown.session.names[chosen]
     pixels = torch.from_numpy(np.array(shown.picture)).permute(2, 0, 1)
-    title = f"{name} {shown.explanation.probabilities[chosen].item():.2f}"
+    title = f"{name} {shown.explanation.scores[chosen].item():.2f}"
     parts = [
         annotated(pixels, shown.heatmap(method, chosen), f"{title}, {method}", opacity=opacity, smooth=smooth)
         for method in methods
@@ -97,10 +97,3 @@ def colours_of(heatmap: Tensor) -> Tensor:
     values = shades(heatmap)[..., None]
     colours = torch.where(values > 0, torch.tensor(RED), torch.tensor(BLUE))
     return torch.cat([colours, 255 * values.abs()], -1).round().to(torch.uint8)
-
-
-def data_url(image: Image.Image, kind: str, **options: Any) -> str:
-    """An image as a URL that holds its bytes."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

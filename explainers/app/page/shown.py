@@ -84,7 +84,7 @@ class Shown:
 
     def _explained(self, method: str, index: int) -> Tensor:
         if method == self.session.method:
-            return self.explanation.heatmap_of(index)
+            return self.explanation.of(index).heatmap
         device = self.target.mean.device
         return self.explainers[method](self.explanation.image[None].to(device), torch.tensor([index], device=device))[0]
 

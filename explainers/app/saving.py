@@ -1,0 +1,44 @@
+"""Pictures of explanations in files and notebooks."""
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from explainers.errors import InputError
+from explainers.saved.files import atomic
+
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PDF")
+"""Kinds of files in which pictures are saved."""
+
+
+def save_picture(draw: Callable[[], Image.Image], path: str | Path, explained: Sequence[Path | None]) -> Path:
+    """Write a picture to an image file, whole or not at all. Missing folders are made.
+
+    Args:
+        draw: draws the picture, once the path is known to be good.
+        path: the file, whose ending chooses the format, such as `.png`.
+        explained: files of the explained images, which are never replaced; `None` for images without a file.
+
+    Raises:
+        InputError: for an ending that Pillow does not write, or for the file of an explained image.
+    """
+    path = Path(path).expanduser()
+    if path.resolve() in [file.resolve() for file in explained if file is not None]:
+        raise InputError(f"expected another file than the image itself, got {path.name}: rename it")
+    if Image.registered_extensions().get(path.suffix.lower()) not in FORMATS:
+        endings = ", ".join(sorted(end for end, kind in Image.registered_extensions().items() if kind in FORMATS))
+        raise InputError(f"expected a file that ends in one of {endings}, got {path.name}")
+    picture = draw()
+    with atomic(path) as unfinished:
+        picture.save(unfinished)
+    return path
+
+
+def data_url(image: Image.Image, kind: str = "png", **options: object) -> str:
+    """An image as a URL that holds its bytes."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

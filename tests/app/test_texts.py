@@ -1,0 +1,169 @@
+"""One call explains any text with any model that has a text head."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from clips import clip, image_tower
+from conftest import timm_model, wake
+from PIL import Image
+from test_explaining import passes  # noqa: F401
+from torch.nn import functional as F
+from toys import VECTORS
+
+import explainers
+from explainers import posthoc
+from explainers.anyhead import AnyHead
+from explainers.app import choosing, texts
+from explainers.app.session import Session
+from explainers.errors import InputError
+from explainers.share import catalogue
+from explainers.text import TextExplainer, TextHead, clip_text_head
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
+IMAGE = Image.fromarray(PIXELS[0])
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
+    choosing.tell.cache_clear()
+
+
+def encode(prompts):
+    """Random directions that depend on the text alone."""
+    seeds = [int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) for prompt in prompts]
+    return F.normalize(torch.stack([torch.randn(24, generator=torch.Generator().manual_seed(s)) for s in seeds]), dim=1)
+
+
+@pytest.fixture
+def target():
+    return timm_model(as_target=True)
+
+
+@pytest.fixture
+def head():
+    return TextHead(encode)
+
+
+@pytest.fixture
+def anyhead(target):
+    explainer = AnyHead(target, target.grid, VECTORS)
+    wake(explainer.network)
+    return explainer.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["AnyHead", "GAE", "DirectPaths"])
+@pytest.mark.parametrize("against", [None, "a bird", ["a cat", "a bird"]])
+def test_the_best_text_is_explained_and_all_are_listed(target, head, anyhead, method, against):
+    explainer = anyhead if method == "AnyHead" else method
+    own = ["a cat", "a dog", "grass"]
+    explanations = explainers.explain(PIXELS, target, method=explainer, text=own, against=against, text_head=head)
+    built = anyhead if method == "AnyHead" else posthoc.build(method, target, target.grid)
+    slow = TextExplainer(built, head, own, against)
+    images = torch.stack([explanation.image for explanation in explanations])
+    scores = slow.scores(images)
+    for row, explanation in enumerate(explanations):
+        order = scores[row].argsort(descending=True).tolist()
+        assert [each.index for each in explanation.classes] == order and explanation.explained.index == order[0]
+        assert explanation.quantity == "similarity"
+        torch.testing.assert_close(explanation.scores, scores[row])
+        for text in range(3):
+            expected = slow(images[row : row + 1], torch.tensor([text]))[0]
+            torch.testing.assert_close(explanation.of(own[text]).heatmap, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["AnyHead", "GAE"])
+def test_any_further_text_is_explained_without_a_pass_where_the_explainer_has_vectors(
+    target,
+    head,
+    anyhead,
+    passes,
+    method,  # noqa: F811
+):
+    explainer = anyhead if method == "AnyHead" else method
+    explanation = explainers.explain(IMAGE, target, method=explainer, text="a cat", text_head=head)
+    expected = explainers.explain(IMAGE, target, method=explainer, text=["a cat", "a dog"], text_head=head)
+    passes.clear()
+    other = explanation.of("a dog")
+    assert len(passes) == (method == "GAE")
+    torch.testing.assert_close(other.heatmap, expected.of("a dog").heatmap)
+    assert [each.name for each in other.classes] == [each.name for each in expected.classes]
+    assert [each.name for each in explanation.classes] == ["a cat"] and other.of(0).explained.name == "a cat"
+
+
+def test_titles_pictures_and_notebooks_name_the_text(target, head, tmp_path):
+    explanation = explainers.explain(IMAGE, target, method="GAE", text="a cat", against=["a dog"], text_head=head)
+    score = explanation.explained.score
+    assert repr(explanation) == f"Explanation of image 0: a cat {score:.2f} against a dog, by GAE"
+    assert "<th>text</th><th>similarity</th>" in explanation._repr_html_()
+    assert Image.open(explanation.save(tmp_path / "a.png")).width > 400
+    several = explainers.explain(IMAGE, target, method="GAE", text="a cat", against=["b", "c"], text_head=head)
+    assert several.title.endswith(" against 2 texts")
+
+
+@pytest.mark.slow
+def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
+    clip()
+    tower = image_tower()
+    head = clip_text_head(tower, "tiny-quickgelu", "")
+    monkeypatch.setattr(texts, "clip_text_head", lambda target: head)
+    explanation = explainers.explain(IMAGE, tower, text=["a cat", "a dog"])
+    with torch.no_grad():
+        expected = head(tower.embed(tower.normalise(explanation.image[None])), ["a cat", "a dog"])
+    torch.testing.assert_close(explanation.scores, expected[0])
+    assert explanation.method == "DecompX-SkipPLUS" and explanation.heatmap.shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "label"),
+    [
+        ("vit_tiny_patch16_224", {"num_classes": 0}, "DecompX-SkipPLUS"),
+        ("resnet18", {"num_classes": 0}, "GradCAM"),
+    ],
+)
+def test_auto_takes_a_method_that_explains_texts(name, settings, label):
+    model = timm_model(name, as_target=True, **settings)
+    wide = TextHead(encode, torch.randn(24, model.embed_dim))
+    explanation = explainers.explain(IMAGE, model, text="a cat", text_head=wide)
+    assert explanation.method == label and explanation.heatmap.dim() == 2
+
+
+def test_the_head_of_the_caller_stays_where_it_was(target, head):
+    own = Session(target, "GAE", text_head=head)
+    assert own.text_head is head
+    with pytest.raises(InputError, match="^expected embeddings of width 8, for which this text head was made, got 24"):
+        Session(target, "GAE", text_head=TextHead(encode, torch.randn(24, 8)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"text": ""}, "^expected texts that are not empty, such as 'a photo of a cat', got ''$"),
+        ({"text": []}, "^expected texts that are not empty, .* got none$"),
+        ({"text": [3]}, "^expected texts that are not empty, .* got 3$"),
+        ({"against": " "}, "^expected texts that are not empty, .* got ' '$"),
+        ({"against": "a cat"}, "^expected other texts to compare each text with, got the same text alone$"),
+        ({"text": None, "against": "a dog", "text_head": None}, "^expected text beside against, got against alone"),
+        ({"text": None}, "^expected text beside text_head, got text_head alone: give text=$"),
+        ({"classes": 1}, "^expected classes or text, got both: leave out one of them$"),
+        ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
+        ({"text_head": None}, "^expected a model of CLIP or SigLIP for texts, got vit_tiny_patch16_224: take one"),
+        ({"text_head": encode}, "^expected text_head as a TextHead, got function: see explainers.text$"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(given, message, target, head):
+    settings = {"text": "a cat", "text_head": head, "method": "GAE"} | given
+    with pytest.raises(InputError, match=message) as error:
+        explainers.explain(IMAGE, target, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_further_texts_are_checked_too(target, head):
+    explanation = explainers.explain(IMAGE, target, method="GAE", text="a cat", text_head=head)
+    with pytest.raises(InputError, match="^expected texts that are not empty"):
+        explanation.of(" ")
+    with pytest.raises(InputError, match="^expected classes from 0 to 0, or names of classes, got 1$"):
+        explanation.of(1)
