@@ -2,12 +2,15 @@
 
 import json
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 import timm
+import torch
 from conftest import wake
+from torch.nn import functional
 
 from explainers.target import TargetModel
 
@@ -47,3 +50,10 @@ def image_tower(name=OPENAI, **settings):
     """A small image tower of timm."""
     arguments = {key: value for key, value in (IMAGE | settings).items() if value is not None}
     return TargetModel(wake(timm.create_model(name, **arguments))).eval()
+
+
+def random_directions(texts, width=24):
+    """A text tower without a model: random directions that depend on the text alone."""
+    seeds = [int(sha256(text.encode()).hexdigest()[:8], 16) for text in texts]
+    rows = [torch.randn(width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    return functional.normalize(torch.stack(rows), dim=-1)

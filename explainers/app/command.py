@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   explainers explain photos/ --class tabby "espresso"   two classes of all images in a folder
   explainers explain photo.jpg --model resnet50 --method GradCAM --output map.png
   explainers explain photo.jpg --explainer runs/anyhead_pets
+  explainers explain photo.jpg --model vit_base_patch16_clip_quickgelu_224.openai --text "a cat" "a dog"
   explainers serve                                      the same in the browser, by clicks
   explainers list --model resnet50                      what explains this model
   explainers benchmark photos/ --methods GAE,RISE       which explainer is the most faithful on these images"""
@@ -120,17 +121,29 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
     add = commands.add_parser(
         "explain",
         parents=parents,
-        usage="%(prog)s IMAGE [IMAGE ...] [--class CLASS ...] [options]",
+        usage="%(prog)s IMAGE [IMAGE ...] [--class CLASS ... | --text TEXT ... [--against TEXT ...]] [options]",
         help="explain images, and write annotated pictures",
     )
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
-    add.add_argument(
+    what = add.add_mutually_exclusive_group()
+    what.add_argument(
         "--class",
         dest="classes",
         nargs="+",
         action="extend",
         metavar="CLASS",
         help="behind the images: classes to explain, by name or number, a picture for each (default: the predicted)",
+    )
+    what.add_argument(
+        "--text",
+        dest="texts",
+        nargs="+",
+        action="extend",
+        metavar="TEXT",
+        help="texts to explain, with a model of CLIP or SigLIP, a picture for each",
+    )
+    add.add_argument(
+        "--against", nargs="+", action="extend", metavar="TEXT", help="texts from which each --text is told apart"
     )
     add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(

@@ -3,6 +3,8 @@
 import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,23 @@ def explain(options: Namespace) -> int:
     Returns:
         1 if an image could not be explained, else 0.
     """
-    pictures = planned(options.images, options.classes or [None], Path(options.output).expanduser())
+    wanted = options.texts or options.classes or [None]
+    named = bool(options.texts) or len(wanted) > 1
+    pictures = planned(options.images, wanted, Path(options.output).expanduser(), named)
     session = session_of(options)
     failures = 0
     written: list[Path] = []
     try:
-        for picture in pictures:
+        for _, group in groupby(pictures, lambda picture: picture.image):
+            of_image = list(group)
             try:
-                print(explained(session, picture, options.top), flush=True)
-                written.append(picture.file)
+                for line in explained(session, of_image, options):
+                    print(line, flush=True)
+                    written.append(of_image[0].file)
             except InputError as error:
                 failures += 1
-                reason = str(error).removeprefix(f"{picture.image}: ")
-                print(f"explainers: {printable(picture.name)}: {reason}", file=sys.stderr, flush=True)
+                reason = str(error).removeprefix(f"{of_image[0].image}: ")
+                print(f"explainers: {printable(of_image[0].name)}: {reason}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"explainers: stopped after {len(written)} of {len(pictures)} pictures", file=sys.stderr, flush=True)
         return 130
@@ -45,17 +51,24 @@ def explain(options: Namespace) -> int:
     return 1 if failures else 0
 
 
-def explained(session: Session, picture: Picture, top: int) -> str:
-    """Write a picture, and return the line about it."""
-    wanted = None if picture.explained is None else class_of(session, picture.explained)
-    (explanation,) = session.explain(picture.image, classes=wanted, top=top)
-    explanation.save(picture.file)
-    shown = explanation.explained
-    classes = ", ".join(f"{each.name} {each.score:.2f}" for each in explanation.classes)
-    return (
-        f"{printable(picture.name)}: {shown.name} {shown.score:.2f} by {explanation.method} ->"
-        f" {printable(str(picture.file))} (top {len(explanation.classes)}: {classes})"
-    )
+def explained(session: Session, pictures: Sequence[Picture], options: Namespace) -> Iterator[str]:
+    """Write the pictures of one image, and yield a line about each."""
+    if options.texts:
+        (explanation,) = session.explain(pictures[0].image, text=options.texts, against=options.against)
+    else:
+        first = pictures[0].explained
+        wanted = None if first is None else class_of(session, first)
+        (explanation,) = session.explain(pictures[0].image, classes=wanted, top=options.top)
+    for picture in pictures:
+        if picture.explained is not None:
+            explanation = explanation.of(picture.explained if options.texts else class_of(session, picture.explained))
+        explanation.save(picture.file)
+        listed = ", ".join(f"{each.name} {each.score:.2f}" for each in explanation.classes)
+        kind = explanation.quantity if options.texts else f"top {len(explanation.classes)}"
+        yield (
+            f"{printable(picture.name)}: {explanation.title} by {explanation.method} ->"
+            f" {printable(str(picture.file))} ({kind}: {listed})"
+        )
 
 
 def class_of(session: Session, wanted: str) -> int:
@@ -64,9 +77,14 @@ def class_of(session: Session, wanted: str) -> int:
 
 
 def session_of(options: Namespace) -> Session:
-    """The model and the explainer that the options name. A class that the model does not have is told at once."""
+    """The model and the explainer that the options name. What the model does not have is told at once."""
+    texts = getattr(options, "texts", None)
+    if texts is None and getattr(options, "against", None):
+        raise InputError("expected --text beside --against, got --against alone: name a text")
     model, weights, method = model_and_method(options)
-    session = Session(model, method, weights, device_of(options))
+    session = Session(model, method, weights, device_of(options), purpose="texts" if texts else "classes")
+    if texts:
+        session.text_head.embed([*texts, *(options.against or ())])
     for wanted in getattr(options, "classes", None) or ():
         class_of(session, wanted)
     return session

@@ -89,6 +89,8 @@ class Explanation:
             return replace(self, names=[*self.names, wanted], scores=scores, top=self.top + 1).of(wanted)
         exact = isinstance(wanted, str) and wanted in self.names
         index = self.names.index(wanted) if exact else class_index(wanted, self.names)  # type: ignore[arg-type]
+        if index == self.index:
+            return self
         return replace(self, index=index, heatmap=self.heatmap_of(index, self.names[index]))
 
     def picture(

@@ -18,7 +18,7 @@ class Picture:
     Args:
         image: file of the image.
         name: its name for the user.
-        explained: the class; `None` for the predicted one.
+        explained: the class, or text; `None` for the predicted class.
         file: where the picture is written.
     """
 
@@ -28,13 +28,14 @@ class Picture:
     file: Path
 
 
-def planned(images: Sequence[str], classes: Sequence[str | None], output: Path) -> list[Picture]:
+def planned(images: Sequence[str], explained: Sequence[str | None], output: Path, named: bool) -> list[Picture]:
     """Plan which pictures are written, before anything is computed.
 
     Args:
         images: files and folders.
-        classes: the classes to explain in each image.
+        explained: the classes or texts to explain in each image.
         output: a folder; or a file, for a single picture.
+        named: whether pictures are named after what is explained.
 
     Raises:
         InputError: for images that do not exist, and where a picture would replace an image.
@@ -42,15 +43,15 @@ def planned(images: Sequence[str], classes: Sequence[str | None], output: Path) 
     single = output.suffix.lower() in endings() and not output.is_dir()
     folder = output.parent if single else output
     found = dict(files_of(images, folder))
-    if single and len(found) * len(classes) > 1:
-        count = len(found) * len(classes)
+    if single and len(found) * len(explained) > 1:
+        count = len(found) * len(explained)
         raise InputError(f"expected a folder for {count} pictures, got --output {output}: leave out {output.suffix}")
     pictures: list[Picture] = []
     taken = set(found)
     for image, name in found.items():
-        for each in classes:
-            suffix = f"_{each}" if each is not None and len(classes) > 1 else ""
-            file = output if single else unused(folder / name.parent / file_name(f"{name.stem}{suffix}.png"), taken)
+        for each in explained:
+            suffix = f"_{each.replace(' ', '_')}" if each is not None and named else ""
+            file = output if single else unused(folder / name.parent / f"{file_name(name.stem + suffix)}.png", taken)
             if file.resolve() in taken:
                 raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
             taken.add(file.resolve())

@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -14,15 +15,17 @@ import numpy as np
 import pytest
 import timm
 import torch
+from clips import random_directions
 from conftest import wake
 from PIL import Image
 from safetensors.torch import save_file
 
 import explainers
-from explainers.app import command, page
+from explainers.app import command, page, session
 from explainers.app.session import Session
 from explainers.target import TargetModel
 from explainers.target.heads import save_head
+from explainers.text import TextHead
 
 ROOT = Path(__file__).parents[2]
 MODEL = "test_vit"
@@ -100,6 +103,27 @@ def test_no_picture_replaces_an_image_or_another_picture(run, folder):
     assert {"cat_2.png", "cat_3.png", "dog.png"} <= set(written(folder))
 
 
+@pytest.fixture
+def text_head(monkeypatch):
+    """The model has a text head, of random directions."""
+    head = TextHead(partial(random_directions, width=64))
+    monkeypatch.setattr(session, "text_head_of", lambda target, _=None: head)
+
+
+def test_texts_in_files_named_after_them(run, folder, text_head):
+    words = ["--text", "a cat", "a/dog", "--against", "a bird", "--method", "GAE"]
+    status, lines, errors = run("explain", "cat.jpg", "photos", *words)
+    assert errors == []
+    assert status == 0 and len(lines) == 7
+    assert re.fullmatch(
+        r"cat.jpg: a cat -?0\.\d\d against a bird by GAE -> explained/cat_a_cat.png \(similarity: .*\)", lines[0]
+    )
+    assert lines[1].startswith("cat.jpg: a/dog ") and sorted(re.findall(r"a cat|a/dog", lines[1]))[:1] == ["a cat"]
+    assert written(folder / "explained")[0] == "cat_a_cat.png" and len(written(folder / "explained")) == 6
+    assert run("explain", "cat.jpg", "--text", "fur", "--method", "GAE")[0] == 0
+    assert "cat_fur.png" in written(folder / "explained")
+
+
 def test_a_file_for_one_picture(run, folder):
     assert run("explain", "cat.jpg", "--method", "Chance", "--output", "map.jpg")[0] == 0
     assert Image.open(folder / "map.jpg").format == "JPEG"
@@ -151,6 +175,9 @@ BAD = {
     "photos --output map.png": (1, "expected a folder for 2 pictures"),
     "cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
+    "cat.jpg --text cat": (1, "expected a model of CLIP or SigLIP for texts, got test_vit: take one"),
+    "cat.jpg --text cat --class tabby": (2, "not allowed with"),
+    "cat.jpg --against cat": (1, "expected --text beside --against, got --against alone: name a text"),
     "cat.jpg --bottom": (2, "unrecognized arguments: --bottom"),
 }
 

@@ -1,15 +1,12 @@
 """One call explains any text with any model that has a text head."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
 from clips import clip, image_tower
+from clips import random_directions as encode
 from conftest import timm_model, wake
 from PIL import Image
-from test_explaining import passes  # noqa: F401
-from torch.nn import functional as F
 from toys import VECTORS
 
 import explainers
@@ -19,6 +16,7 @@ from explainers.app import choosing, texts
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.share import catalogue
+from explainers.target import TargetModel
 from explainers.text import TextExplainer, TextHead, clip_text_head
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
@@ -31,12 +29,6 @@ def nothing_shipped(tmp_path, monkeypatch):
     choosing.tell.cache_clear()
 
 
-def encode(prompts):
-    """Random directions that depend on the text alone."""
-    seeds = [int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) for prompt in prompts]
-    return F.normalize(torch.stack([torch.randn(24, generator=torch.Generator().manual_seed(s)) for s in seeds]), dim=1)
-
-
 @pytest.fixture
 def target():
     return timm_model(as_target=True)
@@ -45,6 +37,15 @@ def target():
 @pytest.fixture
 def head():
     return TextHead(encode)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts the batches that any target embeds."""
+    counted = []
+    pool = TargetModel.pool
+    monkeypatch.setattr(TargetModel, "pool", lambda self, x: counted.append(len(x)) or pool(self, x))
+    return counted
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_any_further_text_is_explained_without_a_pass_where_the_explainer_has_ve
     head,
     anyhead,
     passes,
-    method,  # noqa: F811
+    method,
 ):
     explainer = anyhead if method == "AnyHead" else method
     explanation = explainers.explain(IMAGE, target, method=explainer, text="a cat", text_head=head)
