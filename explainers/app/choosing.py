@@ -102,6 +102,7 @@ def _shipped(target: TargetModel, explainer: str) -> Any:
     raise not_shipped(target, explainer)
 
 
+@checks_choices
 def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
     """The trained explainer of a backbone, or the first method that explains the model, which a line then says."""
     reasons = []
@@ -126,6 +127,7 @@ def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
     raise InputError(f"expected a model that can be explained, got {target.name}: {'; '.join(reasons)}")
 
 
+@checks_choices
 @torch.no_grad()
 def _tried(explainer: Any, target: TargetModel, purpose: Purpose) -> Any:
     """Let an explainer that is fast explain a grey image, and return it; an InputError says what the model lacks."""

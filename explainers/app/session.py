@@ -18,7 +18,7 @@ from explainers.app.explanation import Explanation
 from explainers.app.photos import Photo, decoded_batches, photos_of
 from explainers.app.texts import PreparedTexts, in_words, text_head_of, texts_of
 from explainers.conversion import as_target
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.target import TargetModel
 from explainers.target.heads import NoHead
 from explainers.target.names import class_index, class_names
@@ -47,6 +47,7 @@ class Session:
         names: readable names of the classes; empty for a model without a head whose texts or likeness are explained.
     """
 
+    @checks_choices
     def __init__(
         self,
         model: Any,
