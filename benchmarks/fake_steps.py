@@ -5,6 +5,7 @@
 - The optimiser has the temporary tensors of its `foreach` implementation, which is the default on CUDA. Muon has none.
 - Buckets of DDP are as large as the gradients, and exist if the config has several devices. With
   `gradient_as_bucket_view`, gradients lie in them.
+- `drop` of ranked patches is counted as hiding them, which takes more memory and operations.
 - The first step's calibration, which keeps nothing for a backward pass, and metrics are left out.
 """
 
@@ -32,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of th
 
 from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
+from explainers.target import TargetModel
+from explainers.text import TextHead
 from explainers.training.explainer_training import lightning_module
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -52,9 +55,21 @@ def composed(*overrides: str) -> DictConfig:
         part.update({key: None for key in ("weights", "surrogate") if key in part and "scale" not in part})
         if part.get("projection") is not None:  # prototypes need images; a simplex has their size
             part.projection = {"_target_": "explainers.vectors.simplex_of", "_partial_": True, "seed": 0}
+        teacher = part.get("teacher")
+        if OmegaConf.is_dict(teacher) and teacher.get("functionals") == "texts":
+            teacher.text_head = {"_target_": "benchmarks.fake_steps.texts_of", "_partial_": True}
+        if OmegaConf.is_dict(teacher) and teacher.get("fit") == "ranking":  # which patches leave is not known
+            teacher.removals = [removal for removal in teacher.removals if removal != "drop"] or ["zero"]
         for key in {"mae", "pretrained"} & set(part.get("network") or {}):
             part.network[key] = None if key == "mae" else False
     return cfg
+
+
+def texts_of(target: TargetModel) -> TextHead:
+    """A text head of a tower, with texts of the right width in place of those of a text tower."""
+    projection = getattr(target.head, "weight", None)
+    width = target.embed_dim if projection is None else len(projection)
+    return TextHead(lambda texts: torch.ones(len(texts), width), projection)
 
 
 def build(cfg: DictConfig) -> Any:

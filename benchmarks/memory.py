@@ -41,6 +41,7 @@ LARGER = (
     "vit_shapley target=vit_base cache=none explainer.network.freeze=false explainer.coalitions=32",  # as published
     *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "anyhead_white_box")),
     "anyhead_vitb target=vit_large",
+    *(f"anyhead_tower target={target}" for target in ("clip_vit_b16", "siglip_vit_b16", "tinyclip", "dinov2_vit_s14")),
     "full_finetuning target=vit_large",
 )
 """Experiments with other targets than their configs'."""

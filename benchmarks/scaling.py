@@ -46,6 +46,8 @@ METHODS = (
     *("anyhead_vitb", "tve_vit_tiny target=vit_base", "vit_shapley target=vit_base", f"{FASTSHAP} target=vit_base"),
     *("self_explaining target=vit_base explainer.labels.prior=null", "surrogate target=vit_base"),
     *("linear_head target=vit_base", "full_finetuning target=vit_base"),
+    *("anyhead_tower", "anyhead_tower target=clip_vit_b16", "anyhead_tower target=siglip_vit_b16"),
+    *("anyhead_tower target=tinyclip", "anyhead_tower target=dinov2_vit_s14"),
 )
 """`FlopCounterMode` cannot count white-box teachers and priors, which compute gradients within a forward pass."""
 ON_IMAGENET = METHODS[:6]

@@ -13,6 +13,7 @@ from conftest import wake
 from torch.nn import functional
 
 from explainers.target import TargetModel
+from explainers.text import TextHead, clip_text_head
 
 OPENAI = "vit_base_patch32_clip_quickgelu_224.openai"
 GELU = "vit_base_patch32_clip_224.laion2b"
@@ -57,3 +58,14 @@ def random_directions(texts, width=24):
     seeds = [int(sha256(text.encode()).hexdigest()[:8], 16) for text in texts]
     rows = [torch.randn(width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return functional.normalize(torch.stack(rows), dim=-1)
+
+
+def random_text_head(target):
+    """A text head of texts with random embeddings, for towers without a projection."""
+    return TextHead(lambda texts: random_directions(texts, target.embed_dim), scale=100.0)
+
+
+def small_text_head(target):
+    """The text head of a small CLIP of open_clip."""
+    open_clip()
+    return clip_text_head(target, "tiny-quickgelu", "")

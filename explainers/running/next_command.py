@@ -23,6 +23,7 @@ OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "l
 
 PHOTO = "my/photo.jpg"
 PHOTOS = ["experiment=explain", "data.root=photos/"]
+WITHOUT_CLASSES = ("texts", "images", "isotropic")  # what AnyHead learns for where there are no classes to explain
 ANY_METHOD = ["methods=[IntegratedGradients]"]
 
 
@@ -70,7 +71,11 @@ def next_command(run: Training) -> str:
             return after.get(run.module["_target_"].rpartition(".")[2], _use_explainer)(run)
     except (HydraException, OmegaConfBaseException):  # with configs of the user's own, for example
         pass
-    return f'explainers.load("{run.folder}") in Python' if run.cfg.get("explainer") else f"the model is in {run.folder}"
+    return _loading(run) if run.cfg.get("explainer") else f"the model is in {run.folder}"
+
+
+def _loading(run: Training) -> str:
+    return f'explainers.load("{run.folder}") in Python'
 
 
 def _train_fastshap(run: Training) -> str:
@@ -110,6 +115,8 @@ def _measure_model(run: Training) -> str:
 
 def _use_explainer(run: Training) -> str:
     """Measure an explainer on the task of its training; without one, explain photos."""
+    if (run.module.get("teacher") or {}).get("functionals", "head") in WITHOUT_CLASSES:
+        return _loading(run)
     if not _is_task(run, _knows_classes(run)):
         return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(run.folder)])
     name = str(run.choices["explainers@explainer"])

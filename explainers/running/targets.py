@@ -75,21 +75,23 @@ def of_model(name: str, *, _root_: DictConfig) -> Any:
     """Return a setting that follows from `target.model`; resolves `${of_model:blocks}` in configs/target/timm.yaml.
 
     Args:
-        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals` or `coalitions`.
+        name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals`, `functionals` or `coalitions`.
     """
     if OmegaConf.is_missing(_root_.target.model, "model_name"):
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
     settings = OmegaConf.to_container(_root_.target.model, resolve=True)
-    value = _that_follow(json.dumps(settings, sort_keys=True))[name]
+    headed = OmegaConf.select(_root_, "target.head") is not None
+    value = _that_follow(json.dumps(settings, sort_keys=True), headed)[name]
     return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
 
 
 @cache
-def _that_follow(settings: str) -> dict[str, Any]:
+def _that_follow(settings: str, headed: bool = False) -> dict[str, Any]:
     """Return all settings that follow from a model, which is built without weights.
 
     Args:
         settings: those of `target.model`, as JSON.
+        headed: it gets a head for another task.
 
     Raises:
         InputError: if timm has no model of this name.
@@ -100,10 +102,10 @@ def _that_follow(settings: str) -> dict[str, Any]:
         raise InputError(f"no model named {name} in timm: {similar_targets(name)}")
     without_weights = {"pretrained": False, "checkpoint_path": ""}
     with torch.device("meta"):
-        target = TargetModel(
-            instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights}), nn.Identity()
-        )
+        model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
+        target = TargetModel(model, nn.Identity())
     direct = default_direct(target)
+    functionals = "head" if headed else _functionals(model)
     return {
         "image_size": target.grid.image_size,
         "patch_size": target.grid.patch_size,
@@ -111,8 +113,18 @@ def _that_follow(settings: str) -> dict[str, Any]:
         "four_blocks": spaced_blocks(target, 4),
         "direct": direct,
         "removals": ["zero", "black", *["drop"] * can_drop(target)],
-        "coalitions": "ranking" if direct else "regions",
+        "functionals": functionals,
+        "coalitions": "ranking" if direct and functionals != "images" else "regions",
     }
+
+
+def _functionals(model: Any) -> str:
+    """What AnyHead learns to explain: classes, texts for towers whose text tower open_clip has, otherwise likeness."""
+    config = getattr(model, "pretrained_cfg", {})
+    name, tag = config.get("architecture", ""), config.get("tag") or ""
+    if ("clip" in name or "siglip" in name) and "_ft_" not in tag:
+        return "images" if "tinyclip" in tag else "texts"
+    return "head" if model.num_classes else "images"
 
 
 for plugin in (TimmTargets, TimmIsSearched):

@@ -166,7 +166,7 @@ def build(tmp_path, monkeypatch):
                     "direct": [0],
                     "four_blocks": [0],
                 }  # of a nonsense model
-                patch.setattr("explainers.running.targets._that_follow", lambda _: follow)
+                patch.setattr("explainers.running.targets._that_follow", lambda *_: follow)
                 patch.setattr("explainers.running.keys.check_types", lambda *_, **__: None)
                 patch.setattr("explainers.running.keys.check_precision", lambda _: None)
             out = io.StringIO()

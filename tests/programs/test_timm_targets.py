@@ -14,6 +14,9 @@ FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), list(range(4, 12)))
 FILES = {
     "clip_vit_b32": (224, 32, *TWELVE),
+    "dinov2_vit_s14": (224, 14, *TWELVE),
+    "siglip_vit_b16": (224, 16, TWELVE[0], []),
+    "tinyclip": (224, 16, list(range(10)), list(range(3, 10))),
     "digits": (64, 8, [2, 3, 4], []),
     "digits_vit": (48, 8, [0, 1], [0, 1]),
     "resnet50": (224, 16, [2, 3, 4], []),
@@ -55,6 +58,27 @@ def test_anyhead_reads_few_blocks_and_ranks_patches_where_there_are_paths(name, 
     cfg = composed("experiment=anyhead", "data.root=images", f"target={name}", folder=tmp_path)
     assert cfg.explainer.network.blocks == {"test_vit": [1, 2, 3, 5], "test_resnet": [2, 3, 4]}[name]
     assert cfg.explainer.teacher.fit == fit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "functionals", "fit"),
+    [
+        ("clip_vit_b32", "texts", "ranking"),
+        ("siglip_vit_b16", "texts", "regions"),
+        ("tinyclip", "images", "regions"),
+        ("dinov2_vit_s14", "images", "regions"),
+        ("vit_tiny", "head", "ranking"),
+        ("vit_base_patch16_clip_224.openai_ft_in1k", "head", "ranking"),
+    ],
+)
+def test_what_anyhead_learns_for_follows_from_the_tower(name, functionals, fit, tmp_path):
+    given = ("data.root=images", f"target={name}")
+    for experiment in ("anyhead", "anyhead_tower"):
+        teacher = composed(f"experiment={experiment}", *given, folder=tmp_path).explainer.teacher
+        assert (teacher.functionals, teacher.fit) == (functionals, fit)
+    headed = composed("experiment=anyhead_tower", *given, "target.head=head.safetensors", folder=tmp_path)
+    assert headed.explainer.teacher.functionals == "head"
 
 
 @pytest.mark.parametrize("config", ["train", "eval"])
