@@ -32,6 +32,8 @@ SHORTCUTS = {
     "explain": "explainers.app.explaining",
     "Explanation": "explainers.app.explanation",
     "Session": "explainers.app.session",
+    "nearest": "explainers.app.neighbours",
+    "Comparison": "explainers.app.comparing",
     "load": "explainers.share",
     "available": "explainers.share.catalogue",
     "overlay": "explainers.report.overlays",

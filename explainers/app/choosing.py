@@ -62,7 +62,8 @@ def choose(target: TargetModel, method: Any = "auto", purpose: Purpose = "classe
     if isinstance(method, type) or not callable(method):
         raise InputError(f"expected method auto, a name, a folder or an explainer, got {method!r:.80}")
     explained = getattr(method, "target", None)
-    if isinstance(explained, TargetModel) and explained.identity() != target.identity():
+    identity = TargetModel.identity if purpose == "classes" else TargetModel.backbone_identity
+    if isinstance(explained, TargetModel) and identity(explained) != identity(target):
         raise InputError(
             f"expected an explainer of this model, got one of {explained.name} with other weights: give the model"
             " explainer.target"

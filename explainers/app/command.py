@@ -19,6 +19,8 @@ EXAMPLES = """examples:
   explainers explain photo.jpg --model resnet50 --method GradCAM --output map.png
   explainers explain photo.jpg --explainer runs/anyhead_pets
   explainers explain photo.jpg --model vit_base_patch16_clip_quickgelu_224.openai --text "a cat" "a dog"
+  explainers explain a.jpg --similar-to b.jpg           why two images are alike
+  explainers nearest photo.jpg photos/                  the most similar images of a folder, and why
   explainers serve                                      the same in the browser, by clicks
   explainers list --model resnet50                      what explains this model
   explainers benchmark photos/ --methods GAE,RISE       which explainer is the most faithful on these images"""
@@ -92,6 +94,7 @@ def parser() -> Parser:
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
     _add_explain(commands, [model, _method_options()])
+    _add_nearest(commands, [model, _method_options()])
     _add_serve(commands, [model, _method_options()])
     _add_list(commands, [model])
     _add_benchmark(commands, [model])
@@ -121,7 +124,7 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
     add = commands.add_parser(
         "explain",
         parents=parents,
-        usage="%(prog)s IMAGE [IMAGE ...] [--class CLASS ... | --text TEXT ... [--against TEXT ...]] [options]",
+        usage="%(prog)s IMAGE [IMAGE ...] [--class CLASS ... | --text TEXT ... | --similar-to IMAGE] [options]",
         help="explain images, and write annotated pictures",
     )
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
@@ -142,6 +145,9 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         metavar="TEXT",
         help="texts to explain, with a model of CLIP or SigLIP, a picture for each",
     )
+    what.add_argument(
+        "--similar-to", metavar="IMAGE", help="another image: which patches make the images like it, and it like them"
+    )
     add.add_argument(
         "--against", nargs="+", action="extend", metavar="TEXT", help="texts from which each --text is told apart"
     )
@@ -150,6 +156,17 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         "--output", default="explained", metavar="PATH", help="a folder, or a file for one picture (default: explained)"
     )
     add.set_defaults(module="explainers.app.explain_command", run="explain")
+
+
+def _add_nearest(commands: Any, parents: list[Parser]) -> None:
+    add = commands.add_parser(
+        "nearest", parents=parents, help="find the images of a folder that are most like an image, and show why"
+    )
+    add.add_argument("image", metavar="IMAGE", help="a file")
+    add.add_argument("folder", metavar="FOLDER", help="the images to choose from, with all folders below it")
+    add.add_argument("--k", type=positive, default=5, metavar="K", help="number of images (default: 5)")
+    add.add_argument("--output", default="explained", metavar="FOLDER", help="for the pictures (default: explained)")
+    add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
 def _add_serve(commands: Any, parents: list[Parser]) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from explainers.app.choosing import Purpose
 from explainers.app.command import DEFAULT_MODEL
-from explainers.app.picture_files import Picture, planned
+from explainers.app.comparing import Comparison, compared
+from explainers.app.neighbours import neighbours
+from explainers.app.picture_files import Picture, check_writable, planned
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.saved.files import printable
+from explainers.saved.files import file_name, printable
 from explainers.share import load
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
@@ -26,8 +29,9 @@ def explain(options: Namespace) -> int:
     Returns:
         1 if an image could not be explained, else 0.
     """
-    wanted = options.texts or options.classes or [None]
-    named = bool(options.texts) or len(wanted) > 1
+    like = options.similar_to and f"like_{Path(options.similar_to).stem}"
+    wanted = options.texts or options.classes or [like]
+    named = bool(options.texts or like) or len(wanted) > 1
     pictures = planned(options.images, wanted, Path(options.output).expanduser(), named)
     session = session_of(options)
     failures = 0
@@ -53,6 +57,10 @@ def explain(options: Namespace) -> int:
 
 def explained(session: Session, pictures: Sequence[Picture], options: Namespace) -> Iterator[str]:
     """Write the pictures of one image, and yield a line about each."""
+    if options.similar_to:
+        (comparison,) = compared(session, pictures[0].image, options.similar_to)
+        yield compared_line(comparison, pictures[0].name, pictures[0].file)
+        return
     if options.texts:
         (explanation,) = session.explain(pictures[0].image, text=options.texts, against=options.against)
     else:
@@ -71,6 +79,25 @@ def explained(session: Session, pictures: Sequence[Picture], options: Namespace)
         )
 
 
+def compared_line(comparison: Comparison, name: str, file: Path) -> str:
+    """Write the picture of a comparison, and return a line about it."""
+    comparison.save(file)
+    likeness = f"{comparison.similarity:.2f} like {printable(comparison.other_name)}"
+    return f"{printable(name)}: {likeness} by {comparison.method} -> {printable(str(file))}"
+
+
+def nearest(options: Namespace) -> int:
+    """Find the images of a folder that are most like an image; write a picture and print a line for each."""
+    output = Path(options.output).expanduser()
+    check_writable(output)
+    session = session_of(options)
+    stem = Path(options.image).stem
+    for number, comparison in enumerate(neighbours(session, options.image, options.folder, options.k), 1):
+        file = output / f"{file_name(f'{stem}_nearest_{number}')}.png"
+        print(f"{number}. {compared_line(comparison, comparison.name, file)}", flush=True)
+    return 0
+
+
 def class_of(session: Session, wanted: str) -> int:
     """The index of a class that a user named, or gave the number of."""
     return session.class_index(int(wanted) if wanted.isdecimal() and wanted not in session.names else wanted)
@@ -82,7 +109,9 @@ def session_of(options: Namespace) -> Session:
     if texts is None and getattr(options, "against", None):
         raise InputError("expected --text beside --against, got --against alone: name a text")
     model, weights, method = model_and_method(options)
-    session = Session(model, method, weights, device_of(options), purpose="texts" if texts else "classes")
+    compares = getattr(options, "similar_to", None) or hasattr(options, "k")
+    purpose: Purpose = "likeness" if compares else "texts" if texts else "classes"
+    session = Session(model, method, weights, device_of(options), purpose=purpose)
     if texts:
         session.text_head.embed([*texts, *(options.against or ())])
     for wanted in getattr(options, "classes", None) or ():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from explainers.app.choosing import Purpose
+from explainers.app.comparing import Comparison, compared
 from explainers.app.explanation import Explanation
 from explainers.app.photos import is_single
 from explainers.app.session import Session
@@ -26,7 +27,8 @@ def explain(
     text: str | Sequence[str] | None = None,
     against: str | Sequence[str] | None = None,
     text_head: TextHead | None = None,
-) -> Explanation | list[Explanation]:
+    similar_to: Any = None,
+) -> Explanation | Comparison | list[Explanation] | list[Comparison]:
     """Explain what a model sees in images.
 
     To explain images again and again with one model, make a `Session`, which builds the model once.
@@ -45,10 +47,21 @@ def explain(
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
+        similar_to: another image: why are the images like it? The model needs no head.
 
     Returns:
-        One explanation; a list for a folder, a list or a batch.
+        One `Explanation`; a list for a folder, a list or a batch. With `similar_to`, a `Comparison`.
+
+    Raises:
+        InputError: for images that cannot be read, and for what the model or the method cannot explain.
     """
+    if similar_to is not None:
+        given = {"classes": classes, "text": text, "against": against, "text_head": text_head}
+        others = [name for name, value in given.items() if value is not None]
+        if others:
+            raise InputError(f"expected similar_to or {others[0]}, got both: leave out one of them")
+        comparisons = list(compared(Session(model, method, weights, device, purpose="likeness"), images, similar_to))
+        return comparisons[0] if is_single(images) else comparisons
     if text is None and text_head is not None:
         raise InputError("expected text beside text_head, got text_head alone: give text=")
     purpose: Purpose = "classes" if text is None else "texts"

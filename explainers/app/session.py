@@ -114,11 +114,17 @@ class Session:
         texts = None if text is None else texts_of(text, against)
         photos = photos_of(images)
         chosen = self._indices(classes, len(photos))
-        for batch, pixels, numbers in decoded_batches(photos, self.target.grid.image_size, self.resampling, BATCH):
+        for batch, pixels, numbers in self.batches(photos):
             if texts is None:
                 yield from self._classes(batch, pixels, [chosen[number] for number in numbers], top)
             else:
                 yield from self._texts(batch, pixels, *texts)
+
+    def batches(
+        self, photos: Sequence[Photo], doing: str = "explaining"
+    ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
+        """Decode what the model sees of photos, one batch after the other, see `decoded_batches`."""
+        return decoded_batches(photos, self.target.grid.image_size, self.resampling, BATCH, doing)
 
     @torch.no_grad()
     def _classes(

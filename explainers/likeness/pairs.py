@@ -41,18 +41,22 @@ class Likeness:
         """What each patch of the second image contributes with all of the first: heatmaps (B, P, P)."""
         return self.pairs.sum(1).unflatten(1, (self.second_side, -1))
 
-    def strongest(self, count: int = 5) -> Tensor:
-        """The pairs (z, w) with the largest products, the largest first, (B, count, 2); a patch is in one pair only."""
+    def strongest(self, count: int = 5, apart: int = 0) -> Tensor:
+        """The pairs (z, w) with the largest products, the largest first, (B, count, 2); a patch is in one pair only.
+
+        Args:
+            count: largest number of pairs.
+            apart: patches within so many rows and columns of a patch are in no other pair; their pairs are much alike.
+        """
         left = self.pairs.clone()
-        width = left.shape[2]
-        found = []
-        for _ in range(min(count, *left.shape[1:])):
+        found: list[Tensor] = []
+        while len(found) < count and (left.flatten(1).amax(1) > -torch.inf).all():
             best = left.flatten(1).argmax(1)
-            first, second = best // width, best % width
-            found.append(torch.stack([first, second], 1))
-            images = torch.arange(len(left), device=left.device)
-            left[images, first] = -torch.inf
-            left[images, :, second] = -torch.inf
+            pair = torch.stack([best // left.shape[2], best % left.shape[2]], 1)
+            found.append(pair)
+            near_first = _near(pair[:, 0], self.side, apart)
+            near_second = _near(pair[:, 1], self.second_side, apart)
+            left = left.masked_fill(near_first[:, :, None] | near_second[:, None], -torch.inf)
         return torch.stack(found, 1)
 
 
@@ -94,3 +98,11 @@ def likeness(
 def _whole(vectors: Tensor, embeddings: Tensor) -> Tensor:
     """Vectors (B, N, D) with equal shares of what they lack of the embeddings (B, D)."""
     return vectors + ((embeddings - vectors.sum(1)) / vectors.shape[1])[:, None]
+
+
+def _near(patches: Tensor, side: int, apart: int) -> Tensor:
+    """Which patches of P · P are within `apart` rows and columns of one of them, for each image: boolean (B, N)."""
+    places = torch.arange(side * side, device=patches.device)
+    rows = (places // side - patches[:, None] // side).abs()
+    columns = (places % side - patches[:, None] % side).abs()
+    return (rows <= apart) & (columns <= apart)

@@ -1,5 +1,7 @@
 """Heatmaps as colours over images: red supports the class, blue opposes it. This needs no plotting library."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -65,7 +67,7 @@ def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool =
     >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1)[:, 1].tolist()
     [[100, 220], [100, 20], [100, 40]]
     """
-    _check(image, heatmap, opacity)
+    check_drawn(image, heatmap, opacity)
     mode = "bilinear" if smooth else "nearest"
     values = F.interpolate(shades(heatmap)[None, None], image.shape[-2:], mode=mode)[0]  # (1, H, W)
     grey = image.cpu().float().mean(0, keepdim=True)
@@ -74,7 +76,8 @@ def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool =
     return (grey + strength * (torch.where(values > 0, red, blue) - grey)).round().to(torch.uint8)
 
 
-def _check(image: Tensor, heatmap: Tensor, opacity: float) -> None:
+def check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
+    """Raise an InputError unless image and heatmap can be drawn with this opacity."""
     check_range(0, 1, opacity=opacity)
     if image.dim() != 3 or len(image) != 3 or image.dtype != torch.uint8 or heatmap.dim() != 2:
         raise InputError(
@@ -115,10 +118,10 @@ def annotated(
     >>> annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
     (340, 360)
     """
-    _check(image, heatmap, opacity)
+    check_drawn(image, heatmap, opacity)
     side = max(448, *image.shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
-    picture = _pillow(overlay(_resized(image, side), heatmap, opacity, smooth))
+    picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth))
     width, margin, step = max(picture.width, 192), side // 32, side // 16
     font = font_for(title, side / 20)
     lines = wrapped(title, width, font.getlength)
@@ -130,25 +133,26 @@ def annotated(
         draw.text((margin, margin // 2 + number * step), line, TEXT, font)
     canvas.paste(picture, (margin + (width - picture.width) // 2, top))
     if legend:
-        _draw_legend(draw, (margin, top + picture.height + margin), width, explained)
+        draw_legend(draw, (margin, top + picture.height + margin), width, (f"opposes the {explained}", *ENDS[1:]))
     return canvas
 
 
-def _resized(image: Tensor, side: int) -> Tensor:
+def resized(image: Tensor, side: int) -> Tensor:
     """Resize an image (3, H, W) so that its longer side has `side` pixels."""
     height, width = image.shape[1:]
     longer = max(height, width)
     size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
     kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
-    return torch.from_numpy(np.array(_pillow(image).resize(size, kind))).permute(2, 0, 1)
+    return torch.from_numpy(np.array(pillow(image).resize(size, kind))).permute(2, 0, 1)
 
 
-def _pillow(image: Tensor) -> Image.Image:
+def pillow(image: Tensor) -> Image.Image:
+    """A uint8 image (3, H, W) as a picture."""
     return Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
 
 
-def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, explained: str) -> None:
-    """Draw a bar from the colour of the lowest value to that of the highest, and below it what they mean."""
+def draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, ends: Sequence[str]) -> None:
+    """Draw a bar from the colour of the lowest value to that of the highest, and below it the `ends`."""
     left, top = corner
     height = width // 40
     for column in range(width):
@@ -157,6 +161,5 @@ def _draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int,
         colour = tuple(round(grey + abs(value) * (full - grey)) for grey, full in zip(GREY, end, strict=True))
         draw.line([(left + column, top), (left + column, top + height)], colour)
     font = ImageFont.load_default(max(9, width / 28))
-    ends = f"opposes the {explained}", *ENDS[1:]
     for text, anchor, share in zip(ends, ("la", "ma", "ra"), (0, 0.5, 1), strict=True):
         draw.text((left + share * width, top + 1.4 * height), text, TEXT, font, anchor)

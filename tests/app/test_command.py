@@ -124,6 +124,22 @@ def test_texts_in_files_named_after_them(run, folder, text_head):
     assert "cat_fur.png" in written(folder / "explained")
 
 
+def test_comparisons_and_the_nearest_images(run, folder):
+    status, lines, _ = run("explain", "cat.jpg", "--similar-to", "photos/dog.png", "--method", "DirectPaths")
+    assert status == 0
+    assert re.fullmatch(r"cat.jpg: -?\d\.\d\d like dog.png by DirectPaths -> explained/cat_like_dog.png", lines[0])
+    status, lines, _ = run("nearest", "cat.jpg", "photos", "--k", "2", "--output", "near")
+    assert status == 0 and written(folder / "near") == ["cat_nearest_1.png", "cat_nearest_2.png"]
+    assert re.fullmatch(
+        r"1. cat.jpg: -?\d\.\d\d like (more/)?dog.\w+ by DirectPaths -> near/cat_nearest_1.png", lines[0]
+    )
+    status, _, errors = run("nearest", "photos", "photos", "--method", "DirectPaths")
+    assert (status, errors) == (
+        1,
+        ["explainers: expected one image in image, got several: give one after the other"],
+    )
+
+
 def test_a_file_for_one_picture(run, folder):
     assert run("explain", "cat.jpg", "--method", "Chance", "--output", "map.jpg")[0] == 0
     assert Image.open(folder / "map.jpg").format == "JPEG"
@@ -177,6 +193,9 @@ BAD = {
     "cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
     "cat.jpg --text cat": (1, "expected a model of CLIP or SigLIP for texts, got test_vit: take one"),
     "cat.jpg --text cat --class tabby": (2, "not allowed with"),
+    "cat.jpg --similar-to photos": (1, "expected one image in similar_to, got several"),
+    "cat.jpg --similar-to gone.jpg": (1, "there is no such file"),
+    "cat.jpg --similar-to cat.jpg --class tabby": (2, "not allowed with"),
     "cat.jpg --against cat": (1, "expected --text beside --against, got --against alone: name a text"),
     "cat.jpg --bottom": (2, "unrecognized arguments: --bottom"),
 }

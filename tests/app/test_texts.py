@@ -122,7 +122,7 @@ def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
     ("name", "settings", "label"),
     [
         ("vit_tiny_patch16_224", {"num_classes": 0}, "DecompX-SkipPLUS"),
-        ("resnet18", {"num_classes": 0}, "GradCAM"),
+        ("test_resnet", {"num_classes": 0}, "GradCAM"),
     ],
 )
 def test_auto_takes_a_method_that_explains_texts(name, settings, label):

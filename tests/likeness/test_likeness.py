@@ -6,7 +6,7 @@ from conftest import timm_model
 
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.likeness import likeness, nearest, similar_to, vectors_of
+from explainers.likeness import Likeness, likeness, nearest, similar_to, vectors_of
 from explainers.likeness.similarity import relative
 from explainers.masking import PatchGrid
 
@@ -149,3 +149,11 @@ def test_what_cannot_be_compared_is_said_in_one_line(target, grid, first):
             call()
         assert "\n" not in str(raised.value)
     assert relative(torch.ones(1, 2, dtype=torch.half)).dtype == torch.float
+
+
+def test_strongest_pairs_keep_apart():
+    """On 3 × 3 patches, a middle patch is near all others."""
+    pairs = torch.zeros(1, 9, 9)
+    pairs[0, 4, 4], pairs[0, 0, 8] = 2, 1
+    alike = Likeness(torch.ones(1), pairs, torch.zeros(1, 2), 3, 3)
+    assert alike.strongest(3, apart=1).tolist() == [[[4, 4]]] and len(alike.strongest(3)[0]) == 3

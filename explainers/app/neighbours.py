@@ -1,0 +1,85 @@
+"""The images of a folder that are most like an image, and why: `explainers.nearest("photo.jpg", "photos/", model)`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explainers.app.comparing import Comparison, comparisons, one_image
+from explainers.app.photos import Photo, decoded, photos_of
+from explainers.app.session import BATCH, Session
+from explainers.errors import InputError, check_integers, check_positive
+from explainers.likeness import nearest as nearest_embeddings
+
+
+def nearest(
+    image: Any,
+    folder: Any,
+    model: Any,
+    k: int = 5,
+    *,
+    method: Any = "auto",
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> list[Comparison]:
+    """Find the images of a folder that are most like an image, and explain why.
+
+    Args:
+        image: one image, see `explain`.
+        folder: the images to choose from: a folder, or what `explain` takes else. The image itself is left out.
+        model: see `explain`; a model without a head does, such as DINOv2.
+        k: number of images.
+        method: an explainer with vectors of patches, such as AnyHead, or a linear method, see `choose`.
+        weights: see `explain`.
+        device: see `explain`.
+
+    Returns:
+        Comparisons of the image with the k nearest ones, the most similar first; fewer if the folder has fewer.
+    """
+    return list(neighbours(Session(model, method, weights, device, purpose="likeness"), image, folder, k))
+
+
+def neighbours(session: Session, image: Any, folder: Any, k: int = 5) -> Iterator[Comparison]:
+    """Compare an image with the k most similar ones of a folder, the most similar first; see `nearest`.
+
+    Raises:
+        InputError: for images that cannot be read. Broken files of the folder are left out with a warning.
+    """
+    check_integers(k=k)
+    check_positive(k=k)
+    photo, square = one_image(session, image, "image")
+    photos = [each for each in photos_of(folder) if photo.file is None or not _same(each, photo)]
+    if not photos:
+        raise InputError(f"expected other images than the image itself, got {photo.name} alone: give another folder")
+    embeddings, embedded = _embedded(session, photos)
+    own = _embed(session, square[None])
+    chosen = [embedded[number] for number in nearest_embeddings(embeddings, own, k)[1][0].tolist()]
+    for start in range(0, len(chosen), BATCH):
+        batch = [photos[number] for number in chosen[start : start + BATCH]]
+        squares = [decoded(each, session.target.grid.image_size, session.resampling) for each in batch]
+        pixels = torch.stack([square for square in squares if square is not None])
+        yield from comparisons(session, [photo] * len(pixels), square.expand_as(pixels), batch, pixels)
+
+
+def _same(one: Photo, other: Photo) -> bool:
+    """Whether two photos are the same file."""
+    return one.file is not None and other.file is not None and one.file.resolve() == other.file.resolve()
+
+
+def _embedded(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:
+    """The embeddings (M, D) of the photos that can be decoded, and their numbers."""
+    parts = []
+    numbers: list[int] = []
+    for _, pixels, kept in session.batches(photos, "embedding"):
+        parts.append(_embed(session, pixels))
+        numbers += kept
+    return torch.cat(parts), numbers
+
+
+@torch.no_grad()
+def _embed(session: Session, pixels: Tensor) -> Tensor:
+    """Embed uint8 pixels (B, 3, S, S): (B, D), on the CPU."""
+    target = session.target
+    return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()

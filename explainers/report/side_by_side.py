@@ -1,0 +1,98 @@
+"""Two images side by side, with what makes them alike: heatmaps, and the pairs of patches that match best."""
+
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from explainers.errors import check_range
+from explainers.report.overlays import TEXT, check_drawn, draw_legend, overlay, pillow, resized
+from explainers.report.titles import font_for, wrapped
+
+ENDS = "unlike the other", "median", "like the other"
+"""What the lowest value, the median and the highest value mean."""
+
+MARKS = (250, 204, 21), (34, 197, 94), (6, 182, 212), (249, 115, 22), (232, 121, 249)
+"""RGB of the pairs of patches, in their order; from the sixth pair on they repeat."""
+
+BLACK = (0, 0, 0)
+
+Pair = tuple[int, int]
+"""A patch of the first image and one of the second, by their numbers row by row."""
+
+
+def side_by_side(
+    images: tuple[Tensor, Tensor],
+    heatmaps: tuple[Tensor, Tensor],
+    pairs: Sequence[Pair],
+    title: str,
+    opacity: float = 0.8,
+    smooth: bool = False,
+    size: int | None = None,
+    legend: bool = True,
+) -> Image.Image:
+    """Draw two heatmaps over their images, and numbered lines between patches that match.
+
+    Args:
+        images: uint8, (3, S, S) each.
+        heatmaps: (P, P) each; higher is more like the other image.
+        pairs: see `Pair`.
+        title: such as the similarity; a long one is wrapped to two lines.
+        opacity: opacity of the strongest colours, from 0 to 1.
+        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
+        size: side of each image in pixels, from 192 to 8192; by default that of the larger image, and at least 448.
+        legend: whether to draw the legend.
+
+    Raises:
+        InputError: for what `overlay` refuses, and for other sizes.
+    """
+    for image, heatmap in zip(images, heatmaps, strict=True):
+        check_drawn(image, heatmap, opacity)
+    side = max(448, *images[0].shape[1:], *images[1].shape[1:]) if size is None else size
+    check_range(192, 8192, size=side)
+    margin, step, gap = side // 32, side // 16, side // 8
+    width = 2 * side + gap
+    font = font_for(title, side / 20)
+    lines = wrapped(title, width, font.getlength)
+    top = margin + len(lines) * step
+    below = side // 10 if legend else 0
+    canvas = Image.new("RGB", (width + 2 * margin, top + side + margin + below), "white")
+    draw = ImageDraw.Draw(canvas)
+    for number, line in enumerate(lines):
+        draw.text((margin, margin // 2 + number * step), line, TEXT, font)
+    corners = (margin, top), (margin + side + gap, top)
+    for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
+        canvas.paste(pillow(overlay(resized(image, side), heatmap, opacity, smooth)), corner)
+    sides = [len(heatmap) for heatmap in heatmaps]
+    for number, pair in reversed(list(enumerate(pairs))):  # the strongest last, over the others
+        boxes = [_box(patch, across, corner, side) for patch, across, corner in zip(pair, sides, corners, strict=True)]
+        _draw_pair(draw, boxes, number, max(side // 200, 2), side / 24)
+    if legend:
+        draw_legend(draw, (margin, top + side + margin), side, ENDS)
+    return canvas
+
+
+def _box(patch: int, across: int, corner: tuple[int, int], side: int) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a patch on the canvas."""
+    row, column = divmod(patch, across)
+    step = side / across
+    left, top = corner[0] + column * step, corner[1] + row * step
+    return left, top, left + step, top + step
+
+
+def _draw_pair(
+    draw: ImageDraw.ImageDraw, boxes: Sequence[tuple[float, ...]], number: int, width: int, size: float
+) -> None:
+    """Draw a line between two patches, a frame around each, and the number of the pair beside each."""
+    colour = MARKS[number % len(MARKS)]
+    ends = [((left + right) / 2, (top + bottom) / 2) for left, top, right, bottom in boxes]
+    draw.line(ends, BLACK, 2 * width)
+    draw.line(ends, colour, width)
+    font = ImageFont.load_default(size)
+    for left, top, right, bottom in boxes:
+        draw.rectangle((left - width, top - width, right + width, bottom + width), outline=BLACK, width=width)
+        draw.rectangle((left, top, right, bottom), outline=colour, width=width)
+    for x, y in ends:
+        radius = 0.62 * size
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), colour, BLACK, max(width // 2, 1))
+        draw.text((x, y), str(number + 1), BLACK, font, "mm")

@@ -1,0 +1,162 @@
+"""Why two images are alike, and the nearest images of a folder."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import timm_model, wake
+from PIL import Image
+from toys import VECTORS
+
+import explainers
+from explainers.anyhead import AnyHead
+from explainers.app import choosing
+from explainers.errors import InputError
+from explainers.likeness import likeness
+from explainers.share import catalogue
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
+    choosing.tell.cache_clear()
+
+
+@pytest.fixture
+def target():
+    return timm_model(as_target=True, num_classes=0)
+
+
+@pytest.fixture
+def anyhead(target):
+    explainer = AnyHead(target, target.grid, VECTORS)
+    wake(explainer.network)
+    return explainer.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Five images, one of them in a folder, and a broken file."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    draws = np.random.default_rng(0)
+    for name in ("a", "b", "c", "d", "more/e"):
+        Image.fromarray(draws.integers(0, 256, (40, 32, 3), dtype=np.uint8)).save(folder / f"{name}.png")
+    return folder
+
+
+@torch.no_grad()
+def test_a_comparison_is_the_likeness_of_both_images(target, anyhead):
+    first, second = explainers.explain([PIXELS[0], PIXELS[1]], target, similar_to=PIXELS[2], method=anyhead)
+    expected = likeness(anyhead, torch.stack([first.image, second.image]), torch.stack([first.other, second.other]))
+    for row, comparison in enumerate((first, second)):
+        assert comparison.similarity == pytest.approx(expected.similarity[row].item(), abs=1e-5)
+        torch.testing.assert_close(comparison.pairs, expected.pairs[row])
+        torch.testing.assert_close(comparison.heatmap, expected.of_first[row])
+        torch.testing.assert_close(comparison.other_heatmap, expected.of_second[row])
+        assert comparison.pairs.sum().item() == pytest.approx(comparison.similarity, abs=1e-4)
+    alone = explainers.explain(PIXELS[0], target, similar_to=PIXELS[2], method=anyhead)
+    assert isinstance(alone, explainers.Comparison) and alone.similarity == pytest.approx(first.similarity, abs=1e-5)
+    assert repr(alone) == f"Comparison of image 0 and image 0: similarity {alone.similarity:.2f}, by AnyHead"
+
+
+def test_ties_are_the_strongest_pairs_that_do_not_touch(target, anyhead):
+    comparison = explainers.explain(PIXELS[0], target, similar_to=PIXELS[2], method=anyhead)
+    ties = comparison.ties(3)
+    best = divmod(int(comparison.pairs.argmax()), 16)
+    assert (ties[0].patch, ties[0].other) == best and ties[0].value == comparison.pairs.max().item()
+    assert [tie.value for tie in ties] == sorted((tie.value for tie in ties), reverse=True)
+    for number, tie in enumerate(ties):
+        for other in ties[:number]:
+            for one, two in ((tie.patch, other.patch), (tie.other, other.other)):
+                assert max(abs(one // 4 - two // 4), abs(one % 4 - two % 4)) > 1
+
+
+def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
+    photo = tmp_path / "cat.png"
+    Image.fromarray(PIXELS[0]).save(photo)
+    comparison = explainers.explain(photo, target, similar_to=PIXELS[2], method=anyhead)
+    picture = comparison.picture()
+    assert picture.width > 2 * 448 > picture.height > 448
+    without = comparison.picture(ties=0)
+    assert without.size == picture.size and not np.array_equal(without, picture)
+    smaller = comparison.picture(size=200, legend=False, smooth=True)
+    assert smaller.width == 2 * 200 + 25 + 12 and smaller.height < 250
+    assert np.array_equal(Image.open(comparison.save(tmp_path / "new" / "a.png")), picture)
+    assert "similarity" in comparison._repr_html_()
+    with pytest.raises(InputError, match=r"^expected another file than the image itself, got cat\.png: rename it$"):
+        comparison.save(photo)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "label"),
+    [
+        ("vit_tiny_patch16_224", {}, "DirectPaths"),
+        ("test_resnet", {}, "CAM"),
+        pytest.param("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2}, "CAM", marks=pytest.mark.slow),
+    ],
+)
+def test_auto_takes_a_method_with_vectors_for_models_without_a_head(name, settings, label):
+    model = timm_model(name, as_target=True, num_classes=0, **settings)
+    comparison = explainers.explain(PIXELS[0], model, similar_to=PIXELS[1])
+    assert comparison.method == label and comparison.heatmap.shape == comparison.other_heatmap.shape
+    same = explainers.explain(PIXELS[0], model, similar_to=PIXELS[0])
+    assert same.similarity == pytest.approx(1, abs=1e-4)
+
+
+def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead, photos):
+    (photos / "broken.png").write_bytes(b"no image")
+    with pytest.warns(UserWarning, match=r"left out: 1 file \(broken.png\) that cannot be decoded"):
+        found = explainers.nearest(photos / "a.png", photos, target, k=3, method=anyhead)
+    slow = {
+        name: explainers.explain(photos / "a.png", target, similar_to=photos / name, method=anyhead).similarity
+        for name in ("b.png", "c.png", "d.png", "more/e.png")
+    }
+    expected = sorted(slow, key=lambda name: -slow[name])[:3]
+    assert [each.other_name for each in found] == expected and {each.name for each in found} == {"a.png"}
+    assert [each.similarity for each in found] == pytest.approx([slow[name] for name in expected], abs=1e-5)
+    torch.testing.assert_close(
+        found[0].pairs,
+        explainers.explain(photos / "a.png", target, similar_to=photos / expected[0], method=anyhead).pairs,
+    )
+    assert len(explainers.nearest(PIXELS[0], [photos / "b.png"], target, method=anyhead)) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"similar_to": PIXELS}, "^expected one image in similar_to, got several: give one after the other$"),
+        ({"similar_to": "gone.jpg"}, "^expected an image file or a folder, got 'gone.jpg': there is no such file$"),
+        ({"classes": 1}, "^expected similar_to or classes, got both: leave out one of them$"),
+        ({"text": "a cat"}, "^expected similar_to or text, got both: leave out one of them$"),
+        ({"method": "GAE"}, "^expected an explainer that is linear in what it explains, got GAE: take AnyHead"),
+        ({"method": "RISE"}, "^expected an explainer that is linear in what it explains, got RISE: take AnyHead"),
+    ],
+)
+def test_bad_comparisons_are_refused_in_one_line(given, message, target):
+    with pytest.raises(InputError, match=message) as error:
+        explainers.explain(PIXELS[0], target, **{"similar_to": PIXELS[1]} | given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"image": PIXELS}, "^expected one image in image, got several: give one after the other$"),
+        ({"k": 0}, "^expected k above 0, got k=0$"),
+        ({"k": 1.5}, "^expected k as an integer, got k=1.5$"),
+        ({"folder": "alone"}, r"^expected other images than the image itself, got a.png alone: give another folder$"),
+        ({"folder": "gone"}, "^expected an image file or a folder, got 'gone': there is no such file$"),
+        ({"image": "broken.png"}, "broken.png.*: give another file$"),
+    ],
+)
+def test_bad_searches_are_refused_in_one_line(given, message, target, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    (photos / "a.png").rename(tmp_path / "alone/a.png")
+    settings = {"image": "alone/a.png", "folder": photos, "method": "DirectPaths"} | given
+    with pytest.raises(InputError, match=message) as error:
+        explainers.nearest(model=target, **settings)
+    assert "\n" not in str(error.value)
