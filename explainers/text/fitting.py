@@ -1,108 +1,22 @@
-"""An open vocabulary for any classifier: ridge regression from sentence embeddings to the rows of its head."""
+"""An open vocabulary for any classifier: text heads that are fitted to the rows of its own head."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.errors import InputError, check_positive, check_range
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.target.functionals import class_rows
-from explainers.text.encoders import AS_IT_IS, Encoder, text_embeddings
+from explainers.text.encoders import AS_IT_IS, Encoder, stored_encoder, text_embeddings
+from explainers.text.explaining import TextExplainer
 from explainers.text.heads import TextHead
-
-RIDGE = 1.0
-FOLDS = 10
-
-
-def ridge_map(texts: Tensor, rows: Tensor, ridge: float = RIDGE) -> Tensor:
-    """Fit rows W ≈ T M by ridge regression: M = (TᵀT + λ I)⁻¹ TᵀW, (D', D).
-
-    Args:
-        texts: T, (K, D').
-        rows: W, (K, D).
-        ridge: λ.
-
-    >>> ridge_map(torch.tensor([[1.0], [-1.0]]), torch.tensor([[3.0], [-3.0]]), ridge=1.0).tolist()
-    [[2.0]]
-    """
-    check_positive(ridge=ridge)
-    texts, rows = texts.double(), rows.double()
-    penalty = ridge * torch.eye(texts.shape[1], dtype=torch.double, device=texts.device)
-    return torch.linalg.solve(texts.mT @ texts + penalty, texts.mT @ rows).float()
-
-
-def unseen_rows(texts: Tensor, rows: Tensor, ridge: float = RIDGE, folds: int = FOLDS) -> Tensor:
-    """Predict the row of every class from its text, by fits to the classes of the other folds: (K, D).
-
-    Class k is in fold k modulo `folds`.
-
-    Args:
-        texts: embeddings of the K classes' texts, (K, D').
-        rows: W, (K, D), relative to their mean.
-        ridge: λ, see `ridge_map`.
-        folds: number of folds, at least 2.
-    """
-    check_range(2, len(texts), folds=folds)
-    predicted = torch.empty_like(rows, dtype=torch.float)
-    fold = torch.arange(len(texts), device=texts.device) % folds
-    for held in range(folds):
-        fitted = fold != held
-        centre = texts[fitted].mean(0)
-        predicted[fold == held] = (texts[fold == held] - centre) @ ridge_map(
-            texts[fitted] - centre, rows[fitted], ridge
-        )
-    return predicted
-
-
-@dataclass(frozen=True)
-class HeldOutAccuracy:
-    """How well texts alone tell apart classes that the fit has not seen.
-
-    Args:
-        top_1: share of images whose class has the highest score among the unseen classes of its fold.
-        top_5: share of images whose class is among the five highest.
-        chance_1: top_1 of guessing.
-        images: number of images.
-        classes: mean number of classes in a fold.
-    """
-
-    top_1: float
-    top_5: float
-    chance_1: float
-    images: int
-    classes: float
-
-    def __str__(self) -> str:
-        return (
-            f"text head: {100 * self.top_1:.3g} % top-1 and {100 * self.top_5:.3g} % top-5 among about"
-            f" {self.classes:.0f} unseen classes, on {self.images} images (chance {100 * self.chance_1:.2g} %)"
-        )
-
-
-def held_out_accuracy(embeddings: Tensor, labels: Tensor, rows: Tensor, folds: int = FOLDS) -> HeldOutAccuracy:
-    """Classify images among the classes of the fold of their own class, by `unseen_rows`.
-
-    Args:
-        embeddings: of labelled images, (B, D).
-        labels: (B,).
-        rows: `unseen_rows` of all classes, (K, D).
-        folds: the number with which they were made.
-    """
-    fold = torch.arange(len(rows), device=rows.device) % folds
-    scores = embeddings.float() @ rows.mT
-    scores = scores.masked_fill(fold != fold[labels][:, None], -torch.inf)
-    ranks = (scores > scores.gather(1, labels[:, None])).sum(1)
-    sizes = fold.bincount()[fold[labels]].float()
-    return HeldOutAccuracy(
-        top_1=(ranks < 1).float().mean().item(),
-        top_5=(ranks < 5).float().mean().item(),
-        chance_1=(1 / sizes).mean().item(),
-        images=len(labels),
-        classes=sizes.mean().item(),
-    )
+from explainers.text.ridge import FOLDS, RIDGE, held_out_accuracy, ridge_map, unseen_rows
 
 
 def fit_text_head(
@@ -131,11 +45,8 @@ def fit_text_head(
     Raises:
         InputError: unless there is one text for each class, or for a head that is not linear.
     """
-    rows = class_rows(target.head, target.embed_dim, target.mean).float()
-    if len(texts) != len(rows):
-        raise InputError(f"expected {len(rows)} texts, one for each class of {target.name}, got {len(texts)}")
+    rows = _rows(target, texts)
     embedded = text_embeddings(encode, texts, templates).to(rows.device)
-    rows = rows - rows.mean(0)
     centre = embedded.mean(0)
     projection = ridge_map(embedded - centre, rows, ridge)
     folds = min(FOLDS, len(rows))
@@ -146,3 +57,70 @@ def fit_text_head(
     else:
         print(held_out_accuracy(*labelled, unseen, folds))
     return TextHead(encode, projection, centre, normalise=False, templates=templates)
+
+
+def unseen_head(target: TargetModel, embeddings: str | Path, prompts: str | Path, ridge: float = RIDGE) -> nn.Linear:
+    """A linear head in which the row of every class comes from its text alone, by a fit to the other classes.
+
+    Args:
+        target: a classifier with a linear head of K classes.
+        embeddings: safetensors file of embeddings of texts, see `stored_encoder`.
+        prompts: JSON file of these texts, whose entry `imagenet` lists the text of each class.
+        ridge: λ of the regression.
+    """
+    texts = json.loads(Path(prompts).read_text(encoding="utf-8"))["imagenet"]
+    rows = _rows(target, texts)
+    embedded = text_embeddings(stored_encoder(embeddings, prompts), texts).to(rows.device)
+    head = nn.Linear(target.embed_dim, len(rows), bias=False)
+    head.load_state_dict({"weight": unseen_rows(embedded, rows, ridge)})
+    return head
+
+
+def unseen_texts(
+    target: TargetModel,
+    grid: PatchGrid,
+    explainer: Callable[..., Any],
+    embeddings: str | Path,
+    prompts: str | Path,
+    ridge: float = RIDGE,
+    other: bool = False,
+    classifier: TargetModel | None = None,
+) -> TextExplainer:
+    """Explain each class by its text alone, by a fit that has not seen it: a measurement of text heads.
+
+    Args:
+        target: the model to explain, with K classes.
+        grid: the patches that are explained.
+        explainer: builds an explainer of functionals from `target` and `grid`.
+        embeddings: see `unseen_head`.
+        prompts: see `unseen_head`.
+        ridge: see `unseen_head`.
+        other: explain the text of another class, drawn at random: a control, because heatmaps of any text mark what is
+            salient.
+        classifier: the model to whose head the text head is fitted; `None` for `target`.
+    """
+    rows = unseen_head(classifier or target, embeddings, prompts, ridge).weight.detach()
+    if other:
+        rows = rows[_others(len(rows))]
+    head = TextHead(_no_encoder, normalise=False)
+    return TextExplainer(explainer(target=target, grid=grid), head, rows.to(target.mean.device))
+
+
+def _others(count: int) -> Tensor:
+    """Another class for each of `count` classes: each follows the one before it in a random cycle."""
+    cycle = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    others = torch.empty_like(cycle)
+    others[cycle] = cycle.roll(1)
+    return others
+
+
+def _no_encoder(texts: Sequence[str]) -> Tensor:
+    raise InputError(f"expected one of the classes, got the text {texts[0]!r:.60}: make a head by fit_text_head")
+
+
+def _rows(target: TargetModel, texts: Sequence[str]) -> Tensor:
+    """The rows of a linear head relative to their mean, (K, D), one for each text."""
+    rows = class_rows(target.head, target.embed_dim, target.mean).float()
+    if len(texts) != len(rows):
+        raise InputError(f"expected {len(rows)} texts, one for each class of {target.name}, got {len(texts)}")
+    return rows - rows.mean(0)

@@ -64,6 +64,14 @@ SMALL_EXPLAINERS = {
 }
 
 
+def write_texts(folder, classes):
+    """Embeddings of a text for each class, in the files that explainers of texts read."""
+    texts = [f"a photo of a {number}" for number in range(classes)]
+    folder.mkdir()
+    (folder / "prompts.json").write_text(json.dumps({"imagenet": texts, "prompts": texts}))
+    save_file({"embeddings": torch.randn(classes, 6)}, folder / "embeddings.safetensors")
+
+
 def program(experiment):
     return "eval" if experiment in EVALUATIONS else "train"
 
@@ -180,9 +188,9 @@ def test_every_group_of_configs_is_tested_here():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*EXPLAINERS} - {*SELF_EXPLAINING}))
 def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_explains(name, tmp_path):
-    cfg = composed(
-        "target=tiny", f"explainers=[{name}]", *SMALL_EXPLAINERS.get(name, ()), folder=tmp_path, config="eval"
-    )
+    write_texts(tmp_path / "text", classes=10)
+    own = f"explainers=[{name}]", f"data_dir={tmp_path}", *SMALL_EXPLAINERS.get(name, ())
+    cfg = composed("target=tiny", *own, folder=tmp_path, config="eval")
     explainer = instantiate(cfg.explainers[name], target=instantiate(cfg.target)).eval()
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():

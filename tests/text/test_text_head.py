@@ -1,0 +1,157 @@
+"""Texts as functionals: explicit gradients of similarities, contrasts, many texts, and heads of the same rows."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from explainers import posthoc
+from explainers.anyhead import AnyHead, AnyHeadNetwork
+from explainers.errors import InputError
+from explainers.target import TargetModel
+from explainers.text import TextExplainer, TextHead, clip_text_head
+
+WORDS = ["cat", "dog", "red car", "a lake", "snow"]
+DIRECTIONS = F.normalize(torch.randn(len(WORDS), 10, generator=torch.Generator().manual_seed(5)), dim=-1)
+PROJECTION = torch.randn(10, 24, generator=torch.Generator().manual_seed(6))
+
+
+def encode(texts):
+    return torch.stack([DIRECTIONS[WORDS.index(text)] for text in texts])
+
+
+@pytest.fixture
+def head():
+    return TextHead(encode, PROJECTION, scale=20.0)
+
+
+def embedded(target, images):
+    with torch.no_grad():
+        return target.embed(target.normalise(images))
+
+
+def score(embedding, text, others, t, variable):
+    """s − t log Σ exp(20 s_k / t) / 20 of one embedding."""
+    projected = PROJECTION @ embedding
+    size = projected.norm() if variable else projected.norm().detach()
+    own = DIRECTIONS[text] @ projected / size
+    if not others:
+        return own
+    cosines = torch.stack([DIRECTIONS[k] @ projected / size for k in others])
+    if math.isinf(t):
+        return own - cosines.mean()
+    return own - t / 20 * (20 * cosines / t).logsumexp(0)
+
+
+@pytest.mark.parametrize("length", ["constant", "variable"])
+@pytest.mark.parametrize("temperature", [math.inf, 2.0])
+@pytest.mark.parametrize("against", [None, ["dog", "snow"], WORDS])
+def test_functionals_are_gradients_of_the_similarity_and_its_contrast(
+    target, images, head, length, temperature, against
+):
+    embeddings = embedded(target, images)
+    found = head.functionals(embeddings, WORDS[:3], against, temperature, length)
+    for b, embedding in enumerate(embeddings):
+        for text in range(3):
+            others = [WORDS.index(word) for word in against or () if word != WORDS[text]]
+            x = embedding.clone().requires_grad_()
+            score(x, text, others, temperature, length == "variable").backward()
+            torch.testing.assert_close(found[b, text], x.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_at_constant_length_the_functional_gives_the_cosine_itself(target, images, head):
+    embeddings = embedded(target, images)
+    functionals = head.functionals(embeddings, WORDS)
+    expected = F.cosine_similarity((embeddings @ PROJECTION.mT)[:, None], DIRECTIONS[None], dim=-1)
+    torch.testing.assert_close((functionals * embeddings[:, None]).sum(-1), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(head(embeddings, WORDS), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["DecompX-PLUS", "GAE", "LeGrad", "GradECLIP", "DirectPaths", "MaskCLIP"])
+def test_a_text_is_explained_as_the_class_of_a_head_with_the_same_row(target, grid, images, name):
+    head = TextHead(encode, PROJECTION)
+    texts = TextExplainer(posthoc.build(name, target, grid), head, WORDS, length="variable")
+    zero_shot = TargetModel(without_head(target), head=head.head(WORDS)).eval()
+    expected = posthoc.build(name, zero_shot, grid)(images, torch.tensor([0, 1, 2, 3, 4]))
+    torch.testing.assert_close(texts(images, torch.tensor([0, 1, 2, 3, 4])), expected, rtol=1e-3, atol=1e-5)
+
+
+def without_head(target):
+    model = target.backbone
+    model.reset_classifier(5)
+    return model
+
+
+def explainers_of(target, grid):
+    network = AnyHeadNetwork(target, grid, [0, 1], width=12, depth=1)
+    return [
+        posthoc.build("DecompX-PLUS", target, grid),
+        posthoc.build("DirectPaths", target, grid),
+        AnyHead(target, grid, lambda *_: network).eval(),
+    ]
+
+
+def test_many_texts_are_explained_as_one_by_one(target, grid, images, head):
+    directions = F.normalize(torch.randn(60, 10, generator=torch.Generator().manual_seed(1)), dim=-1)
+    for explainer in explainers_of(target, grid):
+        together = TextExplainer(explainer, head, directions, against=WORDS)
+        all_maps = together.explain_all(images)
+        assert all_maps.shape == (5, 60, 4, 4)
+        for text in (0, 7, 59):
+            alone = TextExplainer(explainer, head, directions[text : text + 1], against=WORDS).explain_all(images)
+            torch.testing.assert_close(all_maps[:, text], alone[:, 0], rtol=1e-3, atol=1e-5)
+            chosen = together(images, torch.full((5,), text))
+            torch.testing.assert_close(chosen, alone[:, 0], rtol=1e-3, atol=1e-5)
+        assert together.scores(images).shape == (5, 60)
+
+
+def test_each_text_is_embedded_once():
+    asked = []
+
+    def counting(texts):
+        asked.extend(texts)
+        return encode(texts)
+
+    head = TextHead(counting)
+    head.embed(WORDS[:2])
+    head.embed(["dog", "snow", "dog"])
+    assert asked == ["cat", "dog", "snow"]
+    assert torch.equal(head.embed("dog")[0], head.embed(["snow", "dog"])[1])
+
+
+def test_a_head_of_texts_is_linear_where_the_scores_are(target, images):
+    centre = DIRECTIONS.mean(0)
+    head = TextHead(encode, PROJECTION, centre, normalise=False)
+    embeddings = embedded(target, images)
+    linear = torch.nn.Linear(24, 5, bias=False)
+    linear.load_state_dict({"weight": (DIRECTIONS - centre) @ PROJECTION})
+    torch.testing.assert_close(head.head(WORDS)(embeddings), linear(embeddings), rtol=1e-4, atol=1e-5)
+    functionals = head.functionals(embeddings, WORDS)
+    torch.testing.assert_close(functionals, linear.weight.detach().expand(5, -1, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_wrong_with_texts_is_said_in_one_line(target, grid, images, head):
+    embeddings = embedded(target, images)
+    cases = [
+        (lambda: head.embed(["cat", " "]), "expected texts that are not empty, .* got ' '"),
+        (lambda: head.embed([]), "expected texts that are not empty, .* got none"),
+        (lambda: head.embed([3]), "got 3"),
+        (lambda: head.embed(torch.ones(2, 7)), r"text embeddings of shape \[V, 10\], got \[2, 7\]"),
+        (lambda: head(torch.ones(2, 9), ["cat"]), "embeddings of width 24, for which this text head was made, got 9"),
+        (lambda: head.functionals(torch.ones(2, 9), ["cat"]), "take the text head of this backbone"),
+        (lambda: head.functionals(embeddings, ["cat"], "cat"), "got the same text alone"),
+        (lambda: TextExplainer(posthoc.RISE(target, grid, masks=4), head, WORDS), "got RISE, which explains classes"),
+        (
+            lambda: clip_text_head(target, encode=encode_cat),
+            "texts of width 24, as vit_tiny_.* got 7",
+        ),
+    ]
+    for call, line in cases:
+        with pytest.raises(InputError, match=line) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+
+
+def encode_cat(texts):
+    return torch.ones(len(texts), 7)
