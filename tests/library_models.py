@@ -15,6 +15,7 @@ from transformers.models.beit.modeling_beit import BeitConfig, BeitForImageClass
 from transformers.models.clip.configuration_clip import CLIPConfig, CLIPVisionConfig
 from transformers.models.clip.modeling_clip import (
     CLIPForImageClassification,
+    CLIPModel,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
 )
@@ -29,7 +30,7 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
     Dinov2WithRegistersModel,
 )
 from transformers.models.siglip.configuration_siglip import SiglipConfig, SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipForImageClassification, SiglipVisionModel
+from transformers.models.siglip.modeling_siglip import SiglipForImageClassification, SiglipModel, SiglipVisionModel
 from transformers.models.swin.modeling_swin import SwinConfig, SwinForImageClassification, SwinModel
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification, ViTModel
 
@@ -117,6 +118,26 @@ HUGGING_FACE = {
     ),
 }
 """Name → function that builds a model, the output that its target gives, and its mean and standard deviation."""
+
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 60}
+ENDS = {"bos_token_id": 1, "eos_token_id": 59, "pad_token_id": 0, "max_position_embeddings": 9}
+TWO_TOWERS = {
+    "CLIP": lambda: CLIPModel(CLIPConfig(vision_config=SIZE, text_config=TEXT | ENDS, projection_dim=12)),
+    "TinyCLIP": lambda: CLIPModel(
+        CLIPConfig(vision_config=SIZE | {"hidden_act": "gelu"}, text_config=TEXT | ENDS, projection_dim=20)
+    ),
+    "SigLIP": lambda: SiglipModel(SiglipConfig(vision_config=SIZE, text_config=TEXT | ENDS | {"projection_size": 32})),
+}
+"""Name → function that builds a model with two towers."""
+
+
+def tokenise(texts, max_length=9, **_):
+    """A tokeniser of letters: the first one of each word, an end, and zeros for the rest."""
+    rows = [[1, *(2 + ord(word[0]) % 50 for word in text.split())][: max_length - 1] + [59] for text in texts]
+    ids = torch.tensor([row + [0] * (max_length - len(row)) for row in rows])
+    lengths = torch.tensor([[len(row)] for row in rows])
+    return {"input_ids": ids, "attention_mask": (torch.arange(max_length) < lengths).long()}
+
 
 NAMES = [f"torchvision {name}" for name in TORCHVISION] + [f"transformers {name}" for name in HUGGING_FACE]
 

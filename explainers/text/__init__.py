@@ -3,5 +3,15 @@
 from explainers.text.explaining import TextExplainer
 from explainers.text.fitting import fit_text_head, unseen_head, unseen_texts
 from explainers.text.heads import TextHead, clip_text_head
+from explainers.text.two_towers import hugging_face_text_head, two_towers
 
-__all__ = ["TextExplainer", "TextHead", "clip_text_head", "fit_text_head", "unseen_head", "unseen_texts"]
+__all__ = [
+    "TextExplainer",
+    "TextHead",
+    "clip_text_head",
+    "fit_text_head",
+    "hugging_face_text_head",
+    "two_towers",
+    "unseen_head",
+    "unseen_texts",
+]

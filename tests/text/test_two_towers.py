@@ -1,0 +1,59 @@
+"""Both towers of models of Hugging Face transformers: the cosines are the model's own."""
+
+import pytest
+import torch
+from conftest import wake
+from toys import equal, state
+
+from explainers.errors import InputError
+from explainers.posthoc import build
+from explainers.text import TextExplainer, hugging_face_text_head, two_towers
+
+library_models = pytest.importorskip("library_models", reason="needs torchvision and transformers")
+TEXTS = ["a cat", "two red dogs", "grass"]
+PIXELS = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+
+
+def model_of(name):
+    return wake(library_models.TWO_TOWERS[name]()).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", library_models.TWO_TOWERS)
+def test_the_score_of_two_towers_is_the_similarity_that_the_model_computes(name):
+    model = model_of(name)
+    before = state(model)
+    target, head = two_towers(model, library_models.tokenise)
+    outputs = model(pixel_values=target.normalise(PIXELS), **library_models.tokenise(TEXTS))
+    offset = getattr(model, "logit_bias", torch.zeros(1))
+    cosines = (outputs.logits_per_image - offset) / model.logit_scale.exp()
+    embeddings = target.embed(target.normalise(PIXELS))
+    torch.testing.assert_close(head(embeddings, TEXTS), cosines, rtol=0, atol=1e-4)
+    assert cosines.std() > 0.02
+    zero_shot = head.head(TEXTS)(embeddings)
+    torch.testing.assert_close(zero_shot, outputs.logits_per_image - offset, rtol=1e-4, atol=1e-3)
+    assert equal(state(model), before)
+    heatmaps = TextExplainer(build("DecompX", target, target.grid), head, TEXTS).explain_all(PIXELS)
+    assert heatmaps.shape == (3, 3, 4, 4) and heatmaps.isfinite().all()
+
+
+def test_other_models_are_refused_in_one_line(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="^expected a model of transformers with two towers, .* got Linear: for an "):
+        two_towers(torch.nn.Linear(1, 1), library_models.tokenise)
+    target, _ = two_towers(model_of("CLIP"), library_models.tokenise)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="^expected a model of the Hugging Face Hub, .* got .*empty: ") as raised:
+        hugging_face_text_head(target, str(tmp_path / "empty"))
+    assert "\n" not in str(raised.value)
+
+
+@torch.no_grad()
+def test_a_text_tower_from_a_folder_is_that_of_its_model(tmp_path, monkeypatch):
+    from transformers import AutoTokenizer
+
+    model = model_of("CLIP")
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda _: library_models.tokenise)
+    target, head = two_towers(model, library_models.tokenise)
+    loaded = hugging_face_text_head(target, str(tmp_path), templates=["{}"])
+    torch.testing.assert_close(loaded.embed(TEXTS), head.embed(TEXTS))
