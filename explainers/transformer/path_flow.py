@@ -107,9 +107,8 @@ def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
     """
     size, added = (part.float().norm(dim=-1) for part in (tokens, update))
     share = added / (size + added)
-    matrix = between * share.to(between.dtype)[..., None]
-    matrix.diagonal(dim1=1, dim2=2).add_(1 - share)
-    return matrix
+    own = torch.diag_embed(1 - share)  # ONNX has no sums in place
+    return between * share.to(between.dtype)[..., None] + own.to(between.dtype)
 
 
 @contextmanager

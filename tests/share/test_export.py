@@ -5,12 +5,15 @@ from functools import partial
 
 import pytest
 import torch
+from clips import image_tower
 from commands import ROOT
 from conftest import timm_model, wake
 from toys import LIGHT, VECTORS
 
 from explainers.anyhead import AnyHead
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.share.functional_graph import FunctionalGraph
 from explainers.target import TargetModel
 from explainers.tve import TVE
 
@@ -41,7 +44,7 @@ def test_the_onnx_example_of_the_library_page_explains_predictions_as_torch_does
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     explainer = lively(TVE, LIGHT)
-    *_, example = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    *_, example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     names = {"torch": torch, "explainer": explainer, "images": IMAGES}
     exec(example, names)
     session = onnxruntime.InferenceSession("explainer.onnx")
@@ -50,3 +53,31 @@ def test_the_onnx_example_of_the_library_page_explains_predictions_as_torch_does
         torch.testing.assert_close(names["program"].module()(images), expected)
         (found,) = session.run(None, {"images": images.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_onnx_graph_of_a_tower_explains_one_functional_and_500(tmp_path, monkeypatch):
+    """Also of 500, more than the width of the embedding, which torch explains in another way than one."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    target, network = image_tower(depth=1), partial(VECTORS, blocks=[0], direct=[0], paths="flow")
+    explainer = AnyHead(target, target.grid, network, blend=0.5).eval().requires_grad_(False)
+    wake(explainer.network)
+    *_, example = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    names = {"torch": torch, "explainer": explainer, "images": IMAGES, "batch": torch.export.Dim("batch")}
+    exec(example, names)
+    session = onnxruntime.InferenceSession("functionals.onnx")
+    for count, several in ((1, 1), (2, 500), (3, 1)):
+        images, functionals = IMAGES[:count].flip(-1), torch.randn(count, several, 24)
+        expected = explainer.explain(images, functionals)
+        torch.testing.assert_close(names["program"].module()(images, functionals), expected, rtol=1e-4, atol=1e-4)
+        (found,) = session.run(None, {"images": images.numpy(), "functionals": functionals.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_an_explainer_without_vectors_or_of_several_passes_has_no_such_graph():
+    with pytest.raises(InputError, match="^expected an explainer with vectors of patches, such as AnyHead, got TVE$"):
+        FunctionalGraph(lively(TVE, LIGHT))
+    with pytest.raises(InputError, match="^expected an explainer of one pass, got refine=8: take refine=0$"):
+        FunctionalGraph(lively(partial(AnyHead, refine=8), VECTORS))

@@ -292,7 +292,7 @@ def test_the_examples_of_the_library_page_run(trained, tmp_path, monkeypatch):
     shutil.copytree(trained, tmp_path / "runs" / "tve_vit_base")
     monkeypatch.chdir(tmp_path)
     names = {}
-    *examples, export = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    *examples, export, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     for example in examples:
         exec(example.replace("(2, 3, 224, 224)", "(2, 3, 64, 64)"), names)
     assert names["heatmaps"].shape == (2, 8, 8) and names["picture"].shape == (3, 64, 64)
