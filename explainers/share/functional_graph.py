@@ -27,8 +27,9 @@ class FunctionalGraph(nn.Module):
             raise InputError(
                 f"expected an explainer with vectors of patches, such as AnyHead, got {type(explainer).__name__}"
             )
-        if getattr(explainer, "refine", 0):
-            raise InputError(f"expected an explainer of one pass, got refine={explainer.refine}: take refine=0")
+        passes = getattr(explainer, "refine", 0)
+        if passes:
+            raise InputError(f"expected an explainer of one pass, got refine={passes}: take refine=0")
         self.explainer: Any = explainer
 
     def forward(self, images: Tensor, functionals: Tensor) -> Tensor:
