@@ -1,0 +1,91 @@
+"""Small towers of CLIP, SigLIP, TinyCLIP and DINOv2: one text or 500, one image or several, with any explainer."""
+
+from functools import partial
+
+import pytest
+import torch
+from clips import GELU, OPENAI, image_tower, random_directions
+
+from explainers.anyhead import AnyHead, AnyHeadNetwork
+from explainers.errors import InputError
+from explainers.posthoc import build
+from explainers.text import TextExplainer, clip_text_head
+from explainers.transformer.direct_paths import default_direct
+
+SIGLIP = "vit_base_patch16_siglip_224.v2_webli"
+TINYCLIP = "vit_xsmall_patch16_clip_224.tinyclip_yfcc15m"
+DINOV2 = "vit_small_patch14_dinov2.lvd142m"
+TOWERS = {OPENAI: {}, GELU: {}, TINYCLIP: {}, SIGLIP: {"num_classes": None}, DINOV2: {"num_classes": None}}
+WITH_TEXTS = [name for name in TOWERS if name != DINOV2]
+METHODS = ["AnyHead", "DecompX-SkipPLUS", "AttnLRP", "IntegratedGradients"]
+IMAGES = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+MANY = [f"text {number}" for number in range(500)]
+
+
+def tower(name):
+    return image_tower(name, **TOWERS[name])
+
+
+def head_of(target):
+    width = getattr(target.head, "out_features", target.embed_dim)
+    return clip_text_head(target, encode=partial(random_directions, width=width))
+
+
+def explainer_of(method, target):
+    if method != "AnyHead":
+        return build(method, target, target.grid)
+    network = partial(AnyHeadNetwork, blocks=[0, 1], width=12, direct=default_direct(target), paths="flow")
+    return AnyHead(target, target.grid, network, temperature=2.0, blend=0.5).eval()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", WITH_TEXTS)
+def test_500_texts_of_several_images_are_those_of_each_text_and_image_alone(name, method):
+    target = tower(name)
+    head, explainer = head_of(target), explainer_of(method, target)
+    texts = MANY[:3] if method == "IntegratedGradients" else MANY  # a pass for each text
+    together = TextExplainer(explainer, head, texts).explain_all(IMAGES)
+    assert together.shape == (3, len(texts), 4, 4) and together.isfinite().all() and together.std() > 0
+    size = together.abs().max().item()
+    for number in (0, len(texts) - 1):
+        alone = TextExplainer(explainer, head, texts[number])
+        found = alone(IMAGES[1:2], torch.tensor([0]))[0]
+        torch.testing.assert_close(found, together[1, number], rtol=1e-3, atol=1e-4 * size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tower_without_texts_explains_likeness_and_one_or_many_functionals(method):
+    explainer = explainer_of(method, tower(DINOV2))
+    likeness = explainer.explain(IMAGES, lambda embeddings: embeddings.detach().expand(3, 3, -1))
+    with torch.no_grad():
+        embeddings = explainer.target.embed(explainer.target.normalise(IMAGES))
+    given = explainer.explain(IMAGES, embeddings.roll(1, 0))
+    expected = torch.stack([likeness[i, (i - 1) % 3] for i in range(3)])
+    torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_in_one_line():
+    clip, dino = tower(OPENAI), tower(DINOV2)
+    head = head_of(clip)
+    refused = {
+        r"^expected an image tower with one known text tower, .* got vit_small_patch14_dinov2.lvd142m: set the text ": (
+            lambda: clip_text_head(dino)
+        ),
+        "^expected texts of width 24, as vit_small_patch14_dinov2 embeds images, .* got 16: take ": (
+            lambda: clip_text_head(dino, encode=partial(random_directions, width=16))
+        ),
+        "^expected texts that are not empty, such as 'a photo of a cat', got ' '$": lambda: head.embed(["a cat", " "]),
+        "^expected texts that are not empty, such as 'a photo of a cat', got none$": lambda: head.embed([]),
+        r"^expected text embeddings of shape \[V, 16\], got \[2, 24\]$": lambda: head.embed(torch.randn(2, 24)),
+        "^expected embeddings of width 24, for which this text head was made, got 20: ": (
+            lambda: head(torch.randn(2, 20), ["a cat"])
+        ),
+        "^expected an explainer of any functional of the embedding, got RISE, which explains classes alone: ": (
+            lambda: TextExplainer(build("RISE", clip, clip.grid), head, ["a cat"])
+        ),
+    }
+    for line, call in refused.items():
+        with pytest.raises(InputError, match=line) as raised:
+            call()
+        assert "\n" not in str(raised.value)
