@@ -1,6 +1,5 @@
 """Explaining many images with one model: the model and its explainer are built once."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,11 +14,10 @@ from torch import Tensor
 from explainers import PreparedExplainer
 from explainers.app.choosing import Purpose, choose
 from explainers.app.explanation import Explanation
+from explainers.app.models import model_of_colour
 from explainers.app.photos import Photo, decoded_batches, photos_of
-from explainers.app.texts import PreparedTexts, in_words, text_head_of, texts_of
-from explainers.conversion import as_target
+from explainers.app.texts import PreparedTexts, in_words, is_image_tower, text_head_of, texts_of
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.target import TargetModel
 from explainers.target.heads import NoHead
 from explainers.target.names import class_index, class_names
 from explainers.text import TextHead
@@ -38,13 +36,14 @@ class Session:
         device: where to compute; `None` for the device of the module, or a GPU for a name of timm.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP, which is
             loaded when a text is explained.
-        purpose: what the method `auto` chooses an explainer for.
+        purpose: what the method `auto` chooses an explainer for; `None` for classes, or for texts if there is a
+            `text_head`, or if the model has no classes.
 
     Attributes:
         target: the model.
         explainer: a function of images (B, 3, S, S) and classes (B,) → heatmaps (B, P, P).
         method: label of the explainer.
-        names: readable names of the classes; empty for a model without a head whose texts or likeness are explained.
+        names: readable names of the classes; empty if texts or likeness are explained of a model without classes.
     """
 
     @checks_choices
@@ -55,15 +54,12 @@ class Session:
         weights: str | Path | None = None,
         device: str | torch.device | None = None,
         text_head: TextHead | None = None,
-        purpose: Purpose = "classes",
+        purpose: Purpose | None = None,
     ) -> None:
-        target = as_target(model, weights)
-        target = copy.deepcopy(target) if target is model else target  # explainers freeze it
-        if device is None and isinstance(model, str) and torch.cuda.is_available():
-            device = "cuda"
-        _check_colour(target)
-        self.target = _moved(target, device).eval()
-        self.names = [] if isinstance(self.target.head, NoHead) and purpose != "classes" else class_names(self.target)
+        self.target = model_of_colour(model, weights, device)
+        without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
+        purpose = purpose or ("texts" if without or text_head is not None else "classes")
+        self.names = [] if without and purpose != "classes" else class_names(self.target)
         self.explainer, self.method = choose(self.target, method, purpose)
         self._text_head = None if text_head is None else text_head_of(self.target, text_head)
         config = timm.data.resolve_model_data_config(self.target.backbone)
@@ -73,6 +69,11 @@ class Session:
     def text_head(self) -> TextHead:
         """The text head of the model; an InputError if it has none."""
         return self._text_head or text_head_of(self.target)
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether the model has a text head, which may have to be loaded."""
+        return self._text_head is not None or is_image_tower(self.target)
 
     def class_index(self, wanted: int | str) -> int:
         """Find a class by its name or index; an InputError names similar ones."""
@@ -228,22 +229,3 @@ class Session:
                 " image, take explanation.of(...)"
             )
         return [self.class_index(each) for each in classes]
-
-
-def _check_colour(target: TargetModel) -> None:
-    """Raise an InputError for a model whose first convolution reads other channels than red, green and blue."""
-    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, torch.nn.Conv2d))
-    channels = next((layer.in_channels for layer in convolutions), 3)
-    if channels % 3:  # some models divide images into blocks of pixels first
-        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
-
-
-def _moved(target: TargetModel, device: str | torch.device | None) -> TargetModel:
-    """Move a model to a device; `None` leaves it where it is."""
-    if device is None:
-        return target
-    try:
-        return target.to(device)
-    except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
-        reason = str(error).partition("\n")[0][:80]
-        raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error

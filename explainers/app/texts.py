@@ -27,7 +27,7 @@ def text_head_of(target: TargetModel, head: TextHead | None = None) -> TextHead:
     if head is None:
         if not has_texts(target):
             raise InputError(
-                f"expected a model of CLIP or SigLIP for texts, got {target.name}: take one, such as"
+                f"expected an image tower of CLIP or SigLIP for texts, got {target.name}: take one, such as"
                 " vit_base_patch16_clip_quickgelu_224.openai, or give text_head=, such as that of"
                 " explainers.text.fit_text_head"
             )
@@ -39,9 +39,15 @@ def text_head_of(target: TargetModel, head: TextHead | None = None) -> TextHead:
 
 
 def has_texts(target: TargetModel) -> bool:
-    """Whether timm's name of a model says that it was trained with texts."""
-    tag = target.backbone.pretrained_cfg.get("tag") or ""
-    return any(word in f"{target.name}.{tag}" for word in IMAGE_TOWERS)
+    """Whether timm's name of a model says that it was trained with texts, and not fine-tuned for classes."""
+    name = f"{target.name}.{target.backbone.pretrained_cfg.get('tag') or ''}"
+    return any(word in name for word in IMAGE_TOWERS) and "_ft_" not in name
+
+
+def is_image_tower(target: TargetModel) -> bool:
+    """Whether a model was trained with texts and has no classes: its head is none, or projects embeddings to texts."""
+    outputs = getattr(target.head, "out_features", 0)
+    return has_texts(target) and outputs == target.backbone.pretrained_cfg.get("num_classes", 0)
 
 
 class PreparedTexts:

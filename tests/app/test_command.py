@@ -191,7 +191,7 @@ BAD = {
     "photos --output map.png": (1, "expected a folder for 2 pictures"),
     "cat.jpg --output notes.txt/maps": (1, "expected a folder for pictures"),
     "cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
-    "cat.jpg --text cat": (1, "expected a model of CLIP or SigLIP for texts, got test_vit: take one"),
+    "cat.jpg --text cat": (1, "expected an image tower of CLIP or SigLIP for texts, got test_vit: take one"),
     "cat.jpg --text cat --class tabby": (2, "not allowed with"),
     "cat.jpg --similar-to photos": (1, "expected one image in similar_to, got several"),
     "cat.jpg --similar-to gone.jpg": (1, "there is no such file"),

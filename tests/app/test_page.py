@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import references
 import torch
+from clips import random_directions
+from conftest import timm_model
 from PIL import Image
 
 from explainers.app.page.answers import ANSWERS, checked_methods, colours_of, opened
@@ -21,6 +23,7 @@ from explainers.errors import InputError
 from explainers.masking import level_sizes
 from explainers.posthoc import build
 from explainers.report.overlays import overlay
+from explainers.text import TextExplainer, TextHead
 
 ANSWER = {answer.__name__: answer for answer in ANSWERS}
 
@@ -42,7 +45,7 @@ def shown(session):
 @torch.no_grad()
 def slowly(shown, hidden, index):
     """The probability of a class, from pixels that are hidden one patch at a time."""
-    image = shown.target.normalise(shown.explanation.image[None])
+    image = shown.target.normalise(shown.image)
     for patch in hidden:
         image[0][references.window(patch, 4, 8)] = 0
     return shown.target.classify(shown.target.embed(image)).softmax(-1)[0, index].item()
@@ -51,14 +54,14 @@ def slowly(shown, hidden, index):
 def test_probabilities_are_those_of_masked_images(shown):
     masks = [[], [3], [0, 7, 15], list(range(16))]
     expected = [slowly(shown, hidden, 2) for hidden in masks]
-    assert shown.probabilities(2, masks) == pytest.approx(expected, abs=1e-5)
+    assert shown.scores(2, masks) == pytest.approx(expected, abs=1e-5)
     assert expected[0] == pytest.approx(shown.explanation.scores[2].item(), abs=1e-5)
 
 
 def test_no_patch_lowers_the_probability_more_than_the_most_important_one(shown):
     index = shown.explanation.explained.index
     first = shown.orders("Occlusion", index)[0, 0].item()
-    alone = shown.probabilities(index, [[patch] for patch in range(16)])
+    alone = shown.scores(index, [[patch] for patch in range(16)])
     assert alone[first] == pytest.approx(min(alone)) and alone[first] < shown.explanation.explained.score
 
 
@@ -84,7 +87,7 @@ def test_chance_is_the_mean_of_random_orders(shown):
 def test_the_model_sees_no_mask_twice(shown, monkeypatch):
     shown.curve("Occlusion", 1), shown.curve(CHANCE, 1)
     monkeypatch.setattr(shown.target, "embed", None)
-    shown.curve(CHANCE, 4), shown.probabilities(3, [[], shown.orders(CHANCE, 3)[0, :8].tolist()])
+    shown.curve(CHANCE, 4), shown.scores(3, [[], shown.orders(CHANCE, 3)[0, :8].tolist()])
 
 
 def test_an_opened_image_has_all_that_the_browser_draws(shown):
@@ -133,6 +136,61 @@ def test_labels_of_curves_are_text():
     assert "<b>" not in curves_svg({"<b>": [1.0, 0.0], CHANCE: [0.0, 0.0]})
 
 
+def test_scores_below_0_stay_in_the_figure():
+    svg = curves_svg({"GAE": [0.1, -0.3], CHANCE: [0.1, 0.0]})
+    heights = [float(point.split(",")[1]) for line in re.findall('points="([^"]*)"', svg) for point in line.split()]
+    assert min(heights) == 8 and max(heights) == 8 + 148 and 'data-lowest="-0.3"' in svg
+
+
+@pytest.fixture
+def prompted(target):
+    """An image of a classifier with a text head."""
+    session = Session(target, "GAE", text_head=TextHead(random_directions))
+    return Shown(session, photo(), {"DirectPaths": build("DirectPaths", target, target.grid)}, Lock())
+
+
+@torch.no_grad()
+def test_texts_are_explained_and_tested_like_classes(prompted):
+    assert opened(prompted)["prompts"] and opened(prompted)["classes"]
+    head = prompted.session.text_head
+    whole = head(prompted.target.embed(prompted.normalised), ["a cat", "a dog"])[0].tolist()
+    assert ANSWER["prompts"](prompted, ["a cat", "a dog"])["classes"] == [
+        ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)],
+        ["a dog", "a dog", pytest.approx(whole[1], abs=1e-5)],
+    ]
+    for method in ("GAE", "DirectPaths"):
+        built = build(method, prompted.target, prompted.grid)
+        expected = TextExplainer(built, head, "a cat")(prompted.image, torch.tensor([0]))[0]
+        torch.testing.assert_close(prompted.heatmap(method, "a cat"), expected, rtol=1e-3, atol=1e-5)
+    reply = ANSWER["heatmap"](prompted, "GAE", "a cat")
+    assert reply["class"] == ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)]
+    hidden = prompted.normalised.clone()
+    hidden[0][references.window(3, 4, 8)] = 0
+    expected = head(prompted.target.embed(hidden), ["a cat"]).item()
+    assert prompted.scores("a cat", [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)
+    curve = prompted.curve("GAE", "a cat")
+    assert curve[0] == pytest.approx(whole[0], abs=1e-5)
+    order = prompted.orders("GAE", "a cat")[0].tolist()
+    half = order[: level_sizes(16, LEVELS)[5]]
+    assert curve[5] == pytest.approx(prompted.scores("a cat", [half])[0], abs=1e-5)
+    assert ANSWER["picture"](prompted, ["GAE"], "a cat", 0.8, False)["file"].endswith("a_cat.png")
+
+
+def test_a_model_without_classes_has_texts_alone():
+    session = Session(timm_model(as_target=True, num_classes=0), text_head=TextHead(random_directions))
+    shown = Shown(session, photo(), {}, Lock())
+    assert opened(shown)["classes"] == [] and session.method == "DecompX-SkipPLUS"
+    assert ANSWER["heatmap"](shown, session.method, "a cat")["class"][0] == "a cat"
+    for index, message in ((0, "^expected classes from 0 to -1"), (" ", "^expected texts that are not empty")):
+        with pytest.raises(InputError, match=message):
+            ANSWER["heatmap"](shown, session.method, index)
+
+
+def test_a_text_is_no_question_for_a_model_without_texts(shown):
+    with pytest.raises(InputError, match="^expected classes among the 5 classes of the model, got a cat: "):
+        ANSWER["heatmap"](shown, "GAE", "a cat")
+
+
 def test_visitors_are_apart(session):
     visits = Visits(limit=2)
     keys = [visits.add(Shown(session, photo(seed), {}, Lock())) for seed in range(3)]
@@ -150,9 +208,9 @@ BAD = [
     ("heatmap", {"method": "GAE", "index": None}, "expected classes as names or indices of classes, got None"),
     ("curves", {"methods": ["GAE"], "index": 0, "side": "some"}, "expected side most or least, got some"),
     ("curves", {"methods": ["GAE"] * 5, "index": 0, "side": "most"}, "expected methods from 0 to 4, got methods=5"),
-    ("probabilities", {"index": 0, "hidden": [[16]]}, "expected patches from 0 to 15, got [16]"),
-    ("probabilities", {"index": 0, "hidden": [["1"]]}, "expected patches from 0 to 15, got ['1']"),
-    ("probabilities", {"index": 0, "hidden": [[]] * 9}, "expected sets from 0 to 5, got sets=9"),
+    ("scores", {"index": 0, "hidden": [[16]]}, "expected patches from 0 to 15, got [16]"),
+    ("scores", {"index": 0, "hidden": [["1"]]}, "expected patches from 0 to 15, got ['1']"),
+    ("scores", {"index": 0, "hidden": [[]] * 9}, "expected sets from 0 to 5, got sets=9"),
     ("picture", {"methods": ["GAE"], "index": 0, "opacity": 2, "smooth": False}, "expected opacity from 0 to 1"),
 ]
 

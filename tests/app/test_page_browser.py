@@ -6,6 +6,7 @@ import socket
 import pytest
 import timm
 from browser import MARKS, start_browser
+from clips import random_directions
 from PIL import Image
 
 pytest.importorskip("gradio")
@@ -16,6 +17,7 @@ from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 from explainers.app.page import serve  # noqa: E402
 from explainers.errors import InputError  # noqa: E402
+from explainers.text import TextHead  # noqa: E402
 
 pytestmark = MARKS
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
@@ -89,14 +91,28 @@ class Page:
         return self.driver.execute_script(script, canvas)
 
 
+@pytest.fixture(scope="module")
+def prompting():
+    """The address of a page for a model without classes, but with a text head."""
+    model = timm.create_model("vit_tiny_patch16_224", **TINY | {"num_classes": 0})
+    page = serve(model, method="GAE", port=free_port(), block=False, text_head=TextHead(random_directions))
+    yield page.local_url
+    page.close()
+
+
 @pytest.fixture
-def page(browser, address, tmp_path):
+def photo(tmp_path):
     red = Image.radial_gradient("L").resize((90, 60))
     Image.merge("RGBA", [red, Image.new("L", red.size), red, Image.new("L", red.size, 255)]).save(
         tmp_path / "photo.png"
     )
+    return tmp_path / "photo.png"
+
+
+@pytest.fixture
+def page(browser, address, photo):
     page = Page(browser, address)
-    page.drop(tmp_path / "photo.png")
+    page.drop(photo)
     page.until(lambda: page.all(".curve svg circle"))
     yield page
     assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
@@ -162,6 +178,24 @@ def test_no_other_server_is_asked(page, browser):
     urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
     hosts = {url.split("/")[2].split(":")[0] for url in urls if url.startswith(("http", "ws"))}
     assert hosts == {"127.0.0.1"}
+
+
+def test_texts_are_typed_and_stay_listed(browser, prompting, photo):
+    page = Page(browser, prompting)
+    page.drop(photo)
+    page.until(lambda: page.one(".prompt").is_displayed())
+    assert page.all(".classes button") == [] and not page.one(".explained").is_displayed()
+    page.one(".prompt").send_keys("a cat", Keys.ENTER)
+    page.until(lambda: page.explained() == ['GAE "a cat"'])
+    page.one(".prompt").send_keys("a dog", Keys.ENTER)
+    page.until(lambda: page.explained() == ['GAE "a dog"'] and page.all(".curve svg circle"))
+    names = page.texts(".classes button")
+    assert len(names) == 2 and {name.split("\n")[0][:5] for name in names} == {"a cat", "a dog"}
+    page.one(".classes [aria-pressed=false]").click()
+    page.until(lambda: page.explained() == ['GAE "a cat"'])
+    page.drop(photo)
+    page.until(lambda: len(page.all(".classes button")) == 2 and page.explained()[0])
+    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
 
 
 def test_a_port_in_use_is_told_in_one_line(address, port):

@@ -151,7 +151,10 @@ def test_the_head_of_the_caller_stays_where_it_was(target, head):
         ({"text": None}, "^expected text beside text_head, got text_head alone: give text=$"),
         ({"classes": 1}, "^expected classes or text, got both: leave out one of them$"),
         ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
-        ({"text_head": None}, "^expected a model of CLIP or SigLIP for texts, got vit_tiny_patch16_224: take one"),
+        (
+            {"text_head": None},
+            "^expected an image tower of CLIP or SigLIP for texts, got vit_tiny_patch16_224: ",
+        ),
         ({"text_head": encode}, "^expected text_head as a TextHead, got function: see explainers.text$"),
     ],
 )

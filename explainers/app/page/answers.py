@@ -15,16 +15,19 @@ from explainers.app.page.shown import CHANCE, LEVELS, Shown, Side
 from explainers.app.saving import data_url
 from explainers.errors import InputError, check_range
 from explainers.report.overlays import BLUE, RED, annotated, shades
-from explainers.target.names import class_index
 
 MOST_METHODS = 4
 """Number of explainers that are shown side by side."""
 
+MOST_PROMPTS = 50
+"""Number of texts that a page lists."""
+
 
 def opened(shown: Shown) -> dict[str, Any]:
-    """The picture, in colours and in grey, and the most probable classes."""
+    """The picture, in colours and in grey, and the most probable classes, if the model has some."""
     pixels = np.asarray(shown.picture)
     grey = Image.fromarray(pixels.mean(-1).round().astype(np.uint8))
+    classes = [] if shown.explanation is None else shown.explanation.classes
     mean = (shown.target.mean.flatten() * 255).round().int().tolist()
     return {
         "picture": data_url(shown.picture, "jpeg", quality=90),
@@ -32,45 +35,53 @@ def opened(shown: Shown) -> dict[str, Any]:
         "name": shown.name,
         "side": shown.grid.side,
         "hiding": f"rgb({', '.join(map(str, mean))})",
-        "classes": [[each.index, each.name, each.score] for each in shown.explanation.classes],
+        "classes": [[each.index, each.name, each.score] for each in classes],
+        "prompts": shown.session.takes_texts,
         "chance": shown.orders(CHANCE, 0)[0].tolist(),
     }
 
 
-def heatmap(shown: Shown, method: str, index: int) -> dict[str, Any]:
+def heatmap(shown: Shown, method: str, index: Any) -> dict[str, Any]:
     """The colours of a heatmap, RGBA row by row, the order of its patches, and the class."""
-    chosen = class_index(index, shown.session.names)
+    chosen = shown.checked(index)
     heatmap = shown.heatmap(method, chosen)
     return {
         "colours": base64.b64encode(colours_of(heatmap).numpy().tobytes()).decode(),
         "order": shown.orders(method, chosen)[0].tolist(),
-        "class": [chosen, shown.session.names[chosen], shown.explanation.scores[chosen].item()],
+        "class": [chosen, shown.title(chosen), shown.score(chosen)],
     }
 
 
-def curves(shown: Shown, methods: Sequence[str], index: int, side: Side) -> dict[str, Any]:
-    """How the probability falls while patches are hidden, in the orders of methods and at random: a small figure."""
+def curves(shown: Shown, methods: Sequence[str], index: Any, side: Side) -> dict[str, Any]:
+    """How the score falls while patches are hidden, in the orders of methods and at random: a small figure."""
     check_range(0, MOST_METHODS, methods=len(methods))
-    chosen = class_index(index, shown.session.names)
+    chosen = shown.checked(index)
     values = {method: shown.curve(method, chosen, side) for method in [*methods, CHANCE]}
     return {"svg": curves_svg(values), "values": values, "levels": LEVELS}
 
 
-def probabilities(shown: Shown, index: int, hidden: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The probability of a class with hidden patches, for several sets of patches."""
+def prompts(shown: Shown, texts: Sequence[str]) -> dict[str, Any]:
+    """The similarity of texts that a visitor has typed for other images."""
+    check_range(0, MOST_PROMPTS, texts=len(texts))
+    return {"classes": [[text, text, shown.score(shown.checked(text))] for text in texts]}
+
+
+def scores(shown: Shown, index: Any, hidden: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The score of a class or text with hidden patches, for several sets of patches."""
     check_range(0, MOST_METHODS + 1, sets=len(hidden))
-    return {"values": shown.probabilities(class_index(index, shown.session.names), hidden)}
+    return {"values": shown.scores(shown.checked(index), hidden)}
 
 
-def picture(shown: Shown, methods: Sequence[str], index: int, opacity: float, smooth: bool) -> dict[str, Any]:
+def picture(shown: Shown, methods: Sequence[str], index: Any, opacity: float, smooth: bool) -> dict[str, Any]:
     """A PNG with the heatmaps of methods beside one another, titles and legends, and a name for its file."""
     check_range(1, MOST_METHODS, methods=len(methods))
-    chosen = class_index(index, shown.session.names)
-    name = shown.session.names[chosen]
+    chosen = shown.checked(index)
+    name = shown.title(chosen)
+    kind = "text" if isinstance(chosen, str) else "class"
     pixels = torch.from_numpy(np.array(shown.picture)).permute(2, 0, 1)
-    title = f"{name} {shown.explanation.scores[chosen].item():.2f}"
+    title = f"{name} {shown.score(chosen):.2f}"
     parts = [
-        annotated(pixels, shown.heatmap(method, chosen), f"{title}, {method}", opacity=opacity, smooth=smooth)
+        annotated(pixels, shown.heatmap(method, chosen), f"{title}, {method}", opacity, smooth, explained=kind)
         for method in methods
     ]
     whole = Image.new("RGB", (sum(part.width for part in parts), max(part.height for part in parts)), "white")
@@ -80,7 +91,7 @@ def picture(shown: Shown, methods: Sequence[str], index: int, opacity: float, sm
     return {"url": data_url(whole, "png"), "file": f"{stem}.png"}
 
 
-ANSWERS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, probabilities, picture)
+ANSWERS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, prompts, scores, picture)
 """What a browser may ask about its image."""
 
 

@@ -11,7 +11,7 @@ function tested() {
   return all.filter(({ order }) => order).map((each) => ({ ...each, hidden: first(each) }));
 }
 
-/** Draw all tested pictures, then ask for their probabilities. */
+/** Draw all tested pictures, then ask for their scores. */
 function test() {
   const parts = tested(), total = view.side ** 2;
   const figures = sameNumber($(".tests"), parts.length, testFigure);
@@ -39,13 +39,13 @@ async function measure() {
   while (asked && view) {
     asked = false;
     const parts = tested(), { index, test } = state;
-    const reply = await ask("probabilities", { index, hidden: parts.map(({ hidden }) => hidden) });
+    const reply = await ask("scores", { index, hidden: parts.map(({ hidden }) => hidden) });
     if (reply && index === state.index && test === state.test) numbers(parts, reply.values);
   }
   asking = false;
 }
 
-/** Write probabilities below the pictures, and points into the curves. */
+/** Write scores below the pictures, and points into the curves. */
 function numbers(parts, values) {
   const whole = state.chosen[2].toFixed(3);
   [...$(".tests").children].forEach((figure, i) => {
@@ -60,10 +60,10 @@ function numbers(parts, values) {
 function points() {
   const figure = $(".curve svg");
   if (!figure) return;
-  const { left, top, width, height, highest } = Object.fromEntries(Object.entries(figure.dataset).map(([k, v]) => [k, +v]));
+  const { left, top, width, height, lowest, highest } = Object.fromEntries(Object.entries(figure.dataset).map(([k, v]) => [k, +v]));
   figure.querySelector(".points").innerHTML = (state.points ?? [])
     .map(({ colour, at, value }) => {
-      const y = top + height * (1 - Math.min(value / highest, 1.02));
+      const y = top + height * Math.min(Math.max((highest - value) / (highest - lowest), -0.02), 1.02);
       return `<circle cx="${left + width * at}" cy="${y}" r="5" style="fill: ${colour}"></circle>`;
     })
     .join("");

@@ -16,6 +16,7 @@ from explainers.posthoc import build
 from explainers.posthoc.names import built_for
 
 HINT = "Drop an image, and see which parts support each class."
+TEXT_HINT = "Drop an image, type a text, and see which parts support it."
 SCRIPTS = ("canvas.js", "hiding.js", "page.js")
 SUMS = ("AttnLRP-PLUS", "DecompX-PLUS", "DecompX-SkipPLUS")
 """Sums over layers that are offered where their method is."""
@@ -29,13 +30,15 @@ def build_page(session: Session) -> Any:
     needs("gradio", "app", "explainers serve")
     import gradio  # here, because it takes seconds
 
+    if session.takes_texts:
+        session.text_head.embed("a photo")  # loads the text tower
     visits = Visits()
     explainers = other_methods(session)
     methods = [session.method, *explainers]
     name = session.target.name
     answers = [served(answer, methods, visits) for answer in ANSWERS]
     with gradio.Blocks(title=f"Explain {name}", analytics_enabled=False, delete_cache=(600, 600)) as page:
-        gradio.Markdown(f"### What does {name} see?\n{HINT}")
+        gradio.Markdown(f"### What does {name} see?\n{TEXT_HINT if session.takes_texts else HINT}")
         with gradio.Row():
             with gradio.Column(scale=1, min_width=250):
                 photo = photo_input(gradio)
@@ -43,6 +46,7 @@ def build_page(session: Session) -> Any:
                     [(name, index) for index, name in enumerate(session.names)],
                     value=None,
                     label=f"Search all {len(session.names)} classes",
+                    visible=bool(session.names),
                     elem_id="search",
                 )
                 chosen = gradio.Dropdown(

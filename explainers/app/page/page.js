@@ -4,8 +4,8 @@ const COLOURS = props.colours, GREY = props.grey;
 const $ = (selector) => element.querySelector(selector);
 const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
 const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").checked });
-const keyOf = (method, index = state.index) => `${method} ${index}`;
-let maps = new Map(), view = null, drawing = false, outdated = false;
+const keyOf = (method, index = state.index) => `${method} ${typeof index === "string" ? JSON.stringify(index) : index}`;
+let maps = new Map(), prompts = [], view = null, drawing = false, outdated = false;
 
 /** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
 async function ask(name, question) {
@@ -49,7 +49,31 @@ async function open() {
   $('[name="side"]').checked = true;
   $(".opened").hidden = false;
   say("");
-  explain(view.classes[0]);
+  $(".ask").hidden = !view.prompts;
+  await scorePrompts();
+  const first = view?.classes[0] ?? prompts[0];
+  $(".explained").hidden = !first;
+  if (first) explain(first);
+  else if (view) draw();
+}
+
+/** Score the texts that were typed for earlier images. */
+async function scorePrompts() {
+  const texts = prompts.map(([text]) => text);
+  prompts = [];
+  const reply = texts.length ? await ask("prompts", { texts }) : null;
+  if (reply) prompts = reply.classes;
+}
+
+/** Explain a text, and list it beside the classes. */
+async function explainText(text) {
+  const reply = await ask("prompts", { texts: [text] });
+  if (!reply) return;
+  say("");
+  prompts = [...reply.classes, ...prompts.filter(([known]) => known !== text)].slice(0, 50);
+  $(".prompt").value = "";
+  $(".explained").hidden = false;
+  explain(reply.classes[0]);
 }
 
 /** Explain a class [index, name, probability] by all chosen methods. */
@@ -76,6 +100,7 @@ async function explainBy(method, index) {
 }
 
 function draw() {
+  if (state.index === null) return;
   const columns = state.methods.length + 1;
   $(".opened").style.setProperty("--columns", Math.max(columns, 3));
   $(".opened").style.setProperty("--curve", columns > 2 ? 2 : 1);
@@ -118,14 +143,14 @@ async function curve() {
 }
 
 function listClasses() {
-  const shown = [...view.classes];
+  const shown = [...prompts].sort((one, other) => other[2] - one[2]).concat(view.classes);
   if (!shown.some(([index]) => index === state.index)) shown.push(state.chosen);
   sameNumber($(".classes"), shown.length, () => Object.assign(document.createElement("button"), { type: "button" })).forEach((button, i) => {
     const [index, name, probability] = shown[i];
     const value = document.createElement("b");
     value.textContent = probability === null ? "" : probability.toFixed(2);
     button.replaceChildren(name, value);
-    button.style.setProperty("--probability", probability ?? 0);
+    button.style.setProperty("--probability", Math.max(probability ?? 0, 0));
     button.dataset.index = index;
     button.setAttribute("aria-pressed", index === state.index);
     button.onclick = () => explain(shown[i]);
@@ -139,6 +164,10 @@ async function save() {
 
 watch("value", open);
 $(".opacity").oninput = $(".smooth").onchange = () => view && draw();
+$(".ask").onsubmit = (event) => {
+  event.preventDefault();
+  if (view && $(".prompt").value.trim()) explainText($(".prompt").value.trim());
+};
 $(".save").onclick = save;
 $(".hidden-count").oninput = () => ((state.amount = +$(".hidden-count").value), test());
 $(".clear").onclick = () => (state.painted.clear(), test());

@@ -7,6 +7,7 @@ from typing import Any
 from explainers.app.page.layout import build_page
 from explainers.app.session import Session
 from explainers.errors import InputError, check_range, needs
+from explainers.text import TextHead
 
 LARGEST_FILE = "20mb"
 EVERYWHERE = ("0.0.0.0", "::")
@@ -26,6 +27,7 @@ def serve(
     device: str | None = None,
     open_browser: bool = False,
     block: bool = True,
+    text_head: TextHead | None = None,
 ) -> Any:
     """Serve the page until Ctrl-C.
 
@@ -38,6 +40,7 @@ def serve(
         device: where to compute, see `Session`.
         open_browser: open the page in the browser.
         block: wait for Ctrl-C; otherwise return the running `gradio.Blocks`, which has `close`.
+        text_head: explains texts that visitors type, see `Session`; image towers of CLIP and SigLIP need none.
 
     Raises:
         InputError: if Gradio is not installed, or the address or the port cannot be used.
@@ -47,7 +50,7 @@ def serve(
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
     import gradio
 
-    page = build_page(Session(model, method, weights, device))
+    page = build_page(Session(model, method, weights, device, text_head))
     try:
         page.launch(
             server_name=host,
