@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import timm.data
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from explainers import PreparedExplainer
-from explainers.app.choosing import Purpose, choose
+from explainers.app.choosing import choose
 from explainers.app.explanation import Explanation
 from explainers.app.models import model_of_colour
 from explainers.app.photos import Photo, decoded_batches, photos_of
@@ -36,7 +36,7 @@ class Session:
         device: where to compute; `None` for the device of the module, or a GPU for a name of timm.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP, which is
             loaded when a text is explained.
-        purpose: what the method `auto` chooses an explainer for; `None` for classes, or for texts if there is a
+        purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
             `text_head`, or if the model has no classes.
 
     Attributes:
@@ -54,11 +54,12 @@ class Session:
         weights: str | Path | None = None,
         device: str | torch.device | None = None,
         text_head: TextHead | None = None,
-        purpose: Purpose | None = None,
+        purpose: Literal["auto", "classes", "texts", "likeness"] = "auto",
     ) -> None:
         self.target = model_of_colour(model, weights, device)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
-        purpose = purpose or ("texts" if without or text_head is not None else "classes")
+        if purpose == "auto":
+            purpose = "texts" if without or text_head is not None else "classes"
         self.names = [] if without and purpose != "classes" else class_names(self.target)
         self.explainer, self.method = choose(self.target, method, purpose)
         self._text_head = None if text_head is None else text_head_of(self.target, text_head)

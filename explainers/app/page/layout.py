@@ -42,13 +42,7 @@ def build_page(session: Session) -> Any:
         with gradio.Row():
             with gradio.Column(scale=1, min_width=250):
                 photo = photo_input(gradio)
-                search = gradio.Dropdown(
-                    [(name, index) for index, name in enumerate(session.names)],
-                    value=None,
-                    label=f"Search all {len(session.names)} classes",
-                    visible=bool(session.names),
-                    elem_id="search",
-                )
+                search = class_input(gradio, session.names)
                 chosen = gradio.Dropdown(
                     [titled(method, explainers.get(method)) for method in methods],
                     value=methods[:1],
@@ -136,6 +130,13 @@ def photo_input(gradio: Any) -> Any:
     photo = gradio.Image(label="Image", sources=["upload", "clipboard"], height=230, buttons=[])
     photo.preprocess = lambda payload: payload and payload.path  # not in a subclass, for which Gradio writes a file
     return photo
+
+
+def class_input(gradio: Any, names: Sequence[str]) -> Any:
+    """A field that finds a class by its name; hidden for a model without classes."""
+    choices = [(name, index) for index, name in enumerate(names)]
+    label = f"Search all {len(names)} classes"
+    return gradio.Dropdown(choices, value=None, label=label, visible=bool(names), elem_id="search")
 
 
 def other_methods(session: Session) -> dict[str, Any]:
