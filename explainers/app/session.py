@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers import PreparedExplainer
+from explainers import PreparedExplainer, VectorExplainer
 from explainers.app.choosing import choose
 from explainers.app.explanation import Explanation
 from explainers.app.models import model_of_colour
@@ -70,6 +70,13 @@ class Session:
     def text_head(self) -> TextHead:
         """The text head of the model; an InputError if it has none."""
         return self._text_head or text_head_of(self.target)
+
+    @cached_property
+    def with_vectors(self) -> tuple[Any, str]:
+        """The explainer if it has vectors of patches, otherwise one that has, to compare images; and its label."""
+        if isinstance(self.explainer, VectorExplainer):
+            return self.explainer, self.method
+        return choose(self.target, purpose="likeness")
 
     @property
     def takes_texts(self) -> bool:

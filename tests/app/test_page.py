@@ -16,10 +16,12 @@ from PIL import Image
 
 from explainers.app.page.answers import ANSWERS, checked_methods, colours_of, opened
 from explainers.app.page.curves import curves_svg
+from explainers.app.page.layout import served
 from explainers.app.page.shown import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, Shown
 from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.likeness import likeness
 from explainers.masking import level_sizes
 from explainers.posthoc import build
 from explainers.report.overlays import overlay
@@ -184,6 +186,28 @@ def test_a_model_without_classes_has_texts_alone():
     for index, message in ((0, "^expected classes from 0 to -1"), (" ", "^expected texts that are not empty")):
         with pytest.raises(InputError, match=message):
             ANSWER["heatmap"](shown, session.method, index)
+
+
+@torch.no_grad()
+def test_two_images_have_heatmaps_and_pairs_of_patches(shown, session):
+    other = Shown(session, photo(1), {}, Lock())
+    reply = ANSWER["alike"](shown, other)
+    expected = likeness(build("DirectPaths", session.target, session.target.grid), shown.image, other.image)
+    assert reply["method"] == "DirectPaths" and reply["similarity"] == pytest.approx(expected.similarity.item())
+    steps = np.frombuffer(base64.b64decode(reply["pairs"]), dtype=np.int16).astype(float)
+    np.testing.assert_allclose(steps.reshape(16, 16) * reply["scale"], expected.pairs[0], atol=reply["scale"])
+    heatmaps = expected.of_first[0], expected.of_second[0]
+    for colours, heatmap in zip(reply["colours"], heatmaps, strict=True):
+        assert base64.b64decode(colours) == colours_of(heatmap).numpy().tobytes()
+    assert reply["ties"][0] == list(divmod(int(expected.pairs.argmax()), 16))
+
+
+def test_a_browser_compares_its_own_images_alone(session):
+    visits = Visits()
+    keys = [visits.add(Shown(session, photo(seed), {}, Lock())) for seed in range(2)]
+    answer = served(ANSWER["alike"], [], visits)
+    assert "similarity" in answer({"key": keys[0], "other": keys[1]})
+    assert "forgotten" in answer({"key": keys[0], "other": "guess"})["error"]
 
 
 def test_a_text_is_no_question_for_a_model_without_texts(shown):

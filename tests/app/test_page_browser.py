@@ -198,6 +198,21 @@ def test_texts_are_typed_and_stay_listed(browser, prompting, photo):
     assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
 
 
+def test_two_images_side_by_side(page, browser, photo, tmp_path):
+    Image.open(photo).rotate(90).save(tmp_path / "other.png")
+    page.all("input[type=file]")[-1].send_keys(str(tmp_path / "other.png"))
+    page.until(lambda: page.one(".alike").is_displayed() and page.one(".likeness").text.startswith("Similarity "))
+    assert page.texts(".pair .name") == ["photo.png", "other.png"]
+    first, second = page.all(".pair canvas")
+    first.click()
+    patch = page.until(lambda: second.get_attribute("data-lit"))
+    assert page.one(".likeness").text.startswith("This patch adds ")
+    first.send_keys(Keys.ARROW_RIGHT)
+    page.until(lambda: second.get_attribute("data-lit") == str(int(patch) + 1))
+    second.send_keys(Keys.ARROW_DOWN)
+    page.until(lambda: first.get_attribute("data-lit") and not second.get_attribute("data-lit"))
+
+
 def test_a_port_in_use_is_told_in_one_line(address, port):
     with pytest.raises(InputError, match=rf"expected a free port .*, got 127\.0\.0\.1:{port}, .* --port 7861"):
         serve(timm.create_model("vit_tiny_patch16_224", **TINY), method="GAE", port=port, block=False)

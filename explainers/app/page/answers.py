@@ -22,6 +22,9 @@ MOST_METHODS = 4
 MOST_PROMPTS = 50
 """Number of texts that a page lists."""
 
+STEPS = 32767
+"""Number of steps from 0 to the largest value of pairs of patches."""
+
 
 def opened(shown: Shown) -> dict[str, Any]:
     """The picture, in colours and in grey, and the most probable classes, if the model has some."""
@@ -91,7 +94,23 @@ def picture(shown: Shown, methods: Sequence[str], index: Any, opacity: float, sm
     return {"url": data_url(whole, "png"), "file": f"{stem}.png"}
 
 
-ANSWERS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, prompts, scores, picture)
+def alike(shown: Shown, other: Shown) -> dict[str, Any]:
+    """Why an image is like another one: heatmaps of both, RGBA, and what each pair of patches adds, as 16-bit steps."""
+    found, method = shown.alike(other)
+    pairs = found.pairs[0]
+    scale = pairs.abs().max().clamp(min=1e-30).item() / STEPS
+    heatmaps = found.of_first[0], found.of_second[0]
+    return {
+        "similarity": found.similarity.item(),
+        "method": method,
+        "colours": [base64.b64encode(colours_of(heatmap).numpy().tobytes()).decode() for heatmap in heatmaps],
+        "pairs": base64.b64encode((pairs / scale).round().to(torch.int16).numpy().tobytes()).decode(),
+        "scale": scale,
+        "ties": found.strongest(apart=1)[0].tolist(),
+    }
+
+
+ANSWERS: tuple[Callable[..., dict[str, Any]], ...] = (heatmap, curves, prompts, scores, picture, alike)
 """What a browser may ask about its image."""
 
 

@@ -13,10 +13,10 @@ function bytes(text) {
   return Uint8ClampedArray.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
-/** A heatmap as a picture with one pixel for each patch, from its RGBA colours. */
+/** A heatmap as a picture with one pixel for each patch, from the bytes of its RGBA colours. */
 function tile(colours, side) {
   const canvas = Object.assign(document.createElement("canvas"), { width: side, height: side });
-  canvas.getContext("2d").putImageData(new ImageData(bytes(colours), side, side), 0, 0);
+  canvas.getContext("2d").putImageData(new ImageData(colours, side, side), 0, 0);
   return canvas;
 }
 

@@ -17,7 +17,7 @@ from explainers.posthoc.names import built_for
 
 HINT = "Drop an image, and see which parts support each class."
 TEXT_HINT = "Drop an image, type a text, and see which parts support it."
-SCRIPTS = ("canvas.js", "hiding.js", "page.js")
+SCRIPTS = ("canvas.js", "hiding.js", "alike.js", "page.js")
 SUMS = ("AttnLRP-PLUS", "DecompX-PLUS", "DecompX-SkipPLUS")
 """Sums over layers that are offered where their method is."""
 
@@ -41,7 +41,7 @@ def build_page(session: Session) -> Any:
         gradio.Markdown(f"### What does {name} see?\n{TEXT_HINT if session.takes_texts else HINT}")
         with gradio.Row():
             with gradio.Column(scale=1, min_width=250):
-                photo = photo_input(gradio)
+                photo = photo_input(gradio, "Image", 230)
                 search = class_input(gradio, session.names)
                 chosen = gradio.Dropdown(
                     [titled(method, explainers.get(method)) for method in methods],
@@ -51,15 +51,12 @@ def build_page(session: Session) -> Any:
                     label="Explainers side by side",
                     elem_id="methods",
                 )
+                other = photo_input(gradio, "Why is it like another image?", 170)
             with gradio.Column(scale=4, min_width=330):
                 panel = own_component(gradio, answers, methods[:1])
         open_image = opening(session, explainers, visits)
-
-        def show(path: str | None) -> tuple[Any, dict[str, Any]]:
-            answer = open_image(path)
-            return None if "error" in answer else gradio.skip(), answer  # a file that cannot be read leaves the field
-
-        photo.input(show, photo, [photo, panel], show_progress="minimal")
+        for field, show in ((photo, shows(gradio, open_image)), (other, shows(gradio, open_image, second=True))):
+            field.input(show, field, [field, panel], show_progress="minimal")
         search.input(None, search, search, js=told("explainers-class", "null"))  # the field is empty again
         chosen.input(None, chosen, js=told("explainers-methods"))
     return page
@@ -101,6 +98,18 @@ def opening(session: Session, explainers: Mapping[str, Any], visits: Visits) -> 
     return open_image
 
 
+def shows(
+    gradio: Any, open_image: Callable[[str | None], dict[str, Any]], second: bool = False
+) -> Callable[[str | None], tuple[Any, dict[str, Any]]]:
+    """A function of an uploaded file: what its field shows, empty if it cannot be read, and the value of the panel."""
+
+    def show(path: str | None) -> tuple[Any, dict[str, Any]]:
+        answer = open_image(path)
+        return None if "error" in answer else gradio.skip(), {"other": answer} if second else answer
+
+    return show
+
+
 def served(
     answer: Callable[..., dict[str, Any]], methods: Sequence[str], visits: Visits
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -116,6 +125,8 @@ def served(
         try:
             checked_methods(question, methods)
             shown = visits.find(question.pop("key"))
+            if "other" in question:
+                question["other"] = visits.find(question["other"])
             return answer(shown, **question)
         except InputError as error:
             return {"error": str(error)}
@@ -124,10 +135,10 @@ def served(
     return reply
 
 
-def photo_input(gradio: Any) -> Any:
+def photo_input(gradio: Any, label: str, height: int) -> Any:
     """A field for an image whose file is read by `photos`, so that what is wrong with it is said in one line."""
 
-    photo = gradio.Image(label="Image", sources=["upload", "clipboard"], height=230, buttons=[])
+    photo = gradio.Image(label=label, sources=["upload", "clipboard"], height=height, buttons=[])
     photo.preprocess = lambda payload: payload and payload.path  # not in a subclass, for which Gradio writes a file
     return photo
 

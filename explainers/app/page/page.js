@@ -5,7 +5,7 @@ const $ = (selector) => element.querySelector(selector);
 const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
 const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").checked });
 const keyOf = (method, index = state.index) => `${method} ${typeof index === "string" ? JSON.stringify(index) : index}`;
-let maps = new Map(), prompts = [], view = null, drawing = false, outdated = false;
+let maps = new Map(), prompts = [], view = null, openings = 0, drawing = false, outdated = false;
 
 /** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
 async function ask(name, question) {
@@ -37,18 +37,20 @@ function mapFigure() {
 
 /** Show an image that the server has opened, and explain its most probable class. */
 async function open() {
-  const opened = props.value;
+  const opened = props.value, opening = ++openings;
   view = null;
   $(".opened").hidden = true;
+  compare();
   if (!opened?.key) return say(opened?.error ?? "", Boolean(opened?.error));
   const [image, grey] = await Promise.all([decoded(opened.picture), decoded(opened.grey)]);
-  if (opened !== props.value && opened.key !== props.value?.key) return;
+  if (opening !== openings) return;
   maps = new Map();
   view = { ...opened, image, grey };
   Object.assign(state, { test: "most", amount: Math.round(0.2 * view.side ** 2), painted: new Set(), points: [] });
   $('[name="side"]').checked = true;
   $(".opened").hidden = false;
   say("");
+  compare();
   $(".ask").hidden = !view.prompts;
   await scorePrompts();
   const first = view?.classes[0] ?? prompts[0];
@@ -91,7 +93,7 @@ async function explainBy(method, index) {
   if (known) return;
   const reply = await ask("heatmap", { method, index });
   if (!reply) return;
-  maps.set(keyOf(method, index), { tile: tile(reply.colours, view.side), order: reply.order });
+  maps.set(keyOf(method, index), { tile: tile(bytes(reply.colours), view.side), order: reply.order });
   if (index !== state.index) return;
   state.chosen = reply.class;
   listClasses();
@@ -162,8 +164,8 @@ async function save() {
   if (reply) Object.assign(document.createElement("a"), { href: reply.url, download: reply.file }).click();
 }
 
-watch("value", open);
-$(".opacity").oninput = $(".smooth").onchange = () => view && draw();
+watch("value", () => (props.value?.other ? openOther(props.value.other) : open()));
+$(".opacity").oninput = $(".smooth").onchange = () => view && (draw(), drawAlike());
 $(".ask").onsubmit = (event) => {
   event.preventDefault();
   if (view && $(".prompt").value.trim()) explainText($(".prompt").value.trim());

@@ -1,6 +1,7 @@
 """An image that somebody looks at: its heatmaps, and what the model says when patches are hidden."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from explainers.app.session import Session
 from explainers.app.texts import PreparedTexts
 from explainers.errors import InputError, checks_choices
 from explainers.images.decoding import middle_square
+from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
 from explainers.target.names import class_index
@@ -121,6 +123,14 @@ class Shown:
         if method == self.session.method and self.explanation is not None:
             return self.explanation.of(index).heatmap
         return self.explainers[method](self.image, torch.tensor([index], device=self.image.device))[0]
+
+    def alike(self, other: "Shown") -> tuple[Likeness, str]:
+        """Why this image is like another one, and what explains it."""
+        with self.computing, torch.no_grad():
+            explainer, method = self.session.with_vectors
+            found = likeness(explainer, self.image, other.image)
+        parts = {name: getattr(found, name).cpu() for name in ("similarity", "pairs", "rest")}
+        return replace(found, **parts), method
 
     def orders(self, method: str, index: Index) -> Tensor:
         """The patches in the order of a heatmap, the most important first, (1, N); several random orders of chance."""

@@ -1,0 +1,104 @@
+// A second image beside the first: heatmaps of what makes them alike, and the patches that match one patch
+
+const TIE_COLOURS = ["#facc15", "#22c55e", "#06b6d4", "#f97316", "#e879f9"];
+let other = null, alike = null, pointed = null, pinned = false;
+
+/** Show a second image that the server has opened, or none. */
+async function openOther(opened) {
+  other = null;
+  if (opened.error) say(opened.error, true);
+  else if (opened.key) other = { ...opened, grey: await decoded(opened.grey), image: await decoded(opened.picture) };
+  compare();
+}
+
+/** Ask why both images are alike. */
+async function compare() {
+  Object.assign($(".alike"), { hidden: true });
+  alike = pointed = null;
+  pinned = false;
+  if (!view || !other) return;
+  const key = other.key;
+  const reply = await ask("alike", { other: key });
+  if (!reply || key !== other?.key) return;
+  const pairs = new Int16Array(bytes(reply.pairs).buffer);
+  alike = { ...reply, pairs, tiles: reply.colours.map((colours) => tile(bytes(colours), view.side)) };
+  $(".alike").hidden = false;
+  drawAlike();
+}
+
+/** What all patches of the other image add to the similarity together with one patch. */
+function matches(side, patch) {
+  const total = view.side ** 2;
+  const at = side === 0 ? (i) => patch * total + i : (i) => i * total + patch;
+  return Float32Array.from({ length: total }, (_, i) => alike.pairs[at(i)] * alike.scale);
+}
+
+/** Red where values are above their median: the largest has the full colour. */
+function lit(values) {
+  const median = [...values].sort((one, two) => one - two)[values.length >> 1];
+  const highest = Math.max(...values) - median || 1;
+  const colours = new Uint8ClampedArray(4 * values.length);
+  values.forEach((value, i) => colours.set([220, 20, 40, (255 * (value - median)) / highest], 4 * i));
+  return tile(colours, view.side);
+}
+
+/** Draw both images: heatmaps at rest; with a patch that is pointed at, those that match it. */
+function drawAlike() {
+  if (!alike) return;
+  const figures = sameNumber($(".pair"), 2, () => mapFigure());
+  const values = pointed && matches(pointed.side, pointed.patch);
+  [view, other].forEach((shown, side) => {
+    const [canvas, caption] = figures[side].children;
+    const own = pointed?.side === side;
+    paint(canvas, shown.grey, pointed ? (own ? null : lit(values)) : alike.tiles[side], looks());
+    if (own) mark(canvas, pointed.patch, "#fff");
+    if (!pointed) alike.ties.forEach((tie, i) => mark(canvas, tie[side], TIE_COLOURS[i % TIE_COLOURS.length], i + 1));
+    caption.querySelector(".name").textContent = shown.name;
+    caption.querySelector(".dot").hidden = true;
+    Object.assign(canvas, { tabIndex: 0, onpointermove: (event) => pinned || point(side, patchAt(canvas, view.side, event)) });
+    canvas.setAttribute("role", "application");
+    canvas.setAttribute("aria-label", `${shown.name}; arrow keys choose a patch, whose matches light up in the other image`);
+    canvas.dataset.lit = pointed && !own ? pointed.patch : "";
+    canvas.onpointerleave = () => pinned || rest();
+    canvas.onblur = () => ((pinned = false), rest());
+    canvas.onclick = (event) => {
+      const patch = patchAt(canvas, view.side, event);
+      pinned = !(pinned && pointed?.side === side && pointed.patch === patch);
+      point(side, patch);
+    };
+    canvas.onkeydown = (event) => {
+      if (!event.key.startsWith("Arrow")) return;
+      event.preventDefault();
+      pinned = true;
+      point(side, pointed?.side === side ? neighbour(pointed.patch, view.side, event.key) : 0);
+    };
+  });
+  const sum = values?.reduce((total, value) => total + value, 0);
+  $(".likeness").textContent = pointed
+    ? `This patch adds ${sum.toFixed(4)} to the similarity of ${alike.similarity.toFixed(2)}; the patches that match it are red.`
+    : `Similarity ${alike.similarity.toFixed(2)}, explained by ${alike.method}. Numbers: the patches that match best.`;
+}
+
+function point(side, patch) {
+  if (pointed?.side === side && pointed.patch === patch) return;
+  pointed = { side, patch };
+  drawAlike();
+}
+
+function rest() {
+  pointed = null;
+  drawAlike();
+}
+
+/** Frame a patch, and write its number beside it. */
+function mark(canvas, patch, colour, number = "") {
+  const context = canvas.getContext("2d"), step = canvas.width / view.side;
+  const left = (patch % view.side) * step, top = Math.floor(patch / view.side) * step;
+  for (const [stroke, width] of [["#000", 5], [colour, 2.5]]) {
+    Object.assign(context, { globalAlpha: 1, strokeStyle: stroke, lineWidth: width });
+    context.strokeRect(left, top, step, step);
+  }
+  Object.assign(context, { font: "bold 20px sans-serif", textAlign: "center", textBaseline: "middle", lineWidth: 4, strokeStyle: "#000", fillStyle: colour });
+  context.strokeText(number, left + step / 2, top + step / 2);
+  context.fillText(number, left + step / 2, top + step / 2);
+}
