@@ -10,7 +10,7 @@ import torch
 from commands import PAPER_NETWORK
 from torch import nn
 
-from benchmarks import comparison, explain, forward_decomposition, kernelshap, metrics, posthoc
+from benchmarks import comparison, explain, forward_decomposition, kernelshap, metrics, posthoc, prompts
 from explainers.metrics.agreement import spearman
 
 
@@ -235,3 +235,18 @@ def test_curves_that_differ_from_quantus_are_not_compared(monkeypatch):
     monkeypatch.setattr(metrics, "region_perturbation", lambda case, quantity, side, images: torch.ones(1, 9))
     with torch.no_grad(), pytest.raises(ArithmeticError, match="^Quantus differs by .* in probability, morf"):
         metrics.check_same(case, torch.randint(0, 256, (1, 3, 24, 24), dtype=torch.uint8))
+
+
+@pytest.mark.slow
+def test_prompts_are_timed_and_gradients_only_of_a_hundred(tmp_path, capsys):
+    path = tmp_path / "prompts.json"
+    once = ["--rounds", "1", "--batch-size", "1", "--threads", "1", "--device", "cpu", "--prompts", "1", "101"]
+    prompts.main(["--target", "tiny", *once, "--output", str(path)])
+    found = json.loads(path.read_text())["milliseconds"]["tiny"]
+    many = {label for label, costs in found.items() if "101" in costs}
+    assert many == {"AnyHead", "AnyHead, direct paths", "DirectPaths", "MaskCLIP"}
+    assert found.keys() - many == {"plain", "GradECLIP", "LeGrad", "DecompX-PLUS"}
+    assert all(costs["1"] > 0 and costs["ratio_1"] == 1 for label, costs in found.items() if label != "plain")
+    printed = capsys.readouterr().out
+    assert "| Target | Method | 1 prompt | 101 prompts | most / 1 |" in printed
+    assert f"| tiny | GradECLIP | {found['GradECLIP']['1']:.1f} | – | 1.00 |" in printed
