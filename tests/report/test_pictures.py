@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from clips import random_directions
 from lightning import Trainer
 from PIL import Image
 from toys import SILENT
@@ -14,11 +15,13 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.chance import Chance
+from explainers.report.gallery import gallery_html
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_indices, read_pictures
 from explainers.report.publish import publish
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.target.names import class_names
+from explainers.text import TextHead
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +204,17 @@ def test_classes_of_imagenet_have_readable_and_different_names():
 
 def test_chance_explains_one_class(grid):
     assert Chance(None, grid).ignores_classes
+
+
+def test_texts_as_classes_have_their_names(tmp_path, target, grid, samples):
+    """A target whose head is that of texts, such as a zero-shot classifier."""
+    texts = [f"a photo of the digit {number}" for number in range(10)]
+    target.head = TextHead(random_directions).head(texts)
+    target.classes = texts
+    settings = {"names": ["DecompX-PLUS"], "classes": [texts[7], texts[3]]}
+    picture = collected(tmp_path, target, grid, samples, **settings)[0]
+    assert list(picture.classes) == [texts[7], texts[3]] and picture.label in texts
+    logits = target(picture.image[None])[0]
+    assert picture.classes[texts[7]] == pytest.approx(logits.softmax(-1)[7].item(), abs=1e-5)
+    page = gallery_html("prompts", {"digits": [picture]}, results={}, columns={})
+    assert texts[7] in page
