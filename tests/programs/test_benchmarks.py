@@ -8,9 +8,10 @@ import pytest
 import references
 import torch
 from commands import PAPER_NETWORK
+from PIL import Image
 from torch import nn
 
-from benchmarks import comparison, explain, forward_decomposition, kernelshap, metrics, posthoc, prompts
+from benchmarks import comparison, explain, forward_decomposition, kernelshap, likeness, metrics, posthoc, prompts
 from explainers.metrics.agreement import spearman
 
 
@@ -250,3 +251,26 @@ def test_prompts_are_timed_and_gradients_only_of_a_hundred(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| Target | Method | 1 prompt | 101 prompts | most / 1 |" in printed
     assert f"| tiny | GradECLIP | {found['GradECLIP']['1']:.1f} | – | 1.00 |" in printed
+
+
+@pytest.mark.slow
+def test_likeness_is_measured_against_a_random_image(tmp_path, capsys):
+    for folder in ("gallery", "objects/images", "objects/masks"):
+        (tmp_path / folder).mkdir(parents=True)
+    for number in range(3):
+        pixels = torch.randint(
+            0, 256, (160, 160, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
+        )
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"gallery/{number}.png")
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"objects/images/{number}.png")
+        mask = torch.zeros(160, 160, dtype=torch.uint8)
+        mask[:80] = 255
+        Image.fromarray(mask.numpy()).save(tmp_path / f"objects/masks/{number}.png")
+    files = ["--gallery", str(tmp_path / "gallery"), "--root", str(tmp_path / "objects")]
+    likeness.main(["--model", "test_resnet", *files, "--limit", "2"])
+    printed = capsys.readouterr().out
+    assert "test_resnet: 2 images of objects, 3 images in the gallery" in printed
+    rows = {tuple(line.split(" | ")[:2]): line.split(" | ")[2:] for line in printed.splitlines()[3:]}
+    assert {name for name, _ in rows} == {"| chance", "| CAM", "| HiResCAM", "| GradCAM"}
+    nearest, _, itself, _ = rows["| CAM", "none"][:4]
+    assert nearest == itself  # the images are in the gallery
