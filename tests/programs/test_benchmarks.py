@@ -270,7 +270,10 @@ def test_likeness_is_measured_against_a_random_image(tmp_path, capsys):
     likeness.main(["--model", "test_resnet", *files, "--limit", "2"])
     printed = capsys.readouterr().out
     assert "test_resnet: 2 images of objects, 3 images in the gallery" in printed
-    rows = {tuple(line.split(" | ")[:2]): line.split(" | ")[2:] for line in printed.splitlines()[3:]}
-    assert {name for name, _ in rows} == {"| chance", "| CAM", "| HiResCAM", "| GradCAM"}
-    nearest, _, itself, _ = rows["| CAM", "none"][:4]
-    assert nearest == itself  # the images are in the gallery
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[4:]]
+    centres = ["none", "mean of the gallery"]
+    expected = [["chance", ""], *([name, centre] for centre in centres for name in ("CAM", "HiResCAM", "GradCAM"))]
+    assert [row[:2] for row in rows] == expected
+    for row in rows[1:]:
+        nearest, random, _, difference = (float(cell.partition(" ")[0]) for cell in row[6:])
+        assert 0 < nearest <= 1 and difference == pytest.approx(nearest - random, abs=2e-3)
