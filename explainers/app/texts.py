@@ -79,6 +79,12 @@ class PreparedTexts:
             embeddings = explainer.target.embed(explainer.target.normalise(images))
         self.embeddings = embeddings.float()
 
+    def told_apart(self, against: Sequence[str] | None) -> "PreparedTexts":
+        """The same images, whose texts are told apart from others; it shares what was computed."""
+        twin = copy.copy(self)
+        twin.against = against
+        return twin
+
     @torch.no_grad()
     def scores(self, texts: Sequence[str]) -> Tensor:
         """Score the images by texts: (B, V)."""

@@ -17,7 +17,7 @@ from PIL import Image
 from explainers.app.page.answers import ANSWERS, checked_methods, colours_of, opened
 from explainers.app.page.curves import curves_svg
 from explainers.app.page.layout import served
-from explainers.app.page.shown import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, Shown
+from explainers.app.page.shown import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, Shown, Text
 from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.errors import InputError
@@ -163,19 +163,39 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
     for method in ("GAE", "DirectPaths"):
         built = build(method, prompted.target, prompted.grid)
         expected = TextExplainer(built, head, "a cat")(prompted.image, torch.tensor([0]))[0]
-        torch.testing.assert_close(prompted.heatmap(method, "a cat"), expected, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(prompted.heatmap(method, Text("a cat")), expected, rtol=1e-3, atol=1e-5)
     reply = ANSWER["heatmap"](prompted, "GAE", "a cat")
     assert reply["class"] == ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)]
     hidden = prompted.normalised.clone()
     hidden[0][references.window(3, 4, 8)] = 0
     expected = head(prompted.target.embed(hidden), ["a cat"]).item()
-    assert prompted.scores("a cat", [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)
-    curve = prompted.curve("GAE", "a cat")
+    assert prompted.scores(Text("a cat"), [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)
+    curve = prompted.curve("GAE", Text("a cat"))
     assert curve[0] == pytest.approx(whole[0], abs=1e-5)
-    order = prompted.orders("GAE", "a cat")[0].tolist()
+    order = prompted.orders("GAE", Text("a cat"))[0].tolist()
     half = order[: level_sizes(16, LEVELS)[5]]
-    assert curve[5] == pytest.approx(prompted.scores("a cat", [half])[0], abs=1e-5)
+    assert curve[5] == pytest.approx(prompted.scores(Text("a cat"), [half])[0], abs=1e-5)
     assert ANSWER["picture"](prompted, ["GAE"], "a cat", 0.8, False)["file"].endswith("a_cat.png")
+
+
+def test_texts_are_told_apart_from_the_others(prompted):
+    built = build("GAE", prompted.target, prompted.grid)
+    others = ["a dog", "a bird"]
+    slow = TextExplainer(built, prompted.session.text_head, "a cat", others)
+    expected = slow(prompted.image, torch.tensor([0]))[0]
+    torch.testing.assert_close(prompted.heatmap("GAE", Text("a cat", tuple(others))), expected, rtol=1e-3, atol=1e-5)
+    colours = ANSWER["heatmap"](prompted, "GAE", "a cat", others)["colours"]
+    assert base64.b64decode(colours) == colours_of(expected).numpy().tobytes()
+    assert (
+        ANSWER["curves"](prompted, ["GAE"], "a cat", "most", others)["values"]
+        != ANSWER["curves"](prompted, ["GAE"], "a cat", "most")["values"]
+    )
+    for against, message in (
+        ([" "], "^expected texts that are not empty"),
+        (["b"] * 51, "^expected texts from 0 to 50"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ANSWER["heatmap"](prompted, "GAE", "a cat", against)
 
 
 def test_a_model_without_classes_has_texts_alone():

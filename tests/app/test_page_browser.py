@@ -191,6 +191,9 @@ def test_texts_are_typed_and_stay_listed(browser, prompting, photo):
     page.until(lambda: page.explained() == ['GAE "a dog"'] and page.all(".curve svg circle"))
     names = page.texts(".classes button")
     assert len(names) == 2 and {name.split("\n")[0][:5] for name in names} == {"a cat", "a dog"}
+    page.one(".against").click()
+    page.until(lambda: page.explained() == ['GAE "a dog","a cat"'])
+    page.one(".against").click()
     page.one(".classes [aria-pressed=false]").click()
     page.until(lambda: page.explained() == ['GAE "a cat"'])
     page.drop(photo)

@@ -11,16 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.app.page.curves import curves_svg
-from explainers.app.page.shown import CHANCE, LEVELS, Shown, Side
+from explainers.app.page.shown import CHANCE, LEVELS, MOST_TEXTS, Shown, Side, Text
 from explainers.app.saving import data_url
+from explainers.app.texts import in_words
 from explainers.errors import InputError, check_range
 from explainers.report.overlays import BLUE, RED, annotated, shades
 
 MOST_METHODS = 4
 """Number of explainers that are shown side by side."""
-
-MOST_PROMPTS = 50
-"""Number of texts that a page lists."""
 
 STEPS = 32767
 """Number of steps from 0 to the largest value of pairs of patches."""
@@ -44,28 +42,28 @@ def opened(shown: Shown) -> dict[str, Any]:
     }
 
 
-def heatmap(shown: Shown, method: str, index: Any) -> dict[str, Any]:
+def heatmap(shown: Shown, method: str, index: Any, against: Sequence[str] = ()) -> dict[str, Any]:
     """The colours of a heatmap, RGBA row by row, the order of its patches, and the class."""
-    chosen = shown.checked(index)
+    chosen = shown.checked(index, against)
     heatmap = shown.heatmap(method, chosen)
     return {
         "colours": base64.b64encode(colours_of(heatmap).numpy().tobytes()).decode(),
         "order": shown.orders(method, chosen)[0].tolist(),
-        "class": [chosen, shown.title(chosen), shown.score(chosen)],
+        "class": [index, shown.title(chosen), shown.score(chosen)],
     }
 
 
-def curves(shown: Shown, methods: Sequence[str], index: Any, side: Side) -> dict[str, Any]:
+def curves(shown: Shown, methods: Sequence[str], index: Any, side: Side, against: Sequence[str] = ()) -> dict[str, Any]:
     """How the score falls while patches are hidden, in the orders of methods and at random: a small figure."""
     check_range(0, MOST_METHODS, methods=len(methods))
-    chosen = shown.checked(index)
+    chosen = shown.checked(index, against)
     values = {method: shown.curve(method, chosen, side) for method in [*methods, CHANCE]}
     return {"svg": curves_svg(values), "values": values, "levels": LEVELS}
 
 
 def prompts(shown: Shown, texts: Sequence[str]) -> dict[str, Any]:
     """The similarity of texts that a visitor has typed for other images."""
-    check_range(0, MOST_PROMPTS, texts=len(texts))
+    check_range(0, MOST_TEXTS, texts=len(texts))
     return {"classes": [[text, text, shown.score(shown.checked(text))] for text in texts]}
 
 
@@ -75,14 +73,18 @@ def scores(shown: Shown, index: Any, hidden: Sequence[Sequence[int]]) -> dict[st
     return {"values": shown.scores(shown.checked(index), hidden)}
 
 
-def picture(shown: Shown, methods: Sequence[str], index: Any, opacity: float, smooth: bool) -> dict[str, Any]:
+def picture(
+    shown: Shown, methods: Sequence[str], index: Any, opacity: float, smooth: bool, against: Sequence[str] = ()
+) -> dict[str, Any]:
     """A PNG with the heatmaps of methods beside one another, titles and legends, and a name for its file."""
     check_range(1, MOST_METHODS, methods=len(methods))
-    chosen = shown.checked(index)
+    chosen = shown.checked(index, against)
     name = shown.title(chosen)
-    kind = "text" if isinstance(chosen, str) else "class"
+    kind = "text" if isinstance(chosen, Text) else "class"
     pixels = torch.from_numpy(np.array(shown.picture)).permute(2, 0, 1)
     title = f"{name} {shown.score(chosen):.2f}"
+    if isinstance(chosen, Text) and chosen.against:
+        title += f" against {in_words(chosen.against)}"
     parts = [
         annotated(pixels, shown.heatmap(method, chosen), f"{title}, {method}", opacity, smooth, explained=kind)
         for method in methods

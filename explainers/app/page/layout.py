@@ -17,7 +17,7 @@ from explainers.posthoc.names import built_for
 
 HINT = "Drop an image, and see which parts support each class."
 TEXT_HINT = "Drop an image, type a text, and see which parts support it."
-SCRIPTS = ("canvas.js", "hiding.js", "alike.js", "page.js")
+SCRIPTS = ("canvas.js", "hiding.js", "alike.js", "texts.js", "page.js")
 SUMS = ("AttnLRP-PLUS", "DecompX-PLUS", "DecompX-SkipPLUS")
 """Sums over layers that are offered where their method is."""
 
@@ -51,7 +51,7 @@ def build_page(session: Session) -> Any:
                     label="Explainers side by side",
                     elem_id="methods",
                 )
-                other = photo_input(gradio, "Why is it like another image?", 170)
+                other = photo_input(gradio, "Why is it like another image?", 230)
             with gradio.Column(scale=4, min_width=330):
                 panel = own_component(gradio, answers, methods[:1])
         open_image = opening(session, explainers, visits)

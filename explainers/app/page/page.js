@@ -4,8 +4,8 @@ const COLOURS = props.colours, GREY = props.grey;
 const $ = (selector) => element.querySelector(selector);
 const state = { index: null, chosen: null, methods: [...props.methods], test: "most", amount: 0, painted: new Set(), points: [] };
 const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").checked });
-const keyOf = (method, index = state.index) => `${method} ${typeof index === "string" ? JSON.stringify(index) : index}`;
-let maps = new Map(), prompts = [], view = null, openings = 0, drawing = false, outdated = false;
+const keyOf = (method, index = state.index) => `${method} ${isText(index) ? [index, ...against(index)].map((text) => JSON.stringify(text)) : index}`;
+let maps = new Map(), view = null, openings = 0, drawing = false, outdated = false;
 
 /** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
 async function ask(name, question) {
@@ -59,25 +59,6 @@ async function open() {
   else if (view) draw();
 }
 
-/** Score the texts that were typed for earlier images. */
-async function scorePrompts() {
-  const texts = prompts.map(([text]) => text);
-  prompts = [];
-  const reply = texts.length ? await ask("prompts", { texts }) : null;
-  if (reply) prompts = reply.classes;
-}
-
-/** Explain a text, and list it beside the classes. */
-async function explainText(text) {
-  const reply = await ask("prompts", { texts: [text] });
-  if (!reply) return;
-  say("");
-  prompts = [...reply.classes, ...prompts.filter(([known]) => known !== text)].slice(0, 50);
-  $(".prompt").value = "";
-  $(".explained").hidden = false;
-  explain(reply.classes[0]);
-}
-
 /** Explain a class [index, name, probability] by all chosen methods. */
 async function explain(chosen) {
   Object.assign(state, { index: chosen[0], chosen, points: [] });
@@ -88,12 +69,12 @@ async function explain(chosen) {
 }
 
 async function explainBy(method, index) {
-  const known = maps.get(keyOf(method, index));
+  const key = keyOf(method, index), known = maps.get(key);
   draw();
   if (known) return;
-  const reply = await ask("heatmap", { method, index });
+  const reply = await ask("heatmap", { method, index, against: against(index) });
   if (!reply) return;
-  maps.set(keyOf(method, index), { tile: tile(bytes(reply.colours), view.side), order: reply.order });
+  maps.set(key, { tile: tile(bytes(reply.colours), view.side), order: reply.order });
   if (index !== state.index) return;
   state.chosen = reply.class;
   listClasses();
@@ -135,7 +116,7 @@ async function curve() {
   while (outdated && view) {
     outdated = false;
     const side = state.test === "least" ? "least" : "most", { index, methods } = state;
-    const reply = await ask("curves", { methods, index, side });
+    const reply = await ask("curves", { methods, index, side, against: against(index) });
     if (!reply || index !== state.index || methods !== state.methods || (state.test === "least") !== (side === "least")) continue;
     $(".curve").classList.remove("waiting");
     $(".curve div").innerHTML = reply.svg;
@@ -145,6 +126,7 @@ async function curve() {
 }
 
 function listClasses() {
+  $(".contrast").hidden = !isText(state.index) || prompts.length < 2;
   const shown = [...prompts].sort((one, other) => other[2] - one[2]).concat(view.classes);
   if (!shown.some(([index]) => index === state.index)) shown.push(state.chosen);
   sameNumber($(".classes"), shown.length, () => Object.assign(document.createElement("button"), { type: "button" })).forEach((button, i) => {
@@ -160,16 +142,13 @@ function listClasses() {
 }
 
 async function save() {
-  const reply = await ask("picture", { methods: state.methods, index: state.index, ...looks() });
+  const reply = await ask("picture", { methods: state.methods, index: state.index, against: against(), ...looks() });
   if (reply) Object.assign(document.createElement("a"), { href: reply.url, download: reply.file }).click();
 }
 
 watch("value", () => (props.value?.other ? openOther(props.value.other) : open()));
 $(".opacity").oninput = $(".smooth").onchange = () => view && (draw(), drawAlike());
-$(".ask").onsubmit = (event) => {
-  event.preventDefault();
-  if (view && $(".prompt").value.trim()) explainText($(".prompt").value.trim());
-};
+listenToTexts();
 $(".save").onclick = save;
 $(".hidden-count").oninput = () => ((state.amount = +$(".hidden-count").value), test());
 $(".clear").onclick = () => (state.painted.clear(), test());

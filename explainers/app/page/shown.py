@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from explainers.app.explanation import Explanation
 from explainers.app.photos import photos_of
 from explainers.app.session import Session
 from explainers.app.texts import PreparedTexts
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError, check_range, checks_choices
 from explainers.images.decoding import middle_square
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
@@ -41,11 +41,21 @@ PICTURE_SIZE = 448
 CHUNK = 10
 """Number of masked images in one call of the model, between which other visitors get their turn."""
 
+MOST_TEXTS = 50
+"""Number of texts that a page lists."""
+
 REMEMBERED = 4_000_000
 """Largest number of values in the embeddings of masked copies of an image that are kept."""
 
 
-Index = int | str
+class Text(NamedTuple):
+    """A text, and the others that it is told apart from, if any."""
+
+    text: str
+    against: tuple[str, ...] = ()
+
+
+Index = int | Text
 """What is explained: a class, by its index, or a text."""
 
 
@@ -85,15 +95,16 @@ class Shown:
         self._embeddings: dict[bytes, Tensor] = {}
         self._texts: dict[str, PreparedTexts] = {}
 
-    def checked(self, index: Any) -> Index:
+    def checked(self, index: Any, against: Sequence[str] = ()) -> Index:
         """The class, or text, that a browser asks for; an InputError if there is none, or it is empty."""
         if isinstance(index, str) and self.session.takes_texts:
-            return checked_texts(index)[0]
+            check_range(0, MOST_TEXTS, texts=len(against))
+            return Text(checked_texts(index)[0], tuple(checked_texts(against)) if against else ())
         return class_index(index, self.session.names)
 
     def title(self, index: Index) -> str:
         """The name of a class; a text as it is."""
-        return index if isinstance(index, str) else self.session.names[index]
+        return index.text if isinstance(index, Text) else self.session.names[index]
 
     def score(self, index: Index) -> float:
         """The probability of a class, or the similarity of a text."""
@@ -115,11 +126,11 @@ class Shown:
         return self._heatmaps[key]
 
     def _explained(self, method: str, index: Index) -> Tensor:
-        if isinstance(index, str):
+        if isinstance(index, Text):
             if method not in self._texts:
                 explainer = self.explainers.get(method, self.session.explainer)
                 self._texts[method] = PreparedTexts(explainer, self.session.text_head, self.image)
-            return self._texts[method].heatmaps([index])[0]
+            return self._texts[method].told_apart(index.against or None).heatmaps([index.text])[0]
         if method == self.session.method and self.explanation is not None:
             return self.explanation.of(index).heatmap
         return self.explainers[method](self.image, torch.tensor([index], device=self.image.device))[0]
@@ -168,8 +179,8 @@ class Shown:
     def _scored(self, keep: Tensor, index: Index) -> Tensor:
         """The probability of a class, or the similarity of a text, under masks (M, N): (M,)."""
         embeddings = self.embeddings(keep).to(self.image.device)
-        if isinstance(index, str):
-            return self.session.text_head(embeddings, [index])[:, 0].cpu()
+        if isinstance(index, Text):
+            return self.session.text_head(embeddings, [index.text])[:, 0].cpu()
         return self.target.classify(embeddings).softmax(-1)[:, index].cpu()
 
     def embeddings(self, keep: Tensor) -> Tensor:
