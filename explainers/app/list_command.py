@@ -13,6 +13,7 @@ EXTRAS = {
         ("captum", "sklearn", "scipy", "torchmetrics", "matplotlib"),
         "ViT-CX, DeepLift, LIME (Lasso), benchmark",
     ),
+    "clip": (("open_clip",), "texts, with models of CLIP and SigLIP"),
     "app": (("gradio",), "serve"),
     "hub": (("huggingface_hub", "transformers"), "explainers and models of the Hugging Face Hub"),
     "train": (("lightning", "hydra"), "training, in the checkout"),
