@@ -4,10 +4,12 @@ import doctest
 import importlib
 import re
 import sys
+from shutil import copy
 
 import pytest
 import timm
 import torch
+from clips import TEXT, clip, image_tower, open_clip
 from commands import ROOT, composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -18,6 +20,7 @@ import explainers
 from explainers import posthoc
 from explainers.anyhead import AnyHead
 from explainers.target import TargetModel
+from explainers.text import clip_text_head
 from explainers.tve import LightNetwork
 
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs/how_to").glob("*.md"))}
@@ -118,6 +121,30 @@ def test_an_explanation_is_refined(monkeypatch):
     names = run("refine")
     assert names["refined"].passes == 10 and names["errors"].shape == names["espresso"].shape == (1, 14, 14)
     assert names["task"].heatmaps.shape == names["task"].errors.shape == (1, 2, 14, 14)
+
+
+@torch.no_grad()
+def test_texts_and_likeness_are_explained(tmp_path, monkeypatch):
+    """By a small CLIP with random weights."""
+    monkeypatch.chdir(tmp_path)
+    copy(ROOT / "docs/photos/cat_and_coffee.jpg", tmp_path / "photo.jpg")
+    target, library, small = image_tower(), open_clip(), clip()
+    monkeypatch.setattr(library, "create_model", lambda *_, **__: small)
+    monkeypatch.setattr("explainers.text.heads.text_tower", lambda *_: ("tiny-quickgelu", ""))
+    words, length = ["cat", "dog", "cup"], TEXT["context_length"]
+    tokenise = library.tokenizer.SimpleTokenizer(context_length=length)
+    monkeypatch.setattr(library, "get_tokenizer", lambda _: tokenise)
+    explain = explainers.explain
+    monkeypatch.setattr(explainers, "explain", lambda image, _, **given: explain(image, target, **given), raising=False)
+    names = {"target": target, "words": words, "classifier": TargetModel(target.backbone, torch.nn.Linear(24, 3))}
+    names |= {"images": torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8), "class_texts": words}
+    names |= {"others": names["images"].flip(0), "centre": None, "embeddings_of_others": torch.randn(2, 24)}
+    names |= {"embeddings": torch.randn(2, 24), "labels": torch.tensor([0, 1])}
+    names["encode"] = clip_text_head(target).encode
+    for path, code in BLOCK.findall(PAGES["words"]):
+        exec(code, names) if not path else None
+    assert names["heatmaps"].shape == (2, 2, 4, 4) and names["scores"].shape == (2, 3)
+    assert (tmp_path / "furry.png").is_file() and names["pairs"].shape == (2, 16, 16)
 
 
 def test_an_experiment_composes(add_files, compose):
