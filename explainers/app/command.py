@@ -149,7 +149,11 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
         "--similar-to", metavar="IMAGE", help="another image: which patches make the images like it, and it like them"
     )
     add.add_argument(
-        "--against", nargs="+", action="extend", metavar="TEXT", help="texts from which each --text is told apart"
+        "--against",
+        nargs="+",
+        action="extend",
+        metavar="TEXT",
+        help="texts from which each --text is told apart; or images with --similar-to",
     )
     add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(

@@ -117,20 +117,21 @@ class Comparison:
         return f'<div><img alt="{html.escape(repr(self))}" src="{data_url(self.picture())}"><p>{caption}</p></div>'
 
 
-def compared(session: Session, images: Any, similar_to: Any) -> Iterator[Comparison]:
+def compared(session: Session, images: Any, similar_to: Any, centre: Tensor | None = None) -> Iterator[Comparison]:
     """Compare images with another one, one batch after the other, and yield a comparison of each.
 
     Args:
         session: the model, and an explainer with vectors, or one that is linear.
         images: see `photos_of`.
         similar_to: the other image.
+        centre: what all images have in common, (D,), see `mean_embedding`; `None` for nothing.
 
     Raises:
         InputError: for images that cannot be read, several in `similar_to`, and explainers that are not linear.
     """
     other, square = one_image(session, similar_to, "similar_to")
     for photos, pixels, _ in session.batches(photos_of(images), "comparing"):
-        yield from comparisons(session, photos, pixels, [other] * len(photos), square.expand_as(pixels))
+        yield from comparisons(session, photos, pixels, [other] * len(photos), square.expand_as(pixels), centre)
 
 
 def one_image(session: Session, image: Any, setting: str) -> tuple[Photo, Tensor]:
@@ -145,11 +146,17 @@ def one_image(session: Session, image: Any, setting: str) -> tuple[Photo, Tensor
 
 @torch.no_grad()
 def comparisons(
-    session: Session, photos: Sequence[Photo], pixels: Tensor, others: Sequence[Photo], other_pixels: Tensor
+    session: Session,
+    photos: Sequence[Photo],
+    pixels: Tensor,
+    others: Sequence[Photo],
+    other_pixels: Tensor,
+    centre: Tensor | None = None,
 ) -> list[Comparison]:
     """Compare each photo of a batch, uint8 pixels (B, 3, S, S), with another one."""
     device = session.target.mean.device
-    found = likeness(session.explainer, pixels.to(device), other_pixels.to(device))
+    centre = None if centre is None else centre.to(device)
+    found = likeness(session.explainer, pixels.to(device), other_pixels.to(device), centre)
     return [
         Comparison(
             pixels[row],
@@ -170,3 +177,25 @@ def _of_row(found: Likeness, row: int) -> Likeness:
     one = slice(row, row + 1)
     parts = {name: getattr(found, name)[one].cpu() for name in ("similarity", "pairs", "rest")}
     return replace(found, **parts)
+
+
+def mean_embedding(session: Session, images: Any) -> Tensor:
+    """What images have in common: the mean (D,) of their embeddings; see `photos_of` for `images`."""
+    return embedded(session, photos_of(images))[0].mean(0)
+
+
+def embedded(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:
+    """The embeddings (M, D) of the photos that can be decoded, and their numbers."""
+    parts = []
+    numbers: list[int] = []
+    for _, pixels, kept in session.batches(photos, "embedding"):
+        parts.append(embed(session, pixels))
+        numbers += kept
+    return torch.cat(parts), numbers
+
+
+@torch.no_grad()
+def embed(session: Session, pixels: Tensor) -> Tensor:
+    """Embed uint8 pixels (B, 3, S, S): (B, D), on the CPU."""
+    target = session.target
+    return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()

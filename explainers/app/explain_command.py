@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from explainers.app.choosing import Purpose
 from explainers.app.command import DEFAULT_MODEL
-from explainers.app.comparing import Comparison, compared
+from explainers.app.comparing import Comparison, compared, mean_embedding
 from explainers.app.neighbours import neighbours
 from explainers.app.picture_files import Picture, check_writable, planned
 from explainers.app.session import Session
@@ -34,13 +35,14 @@ def explain(options: Namespace) -> int:
     named = bool(options.texts or like) or len(wanted) > 1
     pictures = planned(options.images, wanted, Path(options.output).expanduser(), named)
     session = session_of(options)
+    centre = mean_embedding(session, options.against) if options.similar_to and options.against else None
     failures = 0
     written: list[Path] = []
     try:
         for _, group in groupby(pictures, lambda picture: picture.image):
             of_image = list(group)
             try:
-                for line in explained(session, of_image, options):
+                for line in explained(session, of_image, options, centre):
                     print(line, flush=True)
                     written.append(of_image[0].file)
             except InputError as error:
@@ -55,10 +57,12 @@ def explain(options: Namespace) -> int:
     return 1 if failures else 0
 
 
-def explained(session: Session, pictures: Sequence[Picture], options: Namespace) -> Iterator[str]:
+def explained(
+    session: Session, pictures: Sequence[Picture], options: Namespace, centre: Tensor | None = None
+) -> Iterator[str]:
     """Write the pictures of one image, and yield a line about each."""
     if options.similar_to:
-        (comparison,) = compared(session, pictures[0].image, options.similar_to)
+        (comparison,) = compared(session, pictures[0].image, options.similar_to, centre)
         yield compared_line(comparison, pictures[0].name, pictures[0].file)
         return
     if options.texts:
@@ -106,8 +110,8 @@ def class_of(session: Session, wanted: str) -> int:
 def session_of(options: Namespace) -> Session:
     """The model and the explainer that the options name. What the model does not have is told at once."""
     texts = getattr(options, "texts", None)
-    if texts is None and getattr(options, "against", None):
-        raise InputError("expected --text beside --against, got --against alone: name a text")
+    if not (texts or getattr(options, "similar_to", None)) and getattr(options, "against", None):
+        raise InputError("expected --text or --similar-to beside --against, got --against alone: name one")
     model, weights, method = model_and_method(options)
     compares = getattr(options, "similar_to", None) or hasattr(options, "k")
     purpose: Purpose = "likeness" if compares else "texts" if texts else "classes"

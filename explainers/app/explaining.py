@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from explainers.app.choosing import Purpose
-from explainers.app.comparing import Comparison, compared
+from explainers.app.comparing import Comparison, compared, mean_embedding
 from explainers.app.explanation import Explanation
 from explainers.app.photos import is_single
 from explainers.app.session import Session
@@ -25,7 +25,7 @@ def explain(
     top: int = 5,
     device: str | torch.device | None = None,
     text: str | Sequence[str] | None = None,
-    against: str | Sequence[str] | None = None,
+    against: Any = None,
     text_head: TextHead | None = None,
     similar_to: Any = None,
 ) -> Explanation | Comparison | list[Explanation] | list[Comparison]:
@@ -46,6 +46,8 @@ def explain(
         text: where is what a text describes? A text, or several, of which that with the highest similarity is
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
+            With `similar_to`, a folder or a list of images, whose mean embedding is what all images have in common: the
+            likeness is relative to it.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
         similar_to: another image: why are the images like it? The model needs no head.
 
@@ -56,11 +58,13 @@ def explain(
         InputError: for images that cannot be read, and for what the model or the method cannot explain.
     """
     if similar_to is not None:
-        given = {"classes": classes, "text": text, "against": against, "text_head": text_head}
+        given = {"classes": classes, "text": text, "text_head": text_head}
         others = [name for name, value in given.items() if value is not None]
         if others:
             raise InputError(f"expected similar_to or {others[0]}, got both: leave out one of them")
-        comparisons = list(compared(Session(model, method, weights, device, purpose="likeness"), images, similar_to))
+        comparing = Session(model, method, weights, device, purpose="likeness")
+        centre = None if against is None else mean_embedding(comparing, against)
+        comparisons = list(compared(comparing, images, similar_to, centre))
         return comparisons[0] if is_single(images) else comparisons
     if text is None and text_head is not None:
         raise InputError("expected text beside text_head, got text_head alone: give text=")

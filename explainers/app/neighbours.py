@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from explainers.app.comparing import Comparison, comparisons, one_image
+from explainers.app.comparing import Comparison, comparisons, embed, embedded, one_image
 from explainers.app.photos import Photo, decoded, photos_of
 from explainers.app.session import BATCH, Session
 from explainers.errors import InputError, check_integers, check_positive
 from explainers.likeness import nearest as nearest_embeddings
+
+MANY = 20
+"""From this number of images on, embeddings are compared relative to their mean."""
 
 
 def nearest(
@@ -25,6 +27,9 @@ def nearest(
     device: str | torch.device | None = None,
 ) -> list[Comparison]:
     """Find the images of a folder that are most like an image, and explain why.
+
+    In a folder of 20 images or more, embeddings are compared relative to their mean, which all images have in common:
+    otherwise, the likeness to any image lies on the same patches.
 
     Args:
         image: one image, see `explain`.
@@ -53,33 +58,17 @@ def neighbours(session: Session, image: Any, folder: Any, k: int = 5) -> Iterato
     photos = [each for each in photos_of(folder) if photo.file is None or not _same(each, photo)]
     if not photos:
         raise InputError(f"expected other images than the image itself, got {photo.name} alone: give another folder")
-    embeddings, embedded = _embedded(session, photos)
-    own = _embed(session, square[None])
-    chosen = [embedded[number] for number in nearest_embeddings(embeddings, own, k)[1][0].tolist()]
+    embeddings, numbers = embedded(session, photos)
+    centre = embeddings.mean(0) if len(embeddings) >= MANY else None
+    own = embed(session, square[None])
+    chosen = [numbers[place] for place in nearest_embeddings(embeddings, own, k, centre)[1][0].tolist()]
     for start in range(0, len(chosen), BATCH):
         batch = [photos[number] for number in chosen[start : start + BATCH]]
         squares = [decoded(each, session.target.grid.image_size, session.resampling) for each in batch]
         pixels = torch.stack([square for square in squares if square is not None])
-        yield from comparisons(session, [photo] * len(pixels), square.expand_as(pixels), batch, pixels)
+        yield from comparisons(session, [photo] * len(pixels), square.expand_as(pixels), batch, pixels, centre)
 
 
 def _same(one: Photo, other: Photo) -> bool:
     """Whether two photos are the same file."""
     return one.file is not None and other.file is not None and one.file.resolve() == other.file.resolve()
-
-
-def _embedded(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:
-    """The embeddings (M, D) of the photos that can be decoded, and their numbers."""
-    parts = []
-    numbers: list[int] = []
-    for _, pixels, kept in session.batches(photos, "embedding"):
-        parts.append(_embed(session, pixels))
-        numbers += kept
-    return torch.cat(parts), numbers
-
-
-@torch.no_grad()
-def _embed(session: Session, pixels: Tensor) -> Tensor:
-    """Embed uint8 pixels (B, 3, S, S): (B, D), on the CPU."""
-    target = session.target
-    return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()

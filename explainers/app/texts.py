@@ -34,7 +34,7 @@ def text_head_of(target: TargetModel, head: TextHead | None = None) -> TextHead:
         return clip_text_head(target).to(target.mean.device)
     if not isinstance(head, TextHead):
         raise InputError(f"expected text_head as a TextHead, got {type(head).__name__}: see explainers.text")
-    head(torch.zeros(1, target.embed_dim, device=head.device), ["a photo"])
+    head.check_fits(target)
     return head if head.device == target.mean.device else copy.deepcopy(head).to(target.mean.device)
 
 

@@ -84,6 +84,12 @@ def _open(model: str, pretrained: str) -> tuple[Any, Any]:
     try:
         tokenise = open_clip.get_tokenizer(model)
         return open_clip.create_model(model, pretrained=pretrained or None).eval(), tokenise
+    except OSError as error:  # no network, or no such file
+        reason = str(error).partition("\n")[0][:120]
+        raise InputError(
+            f"expected weights of the text tower {model} {pretrained} on this machine or a network, got neither"
+            f" ({reason}): give a file as pretrained"
+        ) from error
     except ImportError as error:  # SigLIP's tokenisers
         raise InputError(f"the tokeniser of {model} needs transformers: pip install transformers") from error
     finally:

@@ -98,12 +98,13 @@ class TextHead(nn.Module):
     def _scores(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             head = ProjectedHead(directions.to(embeddings.device), self.projection, self.normalise)
-            if head.in_features != embeddings.shape[-1]:
-                raise InputError(
-                    f"expected embeddings of width {head.in_features}, for which this text head was made, got"
-                    f" {embeddings.shape[-1]}: take the text head of this backbone"
-                )
+            check_width(head.in_features, embeddings.shape[-1])
             return head(embeddings.float())
+
+    def check_fits(self, target: TargetModel) -> None:
+        """Raise an InputError if this head was made for embeddings of another width, as far as that is known."""
+        if self.projection is not None:
+            check_width(self.projection.shape[1], target.embed_dim)
 
     @checks_choices
     def functionals(
@@ -143,6 +144,15 @@ class TextHead(nn.Module):
         if self.normalise:
             return cosine_functionals(embeddings, directions, self.projection, length)
         return directions if self.projection is None else directions @ self.projection
+
+
+def check_width(wanted: int, width: int) -> None:
+    """Raise an InputError for embeddings of another width than a text head was made for."""
+    if wanted != width:
+        raise InputError(
+            f"expected embeddings of width {wanted}, for which this text head was made, got {width}: take the text head"
+            " of this backbone"
+        )
 
 
 def clip_text_head(

@@ -196,7 +196,7 @@ BAD = {
     "cat.jpg --similar-to photos": (1, "expected one image in similar_to, got several"),
     "cat.jpg --similar-to gone.jpg": (1, "there is no such file"),
     "cat.jpg --similar-to cat.jpg --class tabby": (2, "not allowed with"),
-    "cat.jpg --against cat": (1, "expected --text beside --against, got --against alone: name a text"),
+    "cat.jpg --against cat": (1, "expected --text or --similar-to beside --against, got --against alone: name one"),
     "cat.jpg --bottom": (2, "unrecognized arguments: --bottom"),
 }
 

@@ -160,3 +160,27 @@ def test_bad_searches_are_refused_in_one_line(given, message, target, photos, tm
     with pytest.raises(InputError, match=message) as error:
         explainers.nearest(model=target, **settings)
     assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_likeness_is_relative_to_what_other_images_have_in_common(target, anyhead, photos):
+    against = photos / "more"
+    found = explainers.explain(PIXELS[0], target, similar_to=PIXELS[1], against=against, method=anyhead)
+    (common,) = explainers.explain([photos / "more/e.png"], target, similar_to=PIXELS[1], method=anyhead)
+    centre = target.embed(target.normalise(common.image[None]))[0]
+    expected = likeness(anyhead, found.image[None], found.other[None], centre)
+    assert found.similarity == pytest.approx(expected.similarity.item(), abs=1e-5)
+    torch.testing.assert_close(found.pairs, expected.pairs[0], rtol=1e-4, atol=1e-5)
+    plain = explainers.explain(PIXELS[0], target, similar_to=PIXELS[1], method=anyhead)
+    assert abs(plain.similarity - found.similarity) > 0.01
+
+
+@torch.no_grad()
+def test_in_many_images_the_nearest_is_relative_to_their_mean(target, anyhead):
+    many = np.random.default_rng(5).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    (found,) = explainers.nearest(PIXELS[0], many, target, k=1, method=anyhead)
+    pixels = torch.from_numpy(many).permute(0, 3, 1, 2)
+    centre = target.embed(target.normalise(pixels)).mean(0)
+    expected = likeness(anyhead, found.image[None].expand(20, -1, -1, -1), pixels, centre)
+    assert found.similarity == pytest.approx(expected.similarity.max().item(), abs=1e-4)
+    assert torch.equal(found.other, pixels[expected.similarity.argmax()])

@@ -151,6 +151,14 @@ def test_text_heads_say_in_one_line_what_is_not_installed(monkeypatch):
         patch.setattr(library, "get_tokenizer", get_tokenizer)
         with pytest.raises(InputError, match=f"the tokeniser of {QUICK} needs transformers: pip install transformers"):
             text_embeddings(open_clip_encoder(QUICK, ""), ["ant"], ["{}"])
+
+    def create_model(name, **_):
+        raise ConnectionError("no route to host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "create_model", create_model)
+        with pytest.raises(InputError, match=f"text tower {QUICK} a on this machine or a network.*no route to host"):
+            open_clip_encoder(QUICK, "a")
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(InputError) as raised:
         text_of(image_tower(), SimpleNamespace(classes=["a"]))
