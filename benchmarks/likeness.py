@@ -5,7 +5,8 @@
 
 Each image is explained by its likeness to the nearest image of the gallery, to a random one, and to itself, with
 embeddings as they are and relative to the mean of the gallery. The random image is the control: a method whose heatmap
-of it is as good marks what is salient, and not what the two images share.
+of it is as good marks what is salient, and not what the two images share. For the first images, it is also measured how
+the similarity to the nearest image falls while patches are hidden (SRG, as in an evaluation; 0 is chance).
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,15 +29,18 @@ from explainers import posthoc
 from explainers.app.photos import photos_of
 from explainers.app.session import Session
 from explainers.likeness import nearest, similar_to
+from explainers.likeness.similarity import relative
 from explainers.metrics.localization import average_precision, hits
+from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 from explainers.target import TargetModel
+from explainers.target.removal import masked_outputs
 
 METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {"layer": -1}, "GradCAM": {"layer": -1}}
 OTHERS = ("nearest", "random", "itself")
-BATCH = 20
+BATCH, LEVELS = 20, 11
 
 Scores = dict[tuple[str, str, str], list[Tensor]]
-"""Explainer, centre and other image → hit rate and average precision of each batch, (B, 2)."""
+"""Explainer, centre and other image → hit rate and average precision of each batch, (B, 2); `SRG` → gains, (B, 1)."""
 
 
 def embedded(session: Session, folders: Sequence[str]) -> Tensor:
@@ -60,20 +65,45 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
     """Explain all images by all methods, relative to nothing and to the mean of the gallery."""
     generator = torch.Generator().manual_seed(0)
     scores: Scores = {}
+    seen = 0
     for images, truth in batches(options.root, target.grid.image_size, options.limit):
         with torch.no_grad():
             own = target.embed(target.normalise(images))
         noise = torch.rand(len(images), target.grid.side, target.grid.side, generator=generator)
         scores.setdefault(("chance", "", ""), []).append(scored(noise, truth))
         drawn = gallery[torch.randint(len(gallery), (len(images),), generator=generator)]
+        few = max(min(options.faithful - seen, len(images)), 0)
+        seen += len(images)
         for label, centre in (("none", None), ("mean of the gallery", gallery.mean(0))):
             closest = gallery[nearest(gallery, own, 1, centre)[1][:, 0]]
             others = torch.stack([closest, drawn, own], 1)
             for name, method in methods.items():
                 heatmaps = similar_to(method, images, others, centre).detach()
+                if few and centre is not None:
+                    gains = relevance_gains(target, images[:few], heatmaps[:few, 0], closest[:few], centre)
+                    scores.setdefault((name, label, "SRG"), []).append(gains)
                 for number, other in enumerate(OTHERS):
                     scores.setdefault((name, label, other), []).append(scored(heatmaps[:, number], truth))
     return scores
+
+
+@torch.no_grad()
+def relevance_gains(target: TargetModel, images: Tensor, heatmaps: Tensor, others: Tensor, centre: Tensor) -> Tensor:
+    """SRG of the similarity of images (B, 3, S, S) to others, embeddings (B, D), under masks: (B, 1)."""
+    normalised = target.normalise(images)
+    directions = F.normalize(relative(others, centre), dim=-1)
+
+    def similarities(embeddings: Tensor) -> Tensor:
+        return F.normalize(relative(embeddings, centre), dim=-1) @ directions.mT
+
+    def outputs(keep: Tensor) -> Tensor:
+        return masked_outputs(target, similarities, normalised, keep, target.grid)
+
+    numbers = torch.arange(len(images))
+    order = importance_order(heatmaps.flatten(1), numbers)
+    metric = PerturbationCurves(target.grid.num_patches, ["relevance_gain"], LEVELS)
+    metric.update(perturbation_sweep(outputs, order, numbers, LEVELS))
+    return metric.rows()
 
 
 def scored(heatmaps: Tensor, truth: Tensor) -> Tensor:
@@ -90,7 +120,7 @@ def mean_error(values: Tensor) -> str:
 def markdown(scores: Scores) -> str:
     """A row for each method and centre, with the paired difference of the nearest and the random image."""
     titles = [f"{metric}, {other}" for metric in ("Hit rate", "AP") for other in (*OTHERS, "nearest − random")]
-    lines = [f"| Method | Relative to | {' | '.join(titles)} |", "| --- " * 10 + "|"]
+    lines = [f"| Method | Relative to | {' | '.join(titles)} | SRG |", "| --- " * 11 + "|"]
     for name, label in dict.fromkeys(key[:2] for key in scores):
         found = {other: torch.cat(values) for (*own, other), values in scores.items() if tuple(own) == (name, label)}
         cells = []
@@ -99,7 +129,8 @@ def markdown(scores: Scores) -> str:
             cells[-3] = cells[-3] or mean_error(next(iter(found.values()))[:, column])  # chance
             difference = found["nearest"] - found["random"] if "random" in found else None
             cells.append("" if difference is None else mean_error(difference[:, column]))
-        lines.append(f"| {name} | {label} | {' | '.join(cells)} |")
+        gain = mean_error(found["SRG"][:, 0]) if "SRG" in found else ""
+        lines.append(f"| {name} | {label} | {' | '.join(cells)} | {gain} |")
     return "\n".join(lines)
 
 
@@ -112,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", required=True, help="folder of images with masks (ECSSD) or boxes (imagenet_val)")
     parser.add_argument("--explainer", help="folder of an AnyHead that was trained for the model")
     parser.add_argument("--limit", type=int, help="number of images (all)")
+    parser.add_argument("--faithful", type=int, default=100, help="number of images that patches are hidden in (100)")
     options = parser.parse_args(arguments)
     inference: dict[str, Any] = {"inference_mode": True} if options.reparameterised else {}
     model = timm.create_model(options.model, num_classes=0, checkpoint_path=options.weights, **inference)

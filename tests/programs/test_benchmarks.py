@@ -275,5 +275,6 @@ def test_likeness_is_measured_against_a_random_image(tmp_path, capsys):
     expected = [["chance", ""], *([name, centre] for centre in centres for name in ("CAM", "HiResCAM", "GradCAM"))]
     assert [row[:2] for row in rows] == expected
     for row in rows[1:]:
-        nearest, random, _, difference = (float(cell.partition(" ")[0]) for cell in row[6:])
+        nearest, random, _, difference = (float(cell.partition(" ")[0]) for cell in row[6:10])
+        assert (row[10] == "") == (row[1] == "none")
         assert 0 < nearest <= 1 and difference == pytest.approx(nearest - random, abs=2e-3)
