@@ -88,7 +88,7 @@ class Output(nn.Module):
 
 
 def sweep(case: Case, curves: Sequence[Curve], order: Order, images: Tensor) -> Tensor:
-    """Measure heatmaps as `Evaluation` does; the outputs of the sweep, (B, 4, 2, levels)."""
+    """Measure heatmaps as `Evaluation` does; the outputs of the sweep, (B, 6, 2, levels)."""
     target = case.target
     count = len(images)
     levels = case.grid.num_patches + 1

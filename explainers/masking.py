@@ -81,12 +81,13 @@ def check_hops(hops: Sequence[int]) -> None:
     check_distinct(hops=hops)
 
 
-def most_important(order: Tensor, levels: int) -> Tensor:
-    """Compute S*, the ⌊s·N⌋ most important patches, at Q equally spaced sparsities s from 0 to 1.
+def most_important(order: Tensor, levels: int, until: float = 1.0) -> Tensor:
+    """Compute S*, the ⌊s·N⌋ most important patches, at Q equally spaced sparsities s from 0 to `until`.
 
     Args:
         order: patch numbers of each image, the most important first, (B, N).
         levels: Q, the number of sparsities, at least 2.
+        until: the largest sparsity, at most 1.
 
     Returns:
         Boolean, (B, Q, N), True on S*.
@@ -95,19 +96,23 @@ def most_important(order: Tensor, levels: int) -> Tensor:
     [[[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]]
     """
     rank = order.argsort(-1)  # (B, N), 0 is the most important
-    return rank[:, None] < level_sizes(order.shape[-1], levels).to(order.device)[:, None]
+    return rank[:, None] < level_sizes(order.shape[-1], levels, until).to(order.device)[:, None]
 
 
-def level_sizes(num_patches: int, levels: int) -> Tensor:
-    """Compute |S*| = ⌊s·N⌋ at Q = `levels` equally spaced sparsities s from 0 to 1: integers, (Q,).
+def level_sizes(num_patches: int, levels: int, until: float = 1.0) -> Tensor:
+    """Compute |S*| = ⌊s·N⌋ at Q = `levels` equally spaced sparsities s from 0 to `until`: integers, (Q,).
 
-    Integer arithmetic avoids the rounding of floats, which would lose a patch at some levels.
+    Integer arithmetic avoids the rounding of floats, which would lose a patch at some levels. The last level is
+    `until` · N, rounded to a whole patch.
 
-    >>> level_sizes(num_patches=7, levels=3).tolist()
-    [0, 3, 7]
+    >>> level_sizes(num_patches=7, levels=3).tolist(), level_sizes(num_patches=8, levels=3, until=0.5).tolist()
+    ([0, 3, 7], [0, 2, 4])
     """
     check_range(2, levels=levels)
-    return torch.arange(levels) * num_patches // (levels - 1)
+    largest = round(until * num_patches)
+    if not 1 <= largest <= num_patches:
+        raise InputError(f"expected until as a fraction of at least one of {num_patches} patches, got until={until}")
+    return torch.arange(levels) * largest // (levels - 1)
 
 
 def mask_pixels(images: Tensor, keep: Tensor, grid: PatchGrid, fill: Tensor | float = 0.0) -> Tensor:

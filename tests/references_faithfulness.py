@@ -89,3 +89,25 @@ def chefer(correct, scores, negative):
     steps = [step / 10 for step in range(10)]
     values = [float(correct(set(ranking[: round(step * len(scores))]))) for step in steps]
     return sum((values[i] + values[i + 1]) / 2 * (steps[i + 1] - steps[i]) for i in range(len(steps) - 1))
+
+
+def grad_eclip(rank, scores, top, inserted, until):
+    """The accuracy of Grad-ECLIP of one image at 11 levels, and its area without an image of black pixels alone.
+
+    Args:
+        rank: a set of visible pixels → number of classes with a higher logit than the label.
+        scores: importance of each pixel, without ties.
+        top: k; the label must be among the k highest logits.
+        inserted: whether the most important pixels enter a black image, or leave the whole one.
+        until: the share of pixels that are moved at the last level.
+    """
+    ranking = sorted(range(len(scores)), key=lambda pixel: -scores[pixel])
+    values = []
+    for step in range(11):
+        moved = set(ranking[: round(step * until * len(scores) / 10)])
+        visible = moved if inserted else set(ranking) - moved
+        values.append(float(rank(visible) < top))
+    area = 0
+    for step in range(1 if inserted else 0, 10):
+        area += (values[step] + values[step + 1]) / 2 * until / 10
+    return area, values

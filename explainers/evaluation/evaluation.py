@@ -15,7 +15,7 @@ from explainers.evaluation.passes import explain, forward_passes
 from explainers.evaluation.probes import PROBES, ExplainedBatch, Probe, Probes
 from explainers.evaluation.summary import Indices, summary
 from explainers.evaluation.sweep import Order, Sweep, ranked
-from explainers.masking import PatchGrid, Removal
+from explainers.masking import PatchGrid, Removal, level_sizes
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
 from explainers.metrics.cost import Cost, Passes
@@ -38,7 +38,8 @@ class Evaluation:
     Args:
         grid: the patches that are explained and removed.
         curves: names of `CURVES`, all computed from one sweep; an empty list leaves the sweep out.
-        levels: number of sparsities on the curves, including 0 and 1; at least 2.
+        levels: number of sparsities on the curves, including 0 and `until`; at least 2.
+        until: the largest sparsity on the curves, see `PerturbationCurves`.
         removals: what replaces removed patches, see `Removal`; one sweep for each.
         order: remove `patches`, `pixels`, or pixels in the order of `saliency` maps, see `Order`.
         empty: whether the areas include the level at which nothing is visible, see `PerturbationCurves`.
@@ -54,6 +55,7 @@ class Evaluation:
     grid: PatchGrid = PatchGrid()
     curves: Sequence[Curve] = ("fidelity_plus", "fidelity_minus", "relevance_gain")
     levels: int = 21
+    until: float = 1.0
     removals: Sequence[Removal] = ("zero",)
     order: Order = "patches"
     empty: bool = True
@@ -67,7 +69,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_choices(vars(self), get_type_hints(Evaluation))
-        check_range(2, levels=self.levels)
+        level_sizes(self.grid.num_patches, self.levels, self.until)  # checks both
         check_positive(chunk_size=self.chunk_size)
         if "iou" in self.agreement:
             check_range(1, self.grid.num_patches, k=self.k)
@@ -88,18 +90,16 @@ class Evaluation:
             titles |= curve_columns(self.curves, removal if position else "")
         titles |= {name: PROBES[name].column for name in self.probes}
         titles |= {key: title for name in self.localization for key, title in LOCALIZATIONS[name].columns.items()}
-        titles |= {"accuracy": Accuracy.column} | {
-            name: AGREEMENTS[name].column.format(k=self.k) for name in self.agreement
-        }
+        agreement = {name: AGREEMENTS[name].column.format(k=self.k) for name in self.agreement}
+        titles |= {"accuracy": Accuracy.column} | agreement
         return titles | NUMBERS | Cost.columns | {"forward_passes": Passes.column}
 
     def metrics(self) -> dict[str, Any]:
         """New metrics of one explainer."""
         patches = self.grid if self.order == "patches" else PatchGrid(self.grid.image_size, 1)
+        of_sweep = patches.num_patches, self.curves, self.levels, self.empty
         curves = {
-            f"curves_{removal}": PerturbationCurves(
-                patches.num_patches, self.curves, self.levels, self.empty, removal if position else ""
-            )
+            f"curves_{removal}": PerturbationCurves(*of_sweep, removal if position else "", self.until)
             for position, removal in enumerate(self.removals if self.curves else ())
         }
         probes: dict[str, Any] = {name: PROBES[name]() for name in self.probes}
@@ -109,7 +109,8 @@ class Evaluation:
 
     def identity(self) -> dict[str, Any]:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""
-        compared = {} if self.reference is None else {"reference": self.reference}
+        compared: dict[str, Any] = {} if self.reference is None else {"reference": self.reference}
+        compared |= {} if self.until == 1 else {"until": self.until}  # earlier versions had no other
         return {
             "image_size": self.grid.image_size,
             "patches_per_side": self.grid.side,
@@ -167,7 +168,8 @@ class EvaluationModule(LightningModule):
 
     def _sweep(self, removal: Removal, order: Order) -> Sweep:
         own = self.settings
-        return Sweep(self.target, own.grid, removal, own.levels, order, own.chunk_size, needed_sides(own.curves))
+        sides = needed_sides(own.curves)
+        return Sweep(self.target, own.grid, removal, own.levels, order, own.chunk_size, sides, own.until)
 
     @property
     def forward_passes(self) -> dict[str, int]:

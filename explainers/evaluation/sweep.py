@@ -8,7 +8,7 @@ from torch import Tensor
 from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.metrics.perturbation import importance_order, perturbation_sweep
+from explainers.metrics.perturbation import importance_order, inner_levels, perturbation_sweep
 from explainers.target import TargetModel
 from explainers.target.removal import check_removal, masked_outputs
 
@@ -49,10 +49,11 @@ class Sweep:
         target: the model to perturb.
         grid: the patches that heatmaps are of.
         removal: what replaces removed patches, see `Removal`.
-        levels: number of sparsities, including 0 and 1; at least 2.
+        levels: number of sparsities, including 0 and `until`; at least 2.
         order: remove patches, or pixels, see `Order`.
         chunk_size: maximum number of masked images in memory.
         sides: whether to compute the removed and the preserved side, see `needed_sides`.
+        until: the largest sparsity, at most 1.
 
     Raises:
         InputError: if the target does not support this removal, or the removal is of patches only.
@@ -68,6 +69,7 @@ class Sweep:
         order: Order = "patches",
         chunk_size: int = 256,
         sides: tuple[bool, bool] = (True, True),
+        until: float = 1.0,
     ) -> None:
         check_removal(target, removal)
         check_range(2, levels=levels)
@@ -82,11 +84,12 @@ class Sweep:
         self.grid = grid if order == "patches" else PatchGrid(grid.image_size, patch_size=1)
         self.patches = grid
         self.sides = sides
+        self.until = until
 
     @property
     def forward_passes(self) -> int:
         """Masked forward passes for each image and explainer."""
-        return sum(self.sides) * (self.levels - 2)
+        return sum(self.sides) * inner_levels(self.levels, self.until)
 
     def logits(self, normalised: Tensor, keep: Tensor) -> Tensor:
         """Logits of normalised images (B, C, H, W) under masks (B, M, N) of patches, or of this sweep's pixels."""
@@ -116,5 +119,12 @@ class Sweep:
             scores = bilinear(scores, self.grid.image_size)
         order = importance_order(scores.flatten(1), index)
         return perturbation_sweep(
-            lambda keep: self.logits(normalised, keep), order, classes, self.levels, labels, whole, self.sides
+            lambda keep: self.logits(normalised, keep),
+            order,
+            classes,
+            self.levels,
+            labels,
+            whole,
+            self.sides,
+            self.until,
         )

@@ -14,6 +14,10 @@ Curve = Literal[
     "insertion",
     "deletion_accuracy",
     "insertion_accuracy",
+    "deletion_accuracy_5",
+    "insertion_accuracy_5",
+    "deletion_accuracy_10",
+    "insertion_accuracy_10",
     "deletion_aopc",
     "insertion_aopc",
     "aopc",
@@ -23,8 +27,11 @@ Curve = Literal[
 ]
 """Name of a perturbation curve, see `CURVES`."""
 
-QUANTITIES = ("probability", "log_probability", "logit", "correct")
-"""What a sweep records: three outputs for the explained class, and `correct`, 1 if the target predicts the label."""
+TOP = {"correct": 1, "correct_5": 5, "correct_10": 10}
+"""Quantity, 1 if the label is among the k highest logits → k."""
+
+QUANTITIES = ("probability", "log_probability", "logit", *TOP)
+"""What a sweep records: three outputs for the explained class, and whether the target predicts the label, see `TOP`."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ CURVES: dict[str, Shape] = {
     # SkipPLUS, Appendix A.1, which prints the first and the last as 100 − x. TokenTM calls the first AUC
     "deletion_accuracy": Shape("Deletion accuracy ↓", "correct", 0, 1, 0),
     "insertion_accuracy": Shape("Insertion accuracy ↑", "correct", 0, 0, 1),
+    # Grad-ECLIP: the label is among the 5, or 10, highest logits. The preset metrics=grad_eclip sets steps and range
+    "deletion_accuracy_5": Shape("Deletion accuracy, top 5 ↓", "correct_5", 0, 1, 0),
+    "insertion_accuracy_5": Shape("Insertion accuracy, top 5 ↑", "correct_5", 0, 0, 1),
+    "deletion_accuracy_10": Shape("Deletion accuracy, top 10 ↓", "correct_10", 0, 1, 0),
+    "insertion_accuracy_10": Shape("Insertion accuracy, top 10 ↑", "correct_10", 0, 0, 1),
     "deletion_aopc": Shape("Deletion AOPC ↑", "probability", 1, -1, 0),
     "insertion_aopc": Shape("Insertion AOPC ↓", "probability", 1, 0, -1),
     # TokenTM, Equations 1 and 2 of the supplement

@@ -152,7 +152,7 @@ def _notes(content: Mapping[str, Any]) -> list[str]:
     """Lines of the gallery: settings of each task, and the commands that measured it."""
     lines = []
     for task, identity in content.get("identity", {}).items():
-        keys = "backbone", "images", "classes", "reference", "levels", "order"
+        keys = "backbone", "images", "classes", "reference", "levels", "until", "order"
         shown = {key: identity[key] for key in keys if key in identity}
         shown |= {"removals": ", ".join(identity["removals"])} if "removals" in identity else {}
         lines.append(f"{task}: {'; '.join(f'{key} {value}' for key, value in shown.items())}")

@@ -55,7 +55,7 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
         content = load(path)
         for task, explainers in content["results"].items():
             data = content.get("data", {}).get(task)
-            identity = content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
+            identity = {"until": 1.0} | content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
             reference = content.get("settings", {}).get(task, {}).get("shared", {}).get("reference")
             identity |= {"settings of the reference": reference} if reference else {}
             first, other = measured.setdefault(task, (path, identity))

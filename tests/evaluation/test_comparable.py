@@ -23,6 +23,7 @@ COUNTS = {
     "target": lambda target, grid: other_weights(target),
     "grid": lambda target, grid: PatchGrid(32, 16, differs=True),
     "levels": lambda *_: 5,
+    "until": lambda *_: 0.5,
     "removals": lambda *_: ["black"],
     "order": lambda *_: "pixels",
     "empty": lambda *_: False,

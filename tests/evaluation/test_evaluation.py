@@ -250,8 +250,10 @@ def test_scores_are_the_numbers_of_single_images_in_the_order_of_the_data(target
             assert found == pytest.approx({number: alone[name][number] for number in row}, abs=1e-5)
 
 
-def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch):
-    evaluation = Evaluation(grid, levels=5, probes=["saco", "infidelity"])(target, {"chance": Chance(None, grid)})
+@pytest.mark.parametrize("until", [1.0, 0.5])
+def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch, until):
+    settings = Evaluation(grid, levels=5, until=until, probes=["saco", "infidelity"])
+    evaluation = settings(target, {"chance": Chance(None, grid)})
     made, forward = [], target.backbone.forward_features
     monkeypatch.setattr(target.backbone, "forward_features", lambda x: made.append(len(x)) or forward(x))
     trainer = Trainer(accelerator="cpu", **SILENT)

@@ -18,7 +18,7 @@ LABELS = torch.tensor([0, 3, 1, 4, 2])
 
 @pytest.fixture
 def logits():
-    weight = torch.randn(3 * 16 * 16, 5)
+    weight = torch.randn(3 * 16 * 16, 12)
     return lambda images: images.flatten(1) @ weight / 20
 
 
@@ -154,8 +154,9 @@ def slow_outputs(logits, image, scores, label, levels, known):
         for side, visible in enumerate((everything - important, important)):
             answer = logits(references.only(image, visible, 4)[None])[0].double()
             probability = answer.softmax(-1)[label].item()
-            right = float(answer.argmax().item() == label) if known else np.nan
-            values = (probability, np.log(probability), answer[label].item(), right)
+            ranking = sorted(range(len(answer)), key=lambda k: -answer[k].item())
+            right = [float(label in ranking[:k]) if known else np.nan for k in (1, 5, 10)]
+            values = (probability, np.log(probability), answer[label].item(), *right)
             for quantity, value in zip(QUANTITIES, values, strict=True):
                 outputs[quantity][side].append(value)
     return outputs
@@ -183,6 +184,10 @@ def slow_number(outputs, name, levels, empty):
         "insertion_accuracy": lambda: area(right[1], insertion),
         "positive_perturbation": lambda: area(right[0], deletion),
         "negative_perturbation": lambda: area(right[1], insertion),
+        "deletion_accuracy_5": lambda: area(outputs["correct_5"][0], deletion),
+        "insertion_accuracy_5": lambda: area(outputs["correct_5"][1], insertion),
+        "deletion_accuracy_10": lambda: area(outputs["correct_10"][0], deletion),
+        "insertion_accuracy_10": lambda: area(outputs["correct_10"][1], insertion),
         "deletion_aopc": lambda: area(whole, deletion) - area(removed, deletion),
         "insertion_aopc": lambda: area(whole, insertion) - area(preserved, insertion),
         "aopc": lambda: np.mean([removed[0] - p for p in removed[deletion]]),
@@ -233,6 +238,18 @@ def test_accuracies_of_images_without_labels_are_left_out(logits, pictures, scor
     metric = PerturbationCurves(16, ["deletion", "deletion_accuracy"], 4)
     metric.update(sweep(logits, pictures, scores, LABELS, 4))
     assert metric.compute().keys() == {"images", "sparsity", "deletion", "deletion_curve", "deletion_error"}
+
+
+def test_of_equal_logits_the_first_are_the_highest_and_a_label_of_no_class_is_never_correct():
+    answers = torch.tensor([[1.0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0], [0.0] * 12]).expand(5, -1, -1)
+    labels = torch.tensor([1, 2, 7, 12, -1])
+    ends = perturbation_sweep(lambda keep: answers, torch.arange(5)[:, None], 0 * labels, 2, labels)
+    whole, empty = ends[:, QUANTITIES.index("correct") :, 0].unbind(-1)  # (5, 3) each
+    nan = torch.nan
+    expected = torch.tensor([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0], [nan, nan, nan]])
+    close(whole, expected.double(), equal_nan=True)
+    expected = torch.tensor([[0, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0], [nan, nan, nan]])
+    close(empty, expected.double(), equal_nan=True)
 
 
 def test_the_areas_are_those_of_scikit_learn(logits, pictures, scores):
@@ -358,8 +375,71 @@ def test_the_preset_of_chefer_integrates_what_its_authors_do_and_says_so(name):
     assert 0 < np.mean(slow) < 0.9
 
 
+@pytest.mark.parametrize("sides", [(True, True), (True, False), (False, True)])
+def test_a_sweep_until_half_is_the_first_half_of_a_whole_one(logits, pictures, scores, sides):
+    seen = []
+
+    def counted(images):
+        seen.append(len(images))
+        return logits(images)
+
+    half = sweep(counted, pictures, scores, LABELS, 5, labels=LABELS, sides=sides, until=0.5)
+    assert half.shape == (5, len(QUANTITIES), 2, 5) and sum(seen) == 5 * (2 + 4 * sum(sides))
+    whole = sweep(logits, pictures, scores, LABELS, 9, labels=LABELS)
+    for side, needed in enumerate(sides):
+        expected = whole[:, :, side, :5] if needed else torch.zeros(5, len(QUANTITIES), 4).double()
+        close(half[:, :, side, -expected.shape[-1] :], expected)
+
+
+@pytest.mark.parametrize("curve", ["deletion_accuracy", "insertion_accuracy_5", "deletion_accuracy_10"])
+@pytest.mark.parametrize("until", [0.5, 0.3])
+def test_the_preset_of_grad_eclip_removes_and_inserts_half_of_the_pixels(curve, until):
+    preset = OmegaConf.load(ROOT / "configs/metrics/grad_eclip.yaml")
+    assert (preset.levels, preset.until, preset.order, preset.removals, preset.classes) == (
+        *(11, 0.5, "pixels", ["black"], "label"),
+    )
+    pixels, scores = PatchGrid(image_size=10, patch_size=1), torch.randn(6, 100)
+    images, labels, weight = torch.rand(6, 3, 10, 10), torch.arange(6) * 3, torch.randn(300, 20)
+
+    def model(images):
+        return images.flatten(1) @ weight
+
+    metric = PerturbationCurves(100, preset.curves, preset.levels, preset.empty, until=until)
+    outputs = perturbation_sweep(
+        lambda keep: masked_forward(model, images, keep, pixels),
+        importance_order(scores, torch.arange(6)),
+        labels,
+        preset.levels,
+        labels,
+        until=until,
+    )
+    metric.update(outputs)
+
+    def rank(i):
+        def of_label(visible):
+            keep = torch.tensor([pixel in visible for pixel in range(100)]).view(10, 10)
+            answer = model((images[i] * keep)[None])[0]
+            return sorted(range(20), key=lambda k: -answer[k].item()).index(labels[i].item())
+
+        return of_label
+
+    top, inserted = preset.curves.index(curve) // 2, curve.startswith("insertion")
+    slow = [
+        references_faithfulness.grad_eclip(rank(i), scores[i].tolist(), (1, 5, 10)[top], inserted, until)
+        for i in range(6)
+    ]
+    found = metric.compute()
+    areas, accuracies = zip(*slow, strict=True)
+    assert found[curve].item() == pytest.approx(np.mean(areas), abs=1e-6)
+    np.testing.assert_allclose(found[f"{curve}_curve"], np.mean(accuracies, 0), atol=1e-6)
+    np.testing.assert_allclose(found["sparsity"], [step * until / 10 for step in range(11)])
+
+
 def test_what_does_not_exist_is_refused():
     with pytest.raises(InputError, match="expected curves as a list of fidelity_plus, .*, got .*deletion_auc"):
         PerturbationCurves(16, ["deletion_auc"])
     with pytest.raises(InputError, match="expected levels of at least 3"):
         PerturbationCurves(16, ["deletion"], levels=2, empty=False)
+    for until in (0, 0.02, 1.2):
+        with pytest.raises(InputError, match=f"expected until as a fraction of at least one of 16 .* until={until}$"):
+            PerturbationCurves(16, ["deletion"], until=until)
