@@ -23,7 +23,7 @@ Purpose = Literal["classes", "texts", "likeness"]
 
 FITTING: dict[Purpose, tuple[Any, ...]] = {
     "classes": ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion"),
-    "texts": ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients"),
+    "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM", "IntegratedGradients"),
     "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM"),
 }
 """Methods that `auto` tries in this order, if no trained explainer is known: for transformers, CNNs, and any model."""

@@ -201,7 +201,7 @@ def test_texts_are_told_apart_from_the_others(prompted):
 def test_a_model_without_classes_has_texts_alone():
     session = Session(timm_model(as_target=True, num_classes=0), text_head=TextHead(random_directions))
     shown = Shown(session, photo(), {}, Lock())
-    assert opened(shown)["classes"] == [] and session.method == "DecompX-SkipPLUS"
+    assert opened(shown)["classes"] == [] and session.method == "DirectPaths"
     assert ANSWER["heatmap"](shown, session.method, "a cat")["class"][0] == "a cat"
     for index, message in ((0, "^expected classes from 0 to -1"), (" ", "^expected texts that are not empty")):
         with pytest.raises(InputError, match=message):

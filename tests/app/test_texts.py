@@ -115,14 +115,14 @@ def test_a_clip_of_timm_with_its_text_tower(monkeypatch):
     with torch.no_grad():
         expected = head(tower.embed(tower.normalise(explanation.image[None])), ["a cat", "a dog"])
     torch.testing.assert_close(explanation.scores, expected[0])
-    assert explanation.method == "DecompX-SkipPLUS" and explanation.heatmap.shape == (4, 4)
+    assert explanation.method == "DirectPaths" and explanation.heatmap.shape == (4, 4)
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "label"),
     [
-        ("vit_tiny_patch16_224", {"num_classes": 0}, "DecompX-SkipPLUS"),
-        ("test_resnet", {"num_classes": 0}, "GradCAM"),
+        ("vit_tiny_patch16_224", {"num_classes": 0}, "DirectPaths"),
+        ("test_resnet", {"num_classes": 0}, "CAM"),
     ],
 )
 def test_auto_takes_a_method_that_explains_texts(name, settings, label):
