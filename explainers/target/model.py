@@ -62,7 +62,7 @@ class TargetModel(nn.Module):
         flat = all(weight.dim() <= 4 for weight in model.parameters())
         self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
         self.head: Any = two_logits(head)
-        self.classes: list[str] = list(fitted.get("classes", ()))
+        self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
         """Names of the classes, in the order of the logits; empty if they are not known."""
         config = timm.data.resolve_model_data_config(model)
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)

@@ -26,6 +26,8 @@ class ProjectedHead(nn.Module):
     projection: Tensor | None
     bias: Tensor | None
     scale: Tensor
+    class_names: tuple[str, ...] = ()
+    """Names of the classes, in the order of the logits; empty if they are not known."""
 
     def __init__(
         self,

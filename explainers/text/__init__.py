@@ -4,6 +4,7 @@ from explainers.text.explaining import TextExplainer
 from explainers.text.fitting import fit_text_head, unseen_head, unseen_texts
 from explainers.text.heads import TextHead, clip_text_head
 from explainers.text.two_towers import hugging_face_text_head, two_towers
+from explainers.text.zero_shot import zero_shot_head
 
 __all__ = [
     "TextExplainer",
@@ -14,4 +15,5 @@ __all__ = [
     "two_towers",
     "unseen_head",
     "unseen_texts",
+    "zero_shot_head",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError, meant
+from explainers.progress import progress
 from explainers.saved.weights import read_weights
 from explainers.text.towers import require_open_clip
 
@@ -126,8 +127,12 @@ def _in_chunks(encode: Callable[[list[str]], Tensor]) -> Encoder:
 
     def encoder(texts: Sequence[str]) -> Tensor:
         chunks = [list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
-        with torch.no_grad():
-            return torch.cat([F.normalize(encode(chunk).float().cpu(), dim=-1) for chunk in chunks])
+        parts = []
+        with torch.no_grad(), progress("text tower", len(texts), "text", delay=5) as bar:
+            for chunk in chunks:
+                parts.append(F.normalize(encode(chunk).float().cpu(), dim=-1))
+                bar.update(len(chunk))
+        return torch.cat(parts)
 
     return encoder
 
