@@ -111,7 +111,7 @@ def level_sizes(num_patches: int, levels: int, until: float = 1.0) -> Tensor:
     check_range(2, levels=levels)
     largest = round(until * num_patches)
     if not 1 <= largest <= num_patches:
-        raise InputError(f"expected until as a fraction of at least one of {num_patches} patches, got until={until}")
+        raise InputError(f"expected until from 1/{num_patches}, which is one patch, to 1, got until={until}")
     return torch.arange(levels) * largest // (levels - 1)
 
 

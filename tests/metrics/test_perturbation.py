@@ -441,5 +441,5 @@ def test_what_does_not_exist_is_refused():
     with pytest.raises(InputError, match="expected levels of at least 3"):
         PerturbationCurves(16, ["deletion"], levels=2, empty=False)
     for until in (0, 0.02, 1.2):
-        with pytest.raises(InputError, match=f"expected until as a fraction of at least one of 16 .* until={until}$"):
+        with pytest.raises(InputError, match=f"expected until from 1/16, which is one patch, to 1, got until={until}$"):
             PerturbationCurves(16, ["deletion"], until=until)
