@@ -69,6 +69,7 @@ def nearest(embeddings: Tensor, queries: Tensor, k: int = 5, centre: Tensor | No
     Returns:
         Similarities and indices, (B, k), the most similar first; k is at most M.
 
+    >>> import torch
     >>> similarities, indices = nearest(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[0.6, 0.8]]), k=1)
     >>> round(similarities.item(), 4), indices.tolist()
     (0.8, [[1]])

@@ -40,7 +40,7 @@ def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]
 
     >>> import timm
     >>> methods_for(TargetModel(timm.create_model("test_resnet", num_classes=2)))[:4]
-    ['Chance', 'DeepLift', 'ElementWiseCAM', 'GradCAM']
+    ['CAM', 'Chance', 'DeepLift', 'ElementWiseCAM']
     """
     return list(built_for(target, grid))
 
