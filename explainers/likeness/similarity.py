@@ -15,7 +15,7 @@ def relative(embeddings: Tensor, centre: Tensor | None = None) -> Tensor:
     What all images have in common makes all similarities large. The mean embedding of many images, or the embedding of
     a blank image, takes it away.
     """
-    return embeddings.float() if centre is None else embeddings.float() - centre.float()
+    return embeddings.float() if centre is None else embeddings.float() - centre.float().to(embeddings.device)
 
 
 @checks_choices
