@@ -19,7 +19,7 @@ from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
 from explainers.target.removal import check_removal, masked_outputs
 
-Fit = Literal["regions", "ranking", "uniform", "shapley"]
+Fit = Literal["regions", "ranking", "uniform", "mixed", "shapley"]
 RANKED_BY = "PathFlow"  # the method whose heatmaps are ranked
 
 
@@ -86,8 +86,8 @@ class CoalitionTeacher:
             `ranking`: the most important patches of heatmaps with noise, see `ranked_coalitions`, because evaluations
             of heatmaps hide such patches. Three of four heatmaps are of the predicted class, or of the text that fits
             best, one is of another likely one; with `isotropic` all are of random functionals. It needs a transformer.
-            `uniform`: patches one by one; all sizes are equally likely. `shapley`: patches one by one; the vectors
-            with the least error are the Shapley values.
+            `uniform`: patches one by one; all sizes are equally likely. `mixed`: half of them regions, half `uniform`.
+            `shapley`: patches one by one; the vectors with the least error are the Shapley values.
         removals: what replaces hidden patches, see `Removal`. The coalitions of an image use them in turn; `blank` is
             the mean over all of them.
         functionals: whose errors the loss counts. `head`: those of the classes of the head. For models without classes:
@@ -125,6 +125,8 @@ class CoalitionTeacher:
             )
         for removal in removals:
             check_removal(target, removal)
+        if fit == "mixed" and pairs < 2:
+            raise InputError(f"expected at least 2 pairs for fit=mixed, one of each kind, got {pairs}")
         if fit == "ranking" and functionals == "images":
             raise InputError("expected fit=regions with functionals=images, which rank no patches, got fit=ranking")
         self.learned = Learned(functionals, target, vocabulary, text_head, stream("functionals", seed, 0))
@@ -168,7 +170,9 @@ class CoalitionTeacher:
             numbers = index[:, None] * self.pairs + torch.arange(self.pairs, device=index.device)
             return ranked_coalitions(numbers, self._ranked(batch, epoch), NOISE, seed)
         power = POWER if self.fit == "shapley" else 0
-        return shapley_coalitions(index, num_patches, self.pairs, seed, paired=False, power=power)
+        regions = self.pairs // 2 if self.fit == "mixed" else 0
+        single = shapley_coalitions(index, num_patches, self.pairs - regions, seed, paired=False, power=power)
+        return torch.cat([single, region_coalitions(index, num_patches, regions, seed)], 1) if regions else single
 
     def _ranked(self, batch: dict[str, Tensor], epoch: int) -> Tensor:
         """The scores of the patches that each coalition ranks, (B, M, N)."""

@@ -26,6 +26,7 @@ from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
 from explainers.vectors.model_files import exported_target, model_identity
 from explainers.vectors.patches import embed_as_read, explained
+from explainers.vectors.prediction_losses import Predictions, relative_error
 from explainers.vectors.projections import ProjectionBuilder
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
@@ -55,8 +56,7 @@ class SelfExplaining(TrainingModule, Loadable):
         patch_scale: see `FixedHead`; `None` computes it from the first batch, so that the vectors c_z have the size
             that the labels expect. Labels must then be a teacher of `explainers.anyhead`.
         alpha: α, in (0, 1].
-        predictions: L_predict: the cross entropy with the `labels`, or the divergence from the predictions of the
-            `teacher`, KL(teacher ‖ model).
+        predictions: what L_predict compares with, see `Predictions`.
         labels: builds the source of the attributions to learn, from the teacher and the grid; not used with α = 1.
         teacher: the model that these attributions explain: the file of one (see `export`), such as the prediction-only
             twin, or `base` for the base model itself; `None` to learn predictions alone.
@@ -83,7 +83,7 @@ class SelfExplaining(TrainingModule, Loadable):
         reading: Literal["patch", "difference", "saved"] = "saved",
         patch_scale: float | None = 1.0,
         alpha: float = 0.8,
-        predictions: Literal["labels", "teacher"] = "labels",
+        predictions: Predictions = "labels",
         labels: LabelBuilder | None = None,
         teacher: str | None = None,
         weights: str | None = None,
@@ -115,7 +115,7 @@ class SelfExplaining(TrainingModule, Loadable):
         self.sources: list[Source] = [Pixels()]
         if self.labels is not None:
             self.sources.append(self.labels)
-        if self.teacher is not None and (predictions == "teacher" or self.learns_vectors):
+        if self.teacher is not None and (predictions != "labels" or self.learns_vectors):
             self.sources.append(Features(self.teacher))
         self.needs_patch_scale = patch_scale is None and self.labels is not None
         if self.needs_patch_scale and not self.learns_vectors:
@@ -140,8 +140,9 @@ class SelfExplaining(TrainingModule, Loadable):
                 f"expected explainer.labels and explainer.teacher, a file or base, for alpha={self.alpha}, got none: "
                 "train the prediction-only twin first, with alpha=1"
             )
-        if stage == "fit" and self.predictions == "teacher" and self.teacher is None:
-            raise InputError("expected explainer.teacher, a file or base, for explainer.predictions=teacher, got none")
+        if stage == "fit" and self.predictions != "labels" and self.teacher is None:
+            held = self.predictions
+            raise InputError(f"expected explainer.teacher, a file or base, for explainer.predictions={held}, got none")
         if not isinstance(self.target.head, FixedHead):
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
             self.target.head = self._head(data).to(self.device)
@@ -201,7 +202,10 @@ class SelfExplaining(TrainingModule, Loadable):
         wanted = self._wanted(rows)
         correct = logits.argmax(-1) == wanted.argmax(-1)
         with torch.autocast(patches.device.type, enabled=False):
-            loss = self.alpha * F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
+            if self.predictions == "embedding":
+                loss = self.alpha * relative_error(embeddings.float(), rows["embedding"].float())
+            else:
+                loss = self.alpha * F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
             if self.labels is None:
                 return loss, correct, None
             if self.training and self.needs_patch_scale and self.global_step == 0:
@@ -215,7 +219,7 @@ class SelfExplaining(TrainingModule, Loadable):
 
     def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
         """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""
-        if self.predictions == "teacher":
+        if self.predictions != "labels":
             return self.teacher.classify(rows["embedding"]).softmax(-1)
         check_labels(rows["label"], self.target.num_classes, "explainer.projection for their classes")
         return F.one_hot(rows["label"], self.target.num_classes).float()

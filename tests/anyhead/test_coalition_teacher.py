@@ -16,6 +16,8 @@ from explainers.anyhead.coalition_teacher import RANKED_BY, coalition_errors, co
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc import build
+from explainers.refinement.coalitions import region_coalitions
+from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import efficient
 from explainers.target import TargetModel
@@ -24,8 +26,8 @@ from explainers.training.sources import Features, complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
 CLASSES = torch.tensor([0, 2, 1, 1, 0])
-FITS = ["regions", "uniform", "shapley"]
-UNWEIGHED = FITS[:2]
+FITS = ["regions", "uniform", "mixed", "shapley"]
+UNWEIGHED = FITS[:3]
 EVERYTHING = frozenset(range(9))
 
 
@@ -98,6 +100,16 @@ def test_the_loss_is_that_of_loops(target, images, fit):
     functionals = [score_derivative(head.tolist(), z, z.index(max(z)), temperature=2) for z in logits]
     own = coalition_loss(*coalition_errors(vectors, rows, fit), head - head.mean(0), torch.tensor(functionals))
     torch.testing.assert_close(teacher.loss(vectors, rows), own)
+
+
+def test_mixed_coalitions_are_half_regions_and_half_single_patches(target, images):
+    keep = taught(CoalitionTeacher(target, GRID, pairs=5, fit="mixed"), images)["keep"]
+    index, seed = torch.arange(5), stream("coalitions", 0, 0)
+    assert torch.equal(keep[:, 3:], region_coalitions(index, GRID.num_patches, 2, seed))
+    sizes = keep[:, :3].sum(-1)
+    assert ((sizes > 0) & (sizes < GRID.num_patches)).all() and sizes.unique().numel() > 2
+    with pytest.raises(InputError, match="expected at least 2 pairs for fit=mixed, one of each kind, got 1"):
+        CoalitionTeacher(target, GRID, pairs=1, fit="mixed")
 
 
 def test_an_image_that_no_mask_changes_does_not_count():
@@ -255,8 +267,8 @@ def test_coalitions_are_drawn_as_their_fit_needs_them(additive, images, fit):
     assert distance(keep.sum(-1).flatten().bincount(minlength=10), sizes) < 5
     assert not (keep[:, 1::2] == ~keep[:, ::2]).all(-1).all()  # the complements are there already
     by_chance = sum(share * (k * (k - 1) + (9 - k) * (8 - k)) / (9 * 8) for k, share in enumerate(sizes))
-    if fit == "regions":
-        assert together(keep) > by_chance + 0.1
+    if fit in ("regions", "mixed"):
+        assert together(keep) > by_chance + (0.1 if fit == "regions" else 0.04)
     else:
         assert together(keep) == pytest.approx(by_chance, abs=0.03)
 

@@ -128,7 +128,7 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     if "k" in explainer:
         overrides += ["explainer.k=2"]
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
-    if explainer.get("predictions") == "teacher":
+    if explainer.get("predictions") in ("teacher", "embedding"):
         overrides += ["explainer.teacher=base"]
         files -= {"teacher"}
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target

@@ -96,6 +96,26 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
     assert divergence > 1e-4
 
 
+def test_predictions_are_held_by_the_embedding(target, grid):
+    module = build(target, grid, TEACHERS["coalitions"], alpha=0.3, patch_scale=0.5, predictions="embedding")
+    fit_nothing(module)
+    with torch.no_grad():
+        for weight in module.target.backbone.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+        batch = Unlabelled(5, seed=3)[torch.arange(5)]
+        source = TEACHERS["coalitions"](target, grid)
+        wanted = target.embed(target.normalise(batch["image"]))
+        rows = batch | source(batch) | {"embedding": wanted}
+        explaining = source.loss(by_hand(module.eval().target, batch["image"], 0.5), rows).item()
+        changes = (module.target.embed(target.normalise(batch["image"])) - wanted).tolist()
+    mean = [sum(column) / 5 for column in wanted.mT.tolist()]
+    moved = sum(number**2 for change in changes for number in change)
+    spread = sum((number - mean[i]) ** 2 for row in wanted.tolist() for i, number in enumerate(row))
+    module.log = lambda *args, **kwargs: None
+    assert module.training_step(batch, 0).item() == pytest.approx(0.3 * moved / spread + 0.7 * explaining, rel=1e-3)
+    assert moved / spread > 1e-4
+
+
 @pytest.mark.parametrize(
     "teacher",
     [TEACHERS["coalitions"], partial(PropagationTeacher, functionals=["predicted"])],
