@@ -18,6 +18,7 @@ from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
 from explainers.share import Loadable
 from explainers.target import TargetModel
+from explainers.target.functionals import score_functionals
 from explainers.target.inputs import check_labels, checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes
@@ -41,8 +42,7 @@ class SelfExplaining(TrainingModule, Loadable):
     learns predictions alone: it is the prediction-only twin of the paper.
 
     A teacher of `explainers.anyhead` explains the embedding instead of a class: patches learn vectors c_z, and v · c_z
-    attributes any functional v. If the predictions are those of the base model (`predictions="teacher"`), training
-    needs neither labels nor classes, and the vectors serve every head.
+    attributes any functional v. With `predictions` other than labels, training needs no classes and serves every head.
 
     Args:
         target: the base model. The backbone of a copy is trained; a `FixedHead` replaces its head.
@@ -50,8 +50,8 @@ class SelfExplaining(TrainingModule, Loadable):
         projection: computes W for the classes of the trainer's datamodule. If the width of W is not the width of the
             embeddings, the model's own head, CLIP's visual projection, is applied before W. `None` fixes the model's
             own head, see `own_head`.
-        normalise: see `FixedHead`; has no effect on the model's own head.
-        scale: see `FixedHead`; has no effect on the model's own head.
+        normalise: see `FixedHead`; like `scale`, it has no effect on the model's own head.
+        scale: see `FixedHead`.
         reading: see `FixedHead`; `saved` keeps the reading of `weights`, and is `patch` without weights.
         patch_scale: see `FixedHead`; `None` computes it from the first batch, so that the vectors c_z have the size
             that the labels expect. Labels must then be a teacher of `explainers.anyhead`.
@@ -61,6 +61,7 @@ class SelfExplaining(TrainingModule, Loadable):
         teacher: the model that these attributions explain: the file of one (see `export`), such as the prediction-only
             twin, or `base` for the base model itself; `None` to learn predictions alone.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
+        temperature: t of the score that `forward` explains, see `score_functionals`; `None` for the logit.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
@@ -87,12 +88,14 @@ class SelfExplaining(TrainingModule, Loadable):
         labels: LabelBuilder | None = None,
         teacher: str | None = None,
         weights: str | None = None,
+        temperature: float | None = None,
         optimizer: OptimizerBuilder | None = None,
         scheduler: SchedulerBuilder | None = None,
     ) -> None:
         if not 0 < alpha <= 1:
             raise InputError(f"expected alpha above 0 and at most 1 (1 learns predictions alone), got {alpha}")
-        check_positive(scale=scale, patch_scale=1 if patch_scale is None else patch_scale)
+        given = {"scale": scale, "patch_scale": patch_scale, "temperature": temperature}
+        check_positive(**{name: number for name, number in given.items() if number is not None})
         target.check_grid(grid)
         super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
         self.grid = grid
@@ -102,6 +105,7 @@ class SelfExplaining(TrainingModule, Loadable):
         self.reading: Reading = "patch" if reading == "saved" else reading
         self.patch_scale = 1.0 if patch_scale is None else patch_scale
         self.alpha = alpha
+        self.temperature = temperature
         self.predictions = predictions
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
@@ -140,8 +144,7 @@ class SelfExplaining(TrainingModule, Loadable):
                 f"expected explainer.labels and explainer.teacher, a file or base, for alpha={self.alpha}, got none: "
                 "train the prediction-only twin first, with alpha=1"
             )
-        if stage == "fit" and self.predictions != "labels" and self.teacher is None:
-            held = self.predictions
+        if stage == "fit" and self.teacher is None and (held := self.predictions) != "labels":
             raise InputError(f"expected explainer.teacher, a file or base, for explainer.predictions={held}, got none")
         if not isinstance(self.target.head, FixedHead):
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
@@ -161,7 +164,8 @@ class SelfExplaining(TrainingModule, Loadable):
         """Explain `classes` (B,), by default the predicted ones, in uint8 images (B, C, H, W) → heatmaps (B, P, P)."""
         logits, attributions = self.predict_and_explain(images)
         classes = checked_classes(logits.argmax(-1) if classes is None else classes, images, logits.shape[-1])
-        return attributions[torch.arange(images.shape[0]), :, classes].unflatten(-1, (self.grid.side, -1))
+        logits_to_score = score_functionals(torch.eye(logits.shape[-1]).to(logits), logits, self.temperature, classes)
+        return (attributions @ logits_to_score[..., None]).view(-1, self.grid.side, self.grid.side)
 
     def logits(self, images: Tensor) -> Tensor:
         """Classify uint8 images (B, C, H, W) → logits (B, K)."""

@@ -1,6 +1,7 @@
 """Self-explaining models: what they read, learn, and leave behind."""
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -114,6 +115,22 @@ def test_a_heatmap_explains_the_class_that_was_asked_for_or_the_predicted_one(ta
                 unit = patches[image, patch] / patches[image, patch].norm()
                 expected = unit @ model.head.weight[answered[image]]
                 torch.testing.assert_close(heatmaps[image, patch // 4, patch % 4], expected)
+
+
+def test_a_heatmap_of_a_score_compares_the_class_with_the_likely_others(target, grid, twin, images):
+    module = SelfExplaining(target, grid, alpha=1, weights=twin, temperature=2.0).eval()
+    logits, attributions = module.predict_and_explain(images)
+    classes = torch.tensor([2, 0, 1, 1, 0])
+    heatmaps = module(images, classes).flatten(1)
+    for image, asked in enumerate(classes.tolist()):
+        others = [k for k in range(logits.shape[1]) if k != asked]
+        odds = [math.exp(logits[image, k] / 2) for k in others]
+        for patch in range(16):
+            a = attributions[image, patch].tolist()
+            mean = sum(o * a[k] for o, k in zip(odds, others, strict=True)) / sum(odds)
+            assert heatmaps[image, patch].item() == pytest.approx(a[asked] - mean, rel=1e-3, abs=1e-5)
+    with pytest.raises(InputError, match="expected temperature above 0, got temperature=0"):
+        SelfExplaining(target, grid, temperature=0)
 
 
 def test_one_by_one_is_as_in_a_batch(target, grid, twin, images):
