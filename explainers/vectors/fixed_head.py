@@ -14,7 +14,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.target import TargetModel
 from explainers.target.projected_head import ProjectedHead
 
-Reading = Literal["patch", "difference"]
+Reading = Literal["patch", "difference", "blank_patch"]
 
 
 class FixedHead(ProjectedHead):
@@ -34,7 +34,8 @@ class FixedHead(ProjectedHead):
         bias: see `ProjectedHead`.
         reading: how a patch becomes attributions. `patch`: its embedding is treated as the embedding of an image.
             `difference`: the embedding of a blank image is subtracted first, and the length of the image's embedding
-            replaces the patch's own, so that a patch without a contribution has attributions of 0.
+            replaces the patch's own, so that a patch without a contribution has attributions of 0. `blank_patch`: the
+            same with the embeddings of the patches of a blank image, so that a blank image has attributions of 0.
         patch_scale: factor of the attributions.
     """
 
@@ -63,12 +64,12 @@ class FixedHead(ProjectedHead):
         """Compute the attributions of every patch to every class, (B, N, K).
 
         Args:
-            patches: patch embeddings, (B, N, D); with `difference`, minus the embedding of a blank image.
-            embeddings: embeddings of the images, (B, D). With `difference`, attributions are parts of the logits, and
-                so they have the factor of the logits and are divided by the length of the image's embedding.
+            patches: patch embeddings, (B, N, D); unless the reading is `patch`, minus those of a blank image.
+            embeddings: embeddings of the images, (B, D). Attributions of differences are parts of the logits, and so
+                they have the factor of the logits and are divided by the length of the image's embedding.
         """
         vectors = self.vectors(patches)
-        if self.reading == "difference":
+        if self.reading != "patch":
             vectors = self.scale * vectors
             if self.normalise:
                 vectors = vectors / self.project(embeddings, False).norm(dim=-1)[:, None, None]

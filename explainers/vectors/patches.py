@@ -11,7 +11,7 @@ from explainers.target import TargetModel
 
 
 def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Embed images and their patches, minus the embedding of a blank image if the head reads differences.
+    """Embed images and their patches, minus what the head subtracts: the embedding, or the patches, of a blank image.
 
     Args:
         target: a model with a `FixedHead`.
@@ -28,7 +28,9 @@ def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple
         return embeddings, patch_means(patches.float(), grid.side)
     with_blank = torch.cat([normalised, torch.zeros_like(normalised[:1])])  # 0 is the mean colour
     embeddings, patches = target.embed_with_patches(with_blank)
-    return embeddings[:-1], patch_means(patches[:-1].float(), grid.side) - embeddings[-1:, None].float()
+    means = patch_means(patches.float(), grid.side)
+    blank = means[-1:] if target.head.reading == "blank_patch" else embeddings[-1:, None].float()
+    return embeddings[:-1], means[:-1] - blank
 
 
 def patch_means(patches: Tensor, side: int) -> Tensor:

@@ -3,11 +3,29 @@
 from typing import Literal
 
 from torch import Tensor
+from torch.nn import functional as F
 
 Predictions = Literal["labels", "teacher", "embedding"]
 """`labels`: the cross entropy with the labels. `teacher`: the divergence from the teacher's predictions,
 KL(teacher ‖ model). `embedding`: the `relative_error` of the teacher's embedding, which holds the predictions of every
 head, and not only those of the teacher's."""
+
+
+def prediction_loss(
+    predictions: Predictions, logits: Tensor, wanted: Tensor, embeddings: Tensor, rows: dict[str, Tensor]
+) -> Tensor:
+    """Compute L_predict.
+
+    Args:
+        predictions: what is compared.
+        logits: logits of the model, (B, K).
+        wanted: probabilities to predict, (B, K); 0 and 1 for labels, whose divergence is the cross entropy.
+        embeddings: embeddings of the model, (B, D).
+        rows: holds the embeddings of the teacher, `embedding` (B, D), if they are compared.
+    """
+    if predictions == "embedding":
+        return relative_error(embeddings.float(), rows["embedding"].float())
+    return F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
 
 
 def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:

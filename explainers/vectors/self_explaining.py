@@ -25,9 +25,10 @@ from explainers.training.processes import of_all_processes
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
+from explainers.vectors.last_blocks import learn_last_blocks
 from explainers.vectors.model_files import exported_target, model_identity
 from explainers.vectors.patches import embed_as_read, explained
-from explainers.vectors.prediction_losses import Predictions, relative_error
+from explainers.vectors.prediction_losses import Predictions, prediction_loss
 from explainers.vectors.projections import ProjectionBuilder
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
@@ -61,6 +62,7 @@ class SelfExplaining(TrainingModule, Loadable):
         teacher: the model that these attributions explain: the file of one (see `export`), such as the prediction-only
             twin, or `base` for the base model itself; `None` to learn predictions alone.
         weights: file of a trained model (see `export`) to continue from; its head replaces `projection`.
+        last_blocks: number of the last blocks of the backbone, a transformer, that learn; `None` for all of it.
         temperature: t of the score that `forward` explains, see `score_functionals`; `None` for the logit.
         optimizer: builds the optimiser from the parameters of the backbone.
         scheduler: builds the schedule from the optimiser and the number of steps.
@@ -81,13 +83,14 @@ class SelfExplaining(TrainingModule, Loadable):
         projection: ProjectionBuilder | None = None,
         normalise: bool = True,
         scale: float = 10.0,
-        reading: Literal["patch", "difference", "saved"] = "saved",
+        reading: Literal["patch", "difference", "blank_patch", "saved"] = "saved",
         patch_scale: float | None = 1.0,
         alpha: float = 0.8,
         predictions: Predictions = "labels",
         labels: LabelBuilder | None = None,
         teacher: str | None = None,
         weights: str | None = None,
+        last_blocks: int | None = None,
         temperature: float | None = None,
         optimizer: OptimizerBuilder | None = None,
         scheduler: SchedulerBuilder | None = None,
@@ -110,6 +113,8 @@ class SelfExplaining(TrainingModule, Loadable):
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
+        if last_blocks is not None:
+            learn_last_blocks(self.target, last_blocks)
         self.base_hash = weights_hash(target.backbone)
         self.teacher: Any = None if teacher is None else _frozen_teacher(target, teacher)
         self.labels: Any = None
@@ -140,10 +145,8 @@ class SelfExplaining(TrainingModule, Loadable):
     def setup(self, stage: str) -> None:
         """Build the head for the datamodule's classes, unless the model was loaded with its head."""
         if stage == "fit" and self.alpha < 1 and self.labels is None:
-            raise InputError(
-                f"expected explainer.labels and explainer.teacher, a file or base, for alpha={self.alpha}, got none: "
-                "train the prediction-only twin first, with alpha=1"
-            )
+            wanted = f"explainer.labels and explainer.teacher, a file or base, for alpha={self.alpha}"
+            raise InputError(f"expected {wanted}, got none: train the prediction-only twin first, with alpha=1")
         if stage == "fit" and self.teacher is None and (held := self.predictions) != "labels":
             raise InputError(f"expected explainer.teacher, a file or base, for explainer.predictions={held}, got none")
         if not isinstance(self.target.head, FixedHead):
@@ -206,10 +209,7 @@ class SelfExplaining(TrainingModule, Loadable):
         wanted = self._wanted(rows)
         correct = logits.argmax(-1) == wanted.argmax(-1)
         with torch.autocast(patches.device.type, enabled=False):
-            if self.predictions == "embedding":
-                loss = self.alpha * relative_error(embeddings.float(), rows["embedding"].float())
-            else:
-                loss = self.alpha * F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
+            loss = self.alpha * prediction_loss(self.predictions, logits, wanted, embeddings, rows)
             if self.labels is None:
                 return loss, correct, None
             if self.training and self.needs_patch_scale and self.global_step == 0:

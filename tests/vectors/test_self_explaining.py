@@ -164,6 +164,17 @@ def test_alpha_is_a_part(target, grid, alpha):
         build(target, grid, alpha=alpha)
 
 
+def test_only_the_last_blocks_and_the_norm_learn(target, grid, tmp_path):
+    module = build(target, grid, alpha=1, labels=None, last_blocks=1)
+    before = state(module.target.backbone)
+    fit(module, tmp_path)
+    changed = {name for name, value in state(module.target.backbone).items() if not torch.equal(value, before[name])}
+    last = f"blocks.{len(target.backbone.blocks) - 1}."
+    assert changed == {name for name in before if name.startswith((last, "norm."))}
+    with pytest.raises(InputError, match=r"expected last_blocks from 1 to .*, got last_blocks=99"):
+        build(target, grid, last_blocks=99)
+
+
 def test_only_the_backbone_learns_and_the_teacher_is_not_saved(target, grid, twin, tmp_path):
     module = build(target, grid, twin)
     watch = Watch()
@@ -239,7 +250,7 @@ def test_an_exported_model_comes_back_with_what_it_is(target, grid, twin, images
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("reading", ["patch", "difference"])
+@pytest.mark.parametrize("reading", ["patch", "difference", "blank_patch"])
 def test_every_option_of_the_head_comes_back(target, grid, images, tmp_path, normalise, reading):
     module = SelfExplaining(target, grid, alpha=1)
     between = torch.randn(7, 24)

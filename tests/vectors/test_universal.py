@@ -52,23 +52,25 @@ def fit(module, folder, epochs=1):
     return trainer
 
 
-def by_hand(model, images, scale=1.0):
-    """Vectors of patches, one image at a time: scale · (e_z − G(blank))."""
-    blank = model.embed(torch.zeros_like(model.normalise(images[:1])))[0]
+def by_hand(model, images, scale=1.0, reading="difference"):
+    """Vectors of patches, one image at a time: scale · (e_z − G(blank)), or minus the same patch of a blank image."""
+    blank, blanks = model.embed_with_patches(torch.zeros_like(model.normalise(images[:1])))
+    blanks = blanks[0] if reading == "blank_patch" else blank.expand_as(blanks[0])
     rows = []
     for image in images:
         _, patches = model.embed_with_patches(model.normalise(image[None]))
-        rows.append(torch.stack([scale * (patch - blank) for patch in patches[0]]))
+        rows.append(torch.stack([scale * (patch - other) for patch, other in zip(patches[0], blanks, strict=True)]))
     return torch.stack(rows)
 
 
 @torch.no_grad()
-def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images, tmp_path):
-    module = build(target, grid, None, alpha=1, predictions="labels", patch_scale=0.3)
+@pytest.mark.parametrize("reading", ["difference", "blank_patch"])
+def test_patches_are_read_as_differences_from_a_blank_image(target, grid, images, tmp_path, reading):
+    module = build(target, grid, None, alpha=1, predictions="labels", patch_scale=0.3, reading=reading)
     fit_nothing(module)
     logits, attributions = module.eval().predict_and_explain(images)
     weight = target.head.weight - target.head.weight.mean(0)
-    torch.testing.assert_close(attributions, by_hand(target, images, 0.3) @ weight.mT, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(attributions, by_hand(target, images, 0.3, reading) @ weight.mT, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logits.softmax(-1), target(images).softmax(-1))  # its own head, with its bias
 
 
