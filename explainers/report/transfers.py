@@ -23,25 +23,43 @@ class Transfer:
         source: name of the source task.
         target: name of the target task.
         cosine: of the task vectors of source and target.
+        curvature: of the target's predictions along the vector, see `lambda_sweep.curvature`; NaN if unknown.
         errors: E-RMSE before and after.
+        ranks: rank correlation before and after.
         accuracies: accuracy before and after, as fractions.
     """
 
     source: str
     target: str
     cosine: float
+    curvature: float
     errors: tuple[float, float]
+    ranks: tuple[float, float]
     accuracies: tuple[float, float]
 
     @property
     def gain(self) -> float:
-        """By how much the E-RMSE falls, relative to that before the transfer."""
-        return 1 - self.errors[1] / self.errors[0]
+        """By how much the rank correlation rises; unlike the E-RMSE, no factor of the attributions changes it."""
+        return self.ranks[1] - self.ranks[0]
 
     @property
     def accuracy_change(self) -> float:
         """Accuracy after the transfer minus before, as a fraction."""
         return self.accuracies[1] - self.accuracies[0]
+
+
+Number = Callable[[Transfer], float]
+GAIN, ACCURACY, COSINE, CURVATURE = "gain of ρ", "change of accuracy", "cosine of the task vectors", "curvature"
+ERROR = "E-RMSE after the transfer"
+MATRICES: dict[str, Number] = {
+    GAIN: lambda transfer: transfer.gain,
+    ACCURACY: lambda transfer: transfer.accuracy_change,
+    COSINE: lambda transfer: transfer.cosine,
+    CURVATURE: lambda transfer: transfer.curvature,
+}
+NUMBERS: dict[str, Number] = MATRICES | {ERROR: lambda transfer: transfer.errors[1]}
+PUBLISHED = (COSINE, ERROR)
+SCATTERS = (PUBLISHED, (COSINE, GAIN), (CURVATURE, GAIN), (CURVATURE, ACCURACY))
 
 
 def read_transfers(folder: str | Path) -> list[Transfer]:
@@ -69,9 +87,9 @@ def _read(path: Path) -> Transfer:
     metrics = json.loads(path.read_text())
     measured = {
         name: (metrics.get(f"test/untouched/{name}"), metrics.get(f"test/transferred/{name}"))
-        for name in ("e_rmse", "accuracy")
+        for name in ("e_rmse", "rank_correlation", "accuracy")
     }
-    if None in (*measured["e_rmse"], *measured["accuracy"]):
+    if any(None in pair for pair in measured.values()):
         raise InputError(f"{path}: expected test metrics of a transfer, got none: run it with test=true")
     cosine = metrics.get("val/cosine", math.nan)
     if not math.isfinite(cosine):
@@ -79,7 +97,7 @@ def _read(path: Path) -> Transfer:
             f"{path}: expected the cosine of two task vectors, got none: the source needs a model that only"
             " predicts (explainer.predicting=...)"
         )
-    return Transfer(path.parts[-3], path.parts[-2], cosine, measured["e_rmse"], measured["accuracy"])
+    return Transfer(path.parts[-3], path.parts[-2], cosine, metrics.get("val/curvature", math.nan), *measured.values())
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float, float]:
@@ -106,9 +124,9 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, f
 
 
 def similarity(folder: str | Path, table: str | Path | None = None, paper: float | None = None) -> Figure:
-    """Matrices of gains, changes of accuracy and cosines, and E-RMSE against the cosine of the task vectors.
+    """Matrices of gains, changes of accuracy, cosines and curvatures, and what cosine and curvature tell of a transfer.
 
-    A transfer from a task onto itself is shown in the matrices, as an upper bound, but is no point of the scatter.
+    A transfer from a task onto itself is shown in the matrices, as an upper bound, but is no point of the scatters.
 
     Args:
         folder: folder of the transfers, see `read_transfers`.
@@ -119,12 +137,12 @@ def similarity(folder: str | Path, table: str | Path | None = None, paper: float
     if table is not None:
         write_atomically(Path(table), f"{markdown(_rows(transfers))}\n{_correlations(transfers)}\n")
     side = 1.6 + 0.75 * len({transfer.target for transfer in transfers})
-    figure = Figure(figsize=(2 * side + 2, 2 * side), layout="constrained")
-    axes = figure.subplots(2, 2).flat
-    _matrix(axes[0], transfers, "gain: relative fall of E-RMSE", lambda transfer: transfer.gain)
-    _matrix(axes[1], transfers, "change of accuracy", lambda transfer: transfer.accuracy_change)
-    _matrix(axes[2], transfers, "cosine of the task vectors", lambda transfer: transfer.cosine)
-    _scatter(axes[3], _between(transfers), paper)
+    figure = Figure(figsize=(4 * side, 2 * side), layout="constrained")
+    matrices, scatters = figure.subplots(2, 4)
+    for axis, (title, number) in zip(matrices, MATRICES.items(), strict=True):
+        _matrix(axis, transfers, title, number)
+    for axis, (x, y) in zip(scatters, SCATTERS, strict=True):
+        _scatter(axis, _between(transfers), x, y, paper if (x, y) == PUBLISHED else None)
     return figure
 
 
@@ -140,7 +158,9 @@ def _rows(transfers: Sequence[Transfer]) -> list[dict[str, str]]:
             "Source": transfer.source,
             "Target": transfer.target,
             "cos(τ_S, τ_T)": f"{transfer.cosine:.3f}",
+            "Curvature": f"{transfer.curvature:.3f}",
             "E-RMSE": " → ".join(f"{error:.3f}" for error in transfer.errors),
+            "ρ": " → ".join(f"{rank:.3f}" for rank in transfer.ranks),
             "Gain ↑": f"{transfer.gain:.3f}",
             "Accuracy": " → ".join(f"{accuracy:.3f}" for accuracy in transfer.accuracies),
         }
@@ -149,18 +169,13 @@ def _rows(transfers: Sequence[Transfer]) -> list[dict[str, str]]:
 
 
 def _correlations(transfers: Sequence[Transfer]) -> str:
-    """One line for the correlations of the cosine with E-RMSE after the transfer, and with the gain."""
+    """A line for each scatter: the correlation of its two numbers."""
     between = _between(transfers)
-    cosines = [transfer.cosine for transfer in between]
-    lists = {
-        "E-RMSE after the transfer": [transfer.errors[1] for transfer in between],
-        "gain": [transfer.gain for transfer in between],
-    }
-    parts = []
-    for name, values in lists.items():
-        r, low, high, p = correlation(cosines, values)
-        parts.append(f"{name}: r = {r:.2f}, 95 % interval {low:.2f} to {high:.2f}, p = {p:.2g}")
-    return f"Cosine against {'; '.join(parts)} ({len(between)} transfers between different tasks)."
+    lines = [f"Of {len(between)} transfers between different tasks:", ""]
+    for x, y in SCATTERS:
+        r, low, high, p = correlation(*([NUMBERS[name](each) for each in between] for name in (x, y)))
+        lines.append(f"- {x} and {y}: r = {r:.2f}, 95 % interval {low:.2f} to {high:.2f}, p = {p:.2g}")
+    return "\n".join(lines)
 
 
 def _matrix(axis: Axes, transfers: Sequence[Transfer], title: str, number: Callable[[Transfer], float]) -> None:
@@ -182,16 +197,15 @@ def _matrix(axis: Axes, transfers: Sequence[Transfer], title: str, number: Calla
     axis.set_title(title, fontsize=10)
 
 
-def _scatter(axis: Axes, transfers: Sequence[Transfer], paper: float | None) -> None:
-    """Draw E-RMSE after each transfer against the cosine; a colour for each target, whose errors have one scale."""
-    cosines, errors = ([transfer.cosine for transfer in transfers], [transfer.errors[1] for transfer in transfers])
+def _scatter(axis: Axes, transfers: Sequence[Transfer], x: str, y: str, paper: float | None) -> None:
+    """Draw two of `NUMBERS` of all transfers against each other, with a colour for each target."""
     for target in sorted({transfer.target for transfer in transfers}):
         own = [transfer for transfer in transfers if transfer.target == target]
-        axis.plot([one.cosine for one in own], [one.errors[1] for one in own], "o", label=target)
-    r, low, high, p = correlation(cosines, errors)
+        axis.plot(*([NUMBERS[name](one) for one in own] for name in (x, y)), "o", label=target)
+    r, low, high, p = correlation(*([NUMBERS[name](one) for one in transfers] for name in (x, y)))
     published = "" if paper is None else f"; paper: {paper:.2f}"
     axis.set_title(f"r = {r:.2f} [{low:.2f}, {high:.2f}], p = {p:.2g}{published}", fontsize=10)
-    axis.set_xlabel("cosine of the task vectors")
-    axis.set_ylabel("E-RMSE after the transfer")
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
     axis.legend(title="target", fontsize=8, title_fontsize=8)
     axis.grid(alpha=0.3)

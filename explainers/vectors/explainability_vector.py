@@ -22,6 +22,7 @@ from explainers.vectors.lambda_sweep import (
     PointMetrics,
     best_point,
     checked_ratios,
+    curvature,
     named,
     point_of,
     report,
@@ -64,8 +65,9 @@ class ExplainabilityVector(LightningModule, Loadable):
         lambda_2: values of λ₂ to try.
         ratios: ratios of several vectors to try, each with one number per source, such as [[1, 1], [1, 0.5]]. With
             λ₂ = 1, they are the λ₂ of each source. `None`: all ratios are 1.
-        labels: builds the source of the reference attributions from the model of `onto` and the grid.
-        tolerance: maximum accuracy drop, as a fraction.
+        labels: builds the source of the reference attributions from the model of `onto` and the grid: `ShapleyLabels`,
+            or `MethodLabels`, which need neither labels nor masked images.
+        tolerance: maximum accuracy drop, as a fraction. Without labels, the maximum share of changed predictions.
         select: metric that selects the point.
         k: K of IoU@K.
         calibrate: multiply the selected model's attributions by the factor that fits the labels of the validation
@@ -149,12 +151,14 @@ class ExplainabilityVector(LightningModule, Loadable):
         return combine(self.taus, point[2:] or [1.0])
 
     def _measure(self, batch: dict[str, Tensor], points: Iterable[Point], calibrate: bool = False) -> None:
-        """Update the metrics of some points; the unchanged model is never calibrated."""
+        """Update the metrics of some points, the first of which is the unchanged model, which is never calibrated."""
         rows = complete(batch, self.sources)
+        unchanged = None
         for point in points:
             self._load(point, calibrate and point != self.unchanged)
             logits, attributions = self.model.predict_and_explain(rows["image"])
-            self._metrics(point).update(logits, explained(attributions, rows), rows)
+            unchanged = logits if unchanged is None else unchanged
+            self._metrics(point).update(logits, unchanged, explained(attributions, rows), rows)
 
     def _metrics(self, point: Point) -> PointMetrics:
         return cast(PointMetrics, self.metrics[self.points.index(point)])
@@ -171,6 +175,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         best = best_point(self.sweep, self.tolerance, self.select)
         self.best = point_of(best)
         self.log_dict({f"val/{name}": value for name, value in best.items()})
+        self.log("val/curvature", curvature(self.sweep))
         for name, value in self.cosines.items():
             self.log(f"val/{name}", value)
             warn_if_hurtful(name, value, self.hurtful_cosine)

@@ -9,6 +9,8 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
 
 from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.accuracy import Accuracy
@@ -78,7 +80,10 @@ def point_of(row: dict[str, float]) -> Point:
 
 
 class PointMetrics(nn.Module):
-    """Metrics of the model at one point: accuracy, agreement of its attributions with a reference, their best factor.
+    """Metrics of the model at one point: its accuracy, what it keeps of the unchanged model's predictions, agreement of
+    its attributions with a reference, and their best factor.
+
+    `kept` is the share of images with the same predicted class, `divergence` is KL(unchanged ‖ model).
 
     Args:
         k: K of IoU@K.
@@ -87,24 +92,31 @@ class PointMetrics(nn.Module):
     def __init__(self, k: int) -> None:
         super().__init__()
         self.accuracy = Accuracy()
+        self.kept = Accuracy()
+        self.divergence = MeanMetric()
         self.agreement = nn.ModuleDict(agreement_metrics(k))
         self.best_factor = BestFactor()
 
-    def update(self, logits: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> None:
+    def update(self, logits: Tensor, unchanged: Tensor, attributions: Tensor, rows: dict[str, Tensor]) -> None:
         """Add a batch.
 
         Args:
             logits: (B, K).
+            unchanged: logits of the unchanged model, (B, K).
             attributions: attributions of the patches to the explained class, (B, N).
-            rows: holds `label` (B,), and the reference attributions, `shapley` (B, N).
+            rows: holds `label` (B,), −1 if it is unknown, and the reference attributions, `shapley` (B, N).
         """
         self.accuracy.update(logits.argmax(-1), rows["label"])
+        self.kept.update(logits.argmax(-1), unchanged.argmax(-1))
+        before, after = (each.double().log_softmax(-1) for each in (unchanged, logits))
+        self.divergence.update(F.kl_div(after, before, reduction="none", log_target=True).sum(-1))
         for metric in (*self.agreement.values(), self.best_factor):
             metric.update(attributions, rows["shapley"])  # type: ignore[operator]
 
     def result(self) -> tuple[dict[str, float], float]:
         """Compute the metrics and the best factor over the images of all processes, and reset them."""
-        metrics: dict[str, Any] = {"accuracy": self.accuracy, **self.agreement}
+        own = {name: getattr(self, name) for name in ("accuracy", "kept", "divergence")}
+        metrics: dict[str, Any] = {**own, **self.agreement}
         values = {name: metric.compute().item() for name, metric in metrics.items()}
         factor = self.best_factor.compute().item()
         for metric in (*metrics.values(), self.best_factor):
@@ -116,24 +128,43 @@ class PointMetrics(nn.Module):
 def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
     """The row with the best metric among the rows that lose at most `tolerance` of the first row's accuracy.
 
+    Without labels, there is no accuracy, and the share of predictions that are `kept` takes its place.
+
     Args:
         sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
         tolerance: maximum accuracy drop, as a fraction.
         select: the metric.
 
-    Raises:
-        InputError: if there is no accuracy, because no image has a label.
-
     >>> rows = [{"accuracy": 0.9, "iou": 0.1}, {"accuracy": 0.89, "iou": 0.2}, {"accuracy": 0.6, "iou": 0.4}]
     >>> best_point(rows, tolerance=0.02, select="iou")
     {'accuracy': 0.89, 'iou': 0.2}
     """
-    if math.isnan(sweep[0]["accuracy"]):
-        raise InputError("expected images with labels, to measure the accuracy, got none: take labelled images")
-    lowest = sweep[0]["accuracy"] - tolerance - 1e-6  # for the rounding of float32 accuracies
+    accuracy = accuracy_of(sweep)
+    lowest = sweep[0][accuracy] - tolerance - 1e-6  # for the rounding of float32 accuracies
     sign = 1 if agreement_metrics(k=1)[select].higher_is_better else -1
-    allowed = [row for row in sweep if row["accuracy"] >= lowest]
+    allowed = [row for row in sweep if row[accuracy] >= lowest]
     return max(allowed, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
+
+
+def accuracy_of(sweep: Sequence[dict[str, float]]) -> str:
+    """What is held of a sweep: its `accuracy`, or without labels its predictions that are `kept`."""
+    return "kept" if math.isnan(sweep[0]["accuracy"]) else "accuracy"
+
+
+def curvature(sweep: Sequence[dict[str, float]]) -> float:
+    """How sharply the divergence of the predictions rises along the vector: τᵀ F τ, F the information of Fisher.
+
+    F is the Hessian of the divergence at the unchanged model. So KL(unchanged ‖ λ₂) ≈ λ₂² τᵀ F τ / 2 for small λ₂; it
+    is read at the smallest one of the sweep. NaN if λ₂ = 0 is the only one.
+
+    >>> curvature([{"lambda_1": 1.0, "lambda_2": value, "divergence": 3 * value**2} for value in (0.0, 0.5, 1.0)])
+    6.0
+    """
+    moved = [row for row in sweep if row["lambda_1"] == 1 and row["lambda_2"] != 0]
+    if not moved:
+        return math.nan
+    nearest = min(moved, key=lambda row: abs(row["lambda_2"]))
+    return 2 * nearest["divergence"] / nearest["lambda_2"] ** 2
 
 
 def table(sweep: Sequence[dict[str, float]], best: Point) -> str:
@@ -159,7 +190,7 @@ def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: s
     >>> summary(rows, rows[1], "iou")
     'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
     """
-    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in ("accuracy", select))
+    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (accuracy_of(sweep), select))
     one, two, *ratios = point_of(best)
     point = f"λ₁ = {one:g}, λ₂ = {two:g}"
     if ratios:

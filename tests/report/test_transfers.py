@@ -26,22 +26,24 @@ def folder(tmp_path):
     for (source, target), (cosine, error) in PAIRS.items():
         numbers = {"untouched/e_rmse": 4.0, "transferred/e_rmse": error}
         numbers |= {"untouched/accuracy": 0.9, "transferred/accuracy": 0.9 - cosine / 10}
+        numbers |= {"untouched/rank_correlation": 0.1, "transferred/rank_correlation": 0.5 - error / 10}
         write(tmp_path / source / target, {f"test/{name}": value for name, value in numbers.items()}, cosine)
     return tmp_path
 
 
 def write(run, metrics, cosine):
     run.mkdir(parents=True, exist_ok=True)
-    (run / "metrics.json").write_text(json.dumps(metrics | {"val/cosine": cosine}))
+    (run / "metrics.json").write_text(json.dumps(metrics | {"val/cosine": cosine, "val/curvature": 2 * cosine}))
 
 
 def test_every_transfer_is_a_number_in_its_row_and_column(folder):
     figure = similarity(folder, paper=-0.32)
-    gains, accuracies, cosines, scatter = figure.axes
+    gains, accuracies, cosines, curvatures, scatter, of_gains, _, of_accuracies = figure.axes
     expected = {
-        gains: {pair: 1 - error / 4 for pair, (_, error) in PAIRS.items()},
+        gains: {pair: 0.4 - error / 10 for pair, (_, error) in PAIRS.items()},
         accuracies: {pair: -cosine / 10 for pair, (cosine, _) in PAIRS.items()},
         cosines: {pair: cosine for pair, (cosine, _) in PAIRS.items()},
+        curvatures: {pair: 2 * cosine for pair, (cosine, _) in PAIRS.items()},
     }
     for axis, numbers in expected.items():
         assert [label.get_text() for label in axis.get_yticklabels()] == list("abc")
@@ -56,17 +58,21 @@ def test_every_transfer_is_a_number_in_its_row_and_column(folder):
     assert sorted(points) == sorted(PAIRS[pair] for pair in PAIRS if pair != ("c", "c"))  # none onto itself
     r = np.corrcoef([0.1, 0.2, 0.3, 0.4], [3.0, 2.0, 2.5, 1.0])[0, 1]
     assert scatter.get_title().startswith(f"r = {r:.2f} [") and scatter.get_title().endswith("; paper: -0.32")
+    assert of_gains.get_title().startswith(f"r = {-r:.2f} [") and "paper" not in of_gains.get_title()
+    assert of_accuracies.get_title().startswith("r = -1.00 [")
+    assert (of_accuracies.get_xlabel(), of_accuracies.get_ylabel()) == ("curvature", "change of accuracy")
 
 
 def test_the_table_has_a_row_for_each_transfer_and_both_correlations(folder, tmp_path):
     similarity(folder, table=tmp_path / "similarity.md")
     lines = (tmp_path / "similarity.md").read_text().splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in lines[2:7]] == ["a", "a", "b", "c", "c"]
-    assert "| 0.100         | 4.000 → 3.000 | 0.250  | 0.900 → 0.890 |" in lines[2]
-    assert lines[-1].startswith("Cosine against E-RMSE after the transfer: r = -0.83, 95 % interval")
-    assert lines[-1].endswith(
-        "; gain: r = 0.83, 95 % interval -0.65 to 1.00, p = 0.23 (4 transfers between different tasks)."
-    )
+    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    assert cells == ["a", "b", "0.100", "0.200", "4.000 → 3.000", "0.100 → 0.200", "0.100", "0.900 → 0.890"]
+    assert "Of 4 transfers between different tasks:" in lines
+    assert lines[-4].startswith("- cosine of the task vectors and E-RMSE after the transfer: r = -0.83, 95 % interval")
+    assert lines[-3].endswith(" and gain of ρ: r = 0.83, 95 % interval -0.65 to 1.00, p = 0.23")
+    assert lines[-1].startswith("- curvature and change of accuracy: r = -1.00")
 
 
 def test_the_interval_is_that_of_fisher():
@@ -96,7 +102,8 @@ def test_a_transfer_without_a_test_or_a_cosine_is_named(folder):
         InputError, match="b/c/metrics.json: expected test metrics of a transfer, got none: .*test=true"
     ):
         similarity(folder)
-    metrics = {f"test/{which}/{name}": 1.0 for which in ("untouched", "transferred") for name in ("e_rmse", "accuracy")}
+    both = ("untouched", "transferred")
+    metrics = {f"test/{which}/{name}": 1.0 for which in both for name in ("e_rmse", "rank_correlation", "accuracy")}
     write(folder / "b/c", metrics, math.nan)  # written by earlier versions
     with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
         similarity(folder)

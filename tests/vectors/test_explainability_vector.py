@@ -1,6 +1,7 @@
 """The sweep of λ₁ and λ₂, what it chooses, and what it leaves behind."""
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -13,13 +14,12 @@ from toys import SILENT, Marked, marked_splits, three_models
 
 from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
-from explainers.errors import InputError
 from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
 from explainers.vectors.explainability_vector import ExplainabilityVector
-from explainers.vectors.lambda_sweep import best_point, table
+from explainers.vectors.lambda_sweep import best_point, summary, table
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
 
@@ -167,9 +167,13 @@ def test_the_tolerance_itself_is_allowed():
     assert best_point(rows, 0.02, "e_rmse") is rows[1]
 
 
-def test_without_labelled_images_there_is_no_accuracy_to_keep():
-    with pytest.raises(InputError, match="^expected images with labels, to measure the accuracy, got none"):
-        best_point([{"accuracy": float("nan"), "e_rmse": 0.1}], 0.02, "e_rmse")
+def test_without_labels_the_predictions_are_kept():
+    rows = [
+        {"accuracy": math.nan, "kept": kept, "lambda_1": 1.0, "lambda_2": 1 - kept, "iou": 1 - kept}
+        for kept in (1.0, 0.99, 0.9)
+    ]
+    assert best_point(rows, 0.02, "iou") is rows[1]
+    assert summary(rows, rows[1], "iou").endswith("kept 1 → 0.99, iou 0 → 0.01")
 
 
 def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):

@@ -1,0 +1,43 @@
+"""Heatmaps of a method without training as the reference of a sweep: it then needs neither labels nor KernelSHAP."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explainers.masking import PatchGrid
+from explainers.posthoc import build
+from explainers.saved.identity import Identity
+from explainers.target import TargetModel
+
+
+class MethodLabels:
+    """A source (see `sources`) of the heatmaps of a method without training, for the predicted class of each image.
+
+    Its rows are those of `ShapleyLabels`: `explained` (B,) and `shapley` (B, N), here in the units of the method. They
+    rank the points of a sweep by `rank_correlation` or `iou`; errors and factors in these units mean little.
+
+    Args:
+        model: the model to explain.
+        grid: the patches that are explained.
+        method: name of the method, see `posthoc.build`.
+    """
+
+    provides = ("explained", "shapley")
+    entries = ("image",)
+    classes = "predicted"
+    forward_passes = 3  # one, and a backward pass
+
+    def __init__(self, model: TargetModel, grid: PatchGrid, method: str = "DecompX-PLUS") -> None:
+        model.check_grid(grid)
+        self.method = method
+        self.model = model
+        self.map: Any = build(method, model, grid)
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        with torch.no_grad():
+            explained = self.model(batch["image"]).argmax(-1)
+        return {"explained": explained, "shapley": self.map(batch["image"], explained).detach().flatten(1)}
+
+    def key(self) -> Identity:
+        return {"source": f"heatmaps by {self.method}", "target": self.model.identity()}
