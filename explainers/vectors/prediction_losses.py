@@ -5,12 +5,15 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
+from explainers.errors import checks_choices
+
 Predictions = Literal["labels", "teacher", "embedding"]
 """`labels`: the cross entropy with the labels. `teacher`: the divergence from the teacher's predictions,
 KL(teacher ‖ model). `embedding`: the `relative_error` of the teacher's embedding, which holds the predictions of every
 head, and not only those of the teacher's."""
 
 
+@checks_choices
 def prediction_loss(
     predictions: Predictions, logits: Tensor, wanted: Tensor, embeddings: Tensor, rows: dict[str, Tensor]
 ) -> Tensor:

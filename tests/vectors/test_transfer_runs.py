@@ -65,7 +65,8 @@ def test_a_test_measures_the_model_before_and_after_on_test_images_alone(build):
     assert sets["test"].read == list(range(5)) and not sets["val"].read and not sets["train"].read
     assert module.best == chosen
     logged = {name: value.item() for name, value in own.callback_metrics.items()}
-    assert logged.keys() == {f"test/{which}/{name}" for which in ("untouched", "transferred") for name in MEASURED}
+    names = (*MEASURED, "kept", "divergence")
+    assert logged.keys() == {f"test/{which}/{name}" for which in ("untouched", "transferred") for name in names}
     fresh = build(lambda_2=[0.4, 1.0])
     trainer().validate(fresh, Images(val=lambda: Marked(5, seed=2), batch_size=5, num_workers=0), verbose=False)
     rows = {(row["lambda_1"], row["lambda_2"]): row for row in fresh.sweep}
@@ -105,7 +106,7 @@ def test_the_curve_is_a_history_of_csv_rows(build, tmp_path):
     assert [float(row["sweep/lambda_2"]) for row in rows] == [0, 0.5, 1]
     assert [int(row["step"]) for row in rows] == [0, 1, 2]
     for row, expected in zip(rows, sorted(module.sweep, key=lambda row: row["lambda_2"]), strict=True):
-        logged = {name: float(row[f"sweep/{name}"]) for name in (*MEASURED, "lambda_1", "lambda_2")}
+        logged = {name: float(row[f"sweep/{name}"]) for name in expected}
         assert logged == pytest.approx(expected, abs=1e-6)
 
 
