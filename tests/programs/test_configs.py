@@ -41,6 +41,7 @@ IMAGE_FOLDERS = (
     "val",
     "imagenet_samples",
     "caltech",
+    "small",
     *(f"{name}/{split}" for name in ("imagenette", "cats_vs_dogs") for split in ("train", "val")),
 )
 EXPLAINERS = sorted(
@@ -131,6 +132,8 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     if explainer.get("predictions") in ("teacher", "embedding"):
         overrides += ["explainer.teacher=base"]
         files -= {"teacher"}
+    if explainer.get("last_blocks"):
+        overrides += ["explainer.last_blocks=1"]
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
         overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):
