@@ -34,6 +34,7 @@ def prediction_loss(
 def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
     """Σ |e − ê|² / Σ |ê − mean ê|² over the images of a batch: 1 if all embeddings are the mean of the wanted ones ê.
 
+    >>> import torch
     >>> relative_error(torch.tensor([[1.0], [1.0]]), torch.tensor([[0.0], [2.0]])).item()
     1.0
 
