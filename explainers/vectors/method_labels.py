@@ -7,7 +7,7 @@ from torch import Tensor
 
 from explainers.masking import PatchGrid
 from explainers.posthoc import build
-from explainers.saved.identity import Identity
+from explainers.saved.identity import Identity, recipe
 from explainers.target import TargetModel
 
 
@@ -30,8 +30,9 @@ class MethodLabels:
 
     def __init__(self, model: TargetModel, grid: PatchGrid, method: str = "DecompX-PLUS") -> None:
         model.check_grid(grid)
-        self.method = method
         self.model = model
+        self.grid = grid
+        self.method = method
         self.map: Any = build(method, model, grid)
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
@@ -40,4 +41,5 @@ class MethodLabels:
         return {"explained": explained, "shapley": self.map(batch["image"], explained).detach().flatten(1)}
 
     def key(self) -> Identity:
-        return {"source": f"heatmaps by {self.method}", "target": self.model.identity()}
+        own = {"source": f"heatmaps by {self.method}", "model": self.model.identity()}
+        return recipe(self, without=own) | own

@@ -339,7 +339,7 @@ def test_no_pair_no_removal_a_removal_without_a_pair_and_an_unknown_fit_are_refu
         CoalitionTeacher(target, GRID, pairs=2, removals=["zero", "black", "drop"])
     with pytest.raises(InputError, match="^expected removals as a list of zero, black or drop, got zero$"):
         CoalitionTeacher(target, GRID, removals="zero")
-    with pytest.raises(InputError, match="^expected fit regions, ranking, uniform or shapley, got exact$"):
+    with pytest.raises(InputError, match="^expected fit regions, ranking, uniform, mixed or shapley, got exact$"):
         CoalitionTeacher(target, GRID, fit="exact")
 
 

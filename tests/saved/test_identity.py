@@ -28,6 +28,7 @@ from explainers.training.network_explainer import INITIAL_WEIGHTS
 from explainers.training.sources import Features, Pixels, Source
 from explainers.tve import TVE, Oracle
 from explainers.tve.meta_attribution import MetaAttributions
+from explainers.vectors import MethodLabels
 
 GRID = PatchGrid(image_size=32, patch_size=8)
 OTHER_GRID = PatchGrid(image_size=32, patch_size=16, differs=True)
@@ -129,6 +130,7 @@ SOURCES = {
         {"grid": GRID},
         {"grid": OTHER_GRID, "seed": 1, "method": "AttnLRP-PLUS", "functionals": ["isotropic"]},
     ),
+    MethodLabels: ({"grid": GRID}, {"grid": OTHER_GRID, "method": "AttnLRP-PLUS"}),
 }
 """Source → arguments besides its model, and another value of every argument that its rows depend on."""
 
