@@ -32,16 +32,16 @@ from explainers.vectors.lambda_sweep import (
 )
 from explainers.vectors.model_files import (
     TRANSFERRED,
-    Parent,
-    Sources,
     exported_target,
     listed,
     read_parents,
     read_reading,
+    vectors_of,
 )
 from explainers.vectors.patches import explained
+from explainers.vectors.restoration import restorations, restored
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
-from explainers.vectors.task_arithmetic import combine, cosine, transfer, vector
+from explainers.vectors.task_arithmetic import combine, transfer
 
 
 class ExplainabilityVector(LightningModule, Loadable):
@@ -72,11 +72,14 @@ class ExplainabilityVector(LightningModule, Loadable):
         k: K of IoU@K.
         calibrate: multiply the selected model's attributions by the factor that fits the labels of the validation
             images best, for a source whose teacher computes attributions in other units than `labels`.
+        restore: number of training images, without labels, to which the projection of the head is fitted, so that
+            predictions stay those of the model of `onto`, see `restoration`; 0 leaves the head as it is, as the paper.
         hurtful_cosine: warn if the cosine of a source's and the target's task vectors is below this value. Without
             `predicting`, the source has no task vector, and there is no cosine.
     """
 
     loaded_as = SelfExplaining
+    projection: Tensor | None
 
     @checks_choices
     def __init__(
@@ -94,12 +97,13 @@ class ExplainabilityVector(LightningModule, Loadable):
         select: Agreement = "e_rmse",
         k: int = 10,
         calibrate: bool = False,
+        restore: int = 0,
         hurtful_cosine: float = 0.0,
     ) -> None:
         super().__init__()
         sources = listed(predicting, explaining)
         self.points = sweep_points(lambda_1, lambda_2, checked_ratios(ratios, len(sources)))
-        check_range(0, tolerance=tolerance)
+        check_range(0, tolerance=tolerance, restore=restore)
         check_range(-1, 1, hurtful_cosine=hurtful_cosine)
         check_range(1, grid.num_patches, k=k)
         if calibrate and select not in ("iou", "rank_correlation"):
@@ -110,6 +114,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         self.tolerance = tolerance
         self.select: Agreement = select
         self.calibrate = calibrate
+        self.restore = restore
         self.hurtful_cosine = hurtful_cosine
 
         parents = read_parents(target, sources, onto)
@@ -120,6 +125,8 @@ class ExplainabilityVector(LightningModule, Loadable):
 
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
         self.model.target.head.reading, self.patch_scale = read_reading([file for _, file in sources.values()])
+        self.register_buffer("projection", self.model.target.head.projection, persistent=False)
+        self.restorations: dict[Point, Tensor] = {}
         self.teacher = exported_target(target, onto).requires_grad_(False)
         reference = labels(self.teacher, grid)
         if reference.classes == "all":
@@ -137,14 +144,17 @@ class ExplainabilityVector(LightningModule, Loadable):
         self._load(self.best, self.calibrate)
         return self.model(images, classes)
 
-    def _load(self, point: Point, calibrate: bool = False) -> None:
-        """Load the weights of a point into the model, and the scale of its attributions."""
+    def _load(self, point: Point, calibrate: bool = False) -> TargetModel:
+        """Load the weights of a point into the model, its projection and the scale of its attributions."""
         states = (self.theta_base, self.theta_onto, *self.taus)  # moved to the device in the first call
         states = tuple({name: value.to(self.device) for name, value in state.items()} for state in states)
         self.theta_base, self.theta_onto, *self.taus = states
         weights = transfer(self.theta_base, self.theta_onto, self.tau(point), *point[:2])
         self.model.target.backbone.load_state_dict(weights)
-        self.model.target.head.patch_scale.fill_(self.patch_scale * (self.factors[point] if calibrate else 1))
+        head = self.model.target.head
+        head.projection = restored(self.projection, self.restorations.get(point))
+        head.patch_scale.fill_(self.patch_scale * (self.factors[point] if calibrate else 1))
+        return self.model.target
 
     def tau(self, point: Point) -> State:
         """The weighted sum of the vectors at a point, without its λ₂."""
@@ -162,6 +172,12 @@ class ExplainabilityVector(LightningModule, Loadable):
 
     def _metrics(self, point: Point) -> PointMetrics:
         return cast(PointMetrics, self.metrics[self.points.index(point)])
+
+    def on_validation_start(self) -> None:
+        """Fit the projections of all points but the unchanged one."""
+        if self.restore:
+            data = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
+            self.restorations = restorations(self.points, self._load, data, self.restore)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, self.points)
@@ -186,15 +202,16 @@ class ExplainabilityVector(LightningModule, Loadable):
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the unchanged and of the selected model, which may be the same."""
-        results = {point: self._metrics(point).result()[0] for point in dict.fromkeys([self.unchanged, self.best])}
-        for model, point in (("untouched", self.unchanged), ("transferred", self.best)):
+        both = {"untouched": self.unchanged, "transferred": self.best}
+        results = {point: self._metrics(point).result()[0] for point in set(both.values())}
+        for model, point in both.items():
             self.log_dict({f"test/{model}/{name}": value for name, value in results[point].items()})
 
     def provenance(self) -> Identity:
         """Describe the transferred model, with the hashes of the models that it was computed from, and its point."""
         self._load(self.best, self.calibrate)
         hashes = {f"{role}_sha256": value for role, value in self.parent_hashes.items()}
-        return self.model.provenance() | {"alpha": TRANSFERRED} | hashes | named(self.best)
+        return self.model.provenance() | {"alpha": TRANSFERRED, "restore": self.restore} | hashes | named(self.best)
 
     def export(self, folder: Path) -> Path:
         """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it.
@@ -212,25 +229,3 @@ class ExplainabilityVector(LightningModule, Loadable):
         save_weights(self.tau(self.best), folder / "vector.safetensors", about)
         identity = self.provenance()
         return save_weights(self.model.target.state_dict(), folder / "model.safetensors", identity)
-
-
-def vectors_of(parents: dict[str, Parent], sources: Sources) -> tuple[list[State], dict[str, float]]:
-    """Compute the vector of each source, and the cosines of the sources' task vectors with the target's.
-
-    Args:
-        parents: the models of the transfer, see `read_parents`.
-        sources: the sources, see `listed`.
-
-    Returns:
-        The vectors τ_m, and name → cosine: `cosine`, or of several sources `cosine_1` and so on; sources without a
-        predicting model are missing.
-    """
-    base = parents["base"].weights
-    vectors: list[State] = []
-    cosines = {}
-    for name, (predicting, _) in sources.items():
-        source = base if predicting is None else parents[f"predicting{name}"].weights
-        vectors.append(vector(parents[f"explaining{name}"].weights, source))
-        if predicting is not None:
-            cosines[f"cosine{name}"] = cosine(vector(source, base), vector(parents["onto"].weights, base))
-    return vectors, cosines

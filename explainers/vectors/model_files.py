@@ -16,6 +16,7 @@ from explainers.saved.weights import check_identity, read_weights
 from explainers.target import TargetModel
 from explainers.training.state_dicts import State, check_alike, part
 from explainers.vectors.fixed_head import FixedHead, Reading
+from explainers.vectors.task_arithmetic import cosine, vector
 
 TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
@@ -166,6 +167,28 @@ def read_reading(paths: Sequence[str]) -> tuple[Reading, float]:
                 f" and {head.reading} in {path}: train them with one explainer.reading"
             )
     return heads[0].reading, sum(head.patch_scale.item() for head in heads) / len(heads)
+
+
+def vectors_of(parents: dict[str, Parent], sources: Sources) -> tuple[list[State], dict[str, float]]:
+    """Compute the vector of each source, and the cosines of the sources' task vectors with the target's.
+
+    Args:
+        parents: the models of the transfer, see `read_parents`.
+        sources: the sources, see `listed`.
+
+    Returns:
+        The vectors τ_m, and name → cosine: `cosine`, or of several sources `cosine_1` and so on; sources without a
+        predicting model are missing.
+    """
+    base = parents["base"].weights
+    vectors: list[State] = []
+    cosines = {}
+    for name, (predicting, _) in sources.items():
+        source = base if predicting is None else parents[f"predicting{name}"].weights
+        vectors.append(vector(parents[f"explaining{name}"].weights, source))
+        if predicting is not None:
+            cosines[f"cosine{name}"] = cosine(vector(source, base), vector(parents["onto"].weights, base))
+    return vectors, cosines
 
 
 def _read_parent(role: str, path: str, target: TargetModel) -> Parent:

@@ -4,7 +4,7 @@
 datamodule hold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -112,6 +112,19 @@ def embedded_images(
     Raises:
         InputError: if no image can be read.
     """
+    embedded = [
+        (_embed(target, batch["image"]), batch["label"]) for batch in some_images(data, split, limit, batch_size)
+    ]
+    embeddings, labels = (torch.cat(tensors) for tensors in zip(*embedded, strict=True))
+    return embeddings, labels
+
+
+def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iterator[dict[str, Tensor]]:
+    """Batches of readable images of a split, evenly spaced in the data set; see `embedded_images`.
+
+    Raises:
+        InputError: if no image can be read.
+    """
     check_positive(limit=limit, batch_size=batch_size)
     dataset = data.dataset(split)
     count = min(limit, len(dataset))
@@ -120,11 +133,13 @@ def embedded_images(
     loader = DataLoader(
         images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt, generator=own_numbers
     )
-    embedded = [(_embed(target, batch["image"]), batch["label"]) for batch in loader if batch is not None]
-    if not embedded:
+    readable = 0
+    for batch in loader:
+        if batch is not None:
+            readable += len(batch["image"])
+            yield batch
+    if not readable:
         raise InputError(f"expected readable {split} images for the head, got {count} that are all corrupt")
-    embeddings, labels = (torch.cat(tensors) for tensors in zip(*embedded, strict=True))
-    return embeddings, labels
 
 
 def _without_corrupt(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] | None:
