@@ -5,7 +5,7 @@ from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of
 
 
-def learn_last_blocks(target: TargetModel, count: int) -> None:
+def learn_last_blocks(target: TargetModel, count: int | None) -> None:
     """Freeze the backbone, except for its last blocks and what follows them.
 
     An explainability vector is then 0 in the frozen part. It takes less time to learn, and changes predictions less.
@@ -18,11 +18,13 @@ def learn_last_blocks(target: TargetModel, count: int) -> None:
 
     Args:
         target: a transformer of timm, which registers its parts in the order of the computation.
-        count: number of the last blocks that learn.
+        count: number of the last blocks that learn; `None` freezes nothing.
 
     Raises:
         InputError: for a model without blocks, or with fewer blocks.
     """
+    if count is None:
+        return
     blocks = blocks_of(target)
     check_range(1, len(blocks), last_blocks=count)
     first = next(blocks[-count].parameters())

@@ -119,8 +119,7 @@ class SelfExplaining(TrainingModule, Loadable):
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
-        if last_blocks is not None:
-            learn_last_blocks(self.target, last_blocks)
+        learn_last_blocks(self.target, last_blocks)
         self.base_hash = weights_hash(target.backbone)
         self.teacher: Any = None if teacher is None else frozen_teacher(target, teacher)
         self.labels: Any = None
