@@ -31,7 +31,7 @@ def uniform(counter: Tensor, seed: int) -> Tensor:
     return _mix(bits).double() / 2**32
 
 
-Purpose = Literal["patches", "hops", "crops", "coalitions", "dropout", "functionals", "mixtures"]
+Purpose = Literal["patches", "hops", "crops", "coalitions", "dropout", "functionals"]
 SEEDS: dict[Purpose, tuple[int, int]] = {
     "patches": (0, 4),
     "hops": (1, 4),
@@ -39,13 +39,11 @@ SEEDS: dict[Purpose, tuple[int, int]] = {
     "coalitions": (3, 4),
     "dropout": (-1, -2),
     "functionals": (-2, -2),
-    "mixtures": (2**30, 1),
 }
 """Purpose → its first seed, and the step from one seed to the next.
 
-Add a purpose as a new line (2³⁰ + 2²⁸, 1), then (2³⁰ + 2 · 2²⁸, 1), and so on; there is room for nine, and the other
-purposes keep their seeds. `uniform` takes seeds modulo 2³². The first 2²⁸ seeds of all purposes differ (for `seed`
-< 2684).
+Add a purpose as a new line (2³⁰, 1), then (2³⁰ + 2²⁸, 1), and so on; there is room for ten, and the other purposes keep
+their seeds. `uniform` takes seeds modulo 2³². The first 2²⁸ seeds of all purposes differ (for `seed` < 2684).
 """
 
 

@@ -64,12 +64,6 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
     return target.eval()
 
 
-def frozen_teacher(target: TargetModel, teacher: str) -> TargetModel:
-    """Load a teacher from a file, see `exported_target`, or copy the base model if `teacher` is `base`."""
-    model = copy.deepcopy(target) if teacher == "base" else exported_target(target, teacher)
-    return model.eval().requires_grad_(False)
-
-
 def _fixed_head(identity: Identity, weights: State, path: str | Path) -> FixedHead:
     """Build the head from the identity and the weights in a file."""
     if "head" not in identity or "head.weight" not in weights:

@@ -15,12 +15,7 @@ head, and not only those of the teacher's."""
 
 @checks_choices
 def prediction_loss(
-    predictions: Predictions,
-    logits: Tensor,
-    wanted: Tensor,
-    embeddings: Tensor,
-    rows: dict[str, Tensor],
-    on_mixtures: Tensor | None = None,
+    predictions: Predictions, logits: Tensor, wanted: Tensor, embeddings: Tensor, rows: dict[str, Tensor]
 ) -> Tensor:
     """Compute L_predict.
 
@@ -30,12 +25,9 @@ def prediction_loss(
         wanted: probabilities to predict, (B, K); 0 and 1 for labels, whose divergence is the cross entropy.
         embeddings: embeddings of the model, (B, D).
         rows: holds the embeddings of the teacher, `embedding` (B, D), if they are compared.
-        on_mixtures: the error of the embeddings of mixtures, see `error_on_mixtures`, which is averaged with that of
-            the images; `None` for none.
     """
     if predictions == "embedding":
-        error = relative_error(embeddings.float(), rows["embedding"].float())
-        return error if on_mixtures is None else (error + on_mixtures) / 2
+        return relative_error(embeddings.float(), rows["embedding"].float())
     return F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
 
 

@@ -25,9 +25,8 @@ from explainers.training.processes import of_all_processes
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
-from explainers.vectors.function_matching import error_on_mixtures
 from explainers.vectors.last_blocks import learn_last_blocks
-from explainers.vectors.model_files import exported_target, frozen_teacher, model_identity
+from explainers.vectors.model_files import exported_target, model_identity
 from explainers.vectors.patches import embed_as_read, explained
 from explainers.vectors.prediction_losses import Predictions, prediction_loss
 from explainers.vectors.projections import ProjectionBuilder
@@ -59,7 +58,6 @@ class SelfExplaining(TrainingModule, Loadable):
             that the labels expect. Labels must then be a teacher of `explainers.anyhead`.
         alpha: α, in (0, 1].
         predictions: what L_predict compares with, see `Predictions`.
-        mixtures: with the `embedding`, compare also those of `mixed_crops`; L_predict is then the mean of both.
         labels: builds the source of the attributions to learn, from the teacher and the grid; not used with α = 1.
         teacher: the model that these attributions explain: the file of one (see `export`), such as the prediction-only
             twin, or `base` for the base model itself; `None` to learn predictions alone.
@@ -89,7 +87,6 @@ class SelfExplaining(TrainingModule, Loadable):
         patch_scale: float | None = 1.0,
         alpha: float = 0.8,
         predictions: Predictions = "labels",
-        mixtures: bool = False,
         labels: LabelBuilder | None = None,
         teacher: str | None = None,
         weights: str | None = None,
@@ -102,8 +99,6 @@ class SelfExplaining(TrainingModule, Loadable):
             raise InputError(f"expected alpha above 0 and at most 1 (1 learns predictions alone), got {alpha}")
         given = {"scale": scale, "patch_scale": patch_scale, "temperature": temperature}
         check_positive(**{name: number for name, number in given.items() if number is not None})
-        if mixtures and predictions != "embedding":
-            raise InputError(f"expected explainer.predictions=embedding with explainer.mixtures, got {predictions}")
         target.check_grid(grid)
         super().__init__(optimizer, scheduler, frozen=() if teacher is None else ("teacher",))
         self.grid = grid
@@ -115,13 +110,12 @@ class SelfExplaining(TrainingModule, Loadable):
         self.alpha = alpha
         self.temperature = temperature
         self.predictions = predictions
-        self.mixtures = mixtures
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
         learn_last_blocks(self.target, last_blocks)
         self.base_hash = weights_hash(target.backbone)
-        self.teacher: Any = None if teacher is None else frozen_teacher(target, teacher)
+        self.teacher: Any = None if teacher is None else _frozen_teacher(target, teacher)
         self.labels: Any = None
         if self.teacher is not None and labels is not None and alpha < 1:
             self.labels = labels(self.teacher, grid)
@@ -204,16 +198,17 @@ class SelfExplaining(TrainingModule, Loadable):
             self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
     def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute α · L_predict + (1 − α) · L_explain, which predictions are correct, (B,), and the attributions that
-        `shapley` labels, (B, N) or (B, N, K); `None` without."""
+        """Compute α · L_predict + (1 − α) · L_explain.
+
+        Returns:
+            The loss, which predictions are correct, (B,), and the attributions that `shapley` labels; `None` without.
+        """
         embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
         logits = self.target.classify(embeddings)
         wanted = self._wanted(rows)
-        mixed = self.training and self.mixtures
-        on_mixtures = error_on_mixtures(self.target, self.teacher, rows, self.current_epoch) if mixed else None
         correct = logits.argmax(-1) == wanted.argmax(-1)
         with torch.autocast(patches.device.type, enabled=False):
-            loss = self.alpha * prediction_loss(self.predictions, logits, wanted, embeddings, rows, on_mixtures)
+            loss = self.alpha * prediction_loss(self.predictions, logits, wanted, embeddings, rows)
             if self.labels is None:
                 return loss, correct, None
             if self.training and self.needs_patch_scale and self.global_step == 0:
@@ -246,3 +241,9 @@ class SelfExplaining(TrainingModule, Loadable):
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
         return save_weights(self.target.state_dict(), folder / self.weights_file, self.provenance())
+
+
+def _frozen_teacher(target: TargetModel, teacher: str) -> TargetModel:
+    """Load the teacher from a file, or copy the base model."""
+    model = copy.deepcopy(target) if teacher == "base" else exported_target(target, teacher)
+    return model.eval().requires_grad_(False)

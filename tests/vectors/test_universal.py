@@ -16,12 +16,9 @@ from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.target import TargetModel
-from explainers.training.sources import complete
 from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.fixed_head import FixedHead
-from explainers.vectors.function_matching import error_on_mixtures
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.prediction_losses import relative_error
 from explainers.vectors.projections import simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
 
@@ -203,27 +200,3 @@ def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, targ
     other = TargetModel(make_model(), head=torch.nn.Sequential(torch.nn.Linear(24, 5))).eval()
     with pytest.raises(InputError, match="expected a linear head to keep, got Sequential of vit_tiny"):
         fit(build(other, grid, None, alpha=1, predictions="labels"), tmp_path)
-
-
-def test_mixtures_count_in_training_alone(target, grid):
-    plain, mixed = (
-        build(target, grid, TEACHERS["coalitions"], predictions="embedding", mixtures=mixtures) for mixtures in (0, 1)
-    )
-    batch = Unlabelled(4)[torch.arange(4)]
-    with torch.no_grad():
-        for module in (plain, mixed):
-            setup_without_training(module)
-            module.target.backbone.norm.weight += 0.2  # otherwise embeddings have no error
-        rows = complete(batch, plain.sources)
-        error = error_on_mixtures(mixed.target, target, rows, epoch=0)
-        own = relative_error(mixed.target.embed(mixed.target.normalise(rows["image"])), rows["embedding"])
-        difference = mixed.train()._losses(rows)[0] - plain.train()._losses(rows)[0]
-        torch.testing.assert_close(difference, 0.5 * ((own + error) / 2 - own))
-        assert mixed.eval()._losses(rows)[0] == plain.eval()._losses(rows)[0]
-
-
-def setup_without_training(module):
-    """Give a module its head, as the start of a training does."""
-    module.trainer = Trainer(accelerator="cpu", **SILENT)
-    module.trainer.datamodule = None
-    module.setup("fit")
