@@ -1,0 +1,164 @@
+"""Which parts of an explainability vector does a transfer need? Fidelity and accuracy after parts of it were added.
+
+    python benchmarks/vector_parts.py --weights vit_tiny_patch16_224.augreg_in1k.safetensors --precision bf16 \
+        --source runs/vector_vit_tiny_source/model.safetensors --onto runs/cats_vs_dogs_predicting/model.safetensors \
+        --data data/cats_vs_dogs
+
+The parts: low-rank approximations of every weight matrix, the largest entries alone, the last four blocks alone, and
+the vector without its MLPs or its attention; and the whole vector at several λ₂. Images are every second one of val/,
+which `halve` uses to choose λ₂. With --restore, the projection of the head is fitted to training images without labels.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from datamodules.folders import ImageFolders
+from explainers.evaluation.sweep import Sweep
+from explainers.masking import PatchGrid
+from explainers.metrics.means import moments
+from explainers.metrics.perturbation import Curve, PerturbationCurves
+from explainers.report.tables import markdown
+from explainers.saved.weights import read_weights
+from explainers.target import TargetModel
+from explainers.training.state_dicts import State, part
+from explainers.vectors import exported_target
+from explainers.vectors.model_files import read_reading
+from explainers.vectors.restoration import restorations
+from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.task_arithmetic import transfer, vector
+
+LEVELS, BATCH, TEMPERATURE = 11, 50, 2.0
+CURVES: tuple[Curve, Curve] = ("fidelity_plus", "fidelity_minus")
+
+
+def low_rank(tau: State, rank: int) -> State:
+    """Approximate every weight matrix of a vector by one of a low rank."""
+
+    def approximated(matrix: Tensor) -> Tensor:
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        return (left[:, :rank] * values[:rank]) @ right[:rank]
+
+    return {name: approximated(value) if value.dim() == 2 else value for name, value in tau.items()}
+
+
+def largest(tau: State, share: float) -> State:
+    """Keep a share of the entries that are not 0, the largest ones, and set the others to 0."""
+    sizes = torch.cat([value.abs().flatten() for value in tau.values()])
+    sizes = sizes[sizes > 0].sort().values
+    limit = sizes[int((1 - share) * len(sizes))]
+    return {name: value * (value.abs() >= limit) for name, value in tau.items()}
+
+
+def where(tau: State, kept: Callable[[str], bool]) -> State:
+    """Keep the entries with certain names."""
+    return {name: value if kept(name) else torch.zeros_like(value) for name, value in tau.items()}
+
+
+def parts_of(tau: State, ranks: list[int], lambdas: list[float]) -> dict[str, State]:
+    """Name → part of the vector."""
+    depth = 1 + max(int(name.split(".")[1]) for name in tau if name.startswith("blocks."))
+    last = tuple(f"blocks.{number}." for number in range(depth - 4, depth)) + ("norm.",)
+    scaled = {f"λ₂ = {size:g}": {name: size * value for name, value in tau.items()} for size in lambdas}
+    return {
+        **scaled,
+        **{f"rank {rank}": low_rank(tau, rank) for rank in ranks},
+        "half of the entries": largest(tau, 0.5),
+        "a fifth of the entries": largest(tau, 0.2),
+        "last four blocks": where(tau, lambda name: name.startswith(last)),
+        "without MLPs": where(tau, lambda name: ".mlp." not in name),
+        "without attention": where(tau, lambda name: ".attn." not in name),
+    }
+
+
+@torch.no_grad()
+def measure(options: argparse.Namespace) -> list[dict[str, str]]:
+    """A row for each part."""
+    size = options.image_size
+    overlay = {"file": options.weights}
+    model = timm.create_model(options.model, img_size=size, pretrained=True, pretrained_cfg_overlay=overlay)
+    base = TargetModel(model).eval()
+    grid = PatchGrid(size, base.grid.patch_size)
+    splits = {"train": "train", "val": "val", "test": "val"}
+    data = ImageFolders(options.data, size, splits=splits, halve=True, batch_size=BATCH, num_workers=0)
+    onto = exported_target(base, options.onto)
+    images = [data.dataset("val")[number] for number in range(min(options.limit, len(data.dataset("val"))))]
+    pixels = torch.stack([torch.as_tensor(image["image"]) for image in images])
+    labels = torch.tensor([int(image["label"]) for image in images])
+    start = onto.backbone.state_dict()
+    tau = vector(part(read_weights(options.source)[1], "backbone"), base.backbone.state_dict())
+    reading, scale = read_reading([options.source])
+    explainer = SelfExplaining(base, grid, alpha=1, weights=options.onto, reading=reading, temperature=TEMPERATURE)
+    explainer.eval().requires_grad_(False)  # otherwise autocast keeps the weights of the first part
+    explainer.target.head.patch_scale.fill_(scale)
+    states = {"no vector": where(tau, lambda name: False)} | parts_of(tau, options.ranks, options.lambdas)
+
+    def load(name: str) -> TargetModel:
+        explainer.target.backbone.load_state_dict(transfer(start, start, states[name]))
+        return explainer.target
+
+    projection = explainer.target.head.projection
+    fitted = restorations(list(states), load, data, options.restore) if options.restore else {}
+    rows = []
+    for name in states:
+        load(name).head.projection = fitted.get(name, projection)
+        rows.append({"Part": name} | scores(explainer, onto, grid, pixels, labels, options.explained))
+    return rows
+
+
+def scores(
+    explainer: SelfExplaining, onto: TargetModel, grid: PatchGrid, images: Tensor, labels: Tensor, explained: int
+) -> dict[str, str]:
+    """The accuracy on all images, and the Fidelity of the heatmaps of the first ones, with standard errors."""
+    metric = PerturbationCurves(grid.num_patches, CURVES, LEVELS)
+    sweep = Sweep(onto, grid, levels=LEVELS)
+    correct = 0
+    for index in torch.arange(len(images)).split(BATCH):
+        correct += int((explainer.logits(images[index]).argmax(-1) == labels[index]).sum())
+        if index[0] < explained:
+            few = index[index < explained]
+            normalised = onto.normalise(images[few])
+            empty = sweep.empty(normalised)
+            whole = torch.stack([onto.classify(onto.embed(normalised)), empty.expand(len(few), -1)], 1)
+            heatmaps = explainer(images[few], labels[few])
+            metric.update(sweep(normalised, heatmaps, few, labels[few], labels[few], whole))
+    rows = metric.rows()
+    rows = torch.cat([rows, rows[:, :1] - rows[:, 1:]], 1)
+    mean, _, error = moments(rows)
+    names = ("Fidelity⁺ ↑", "Fidelity⁻ ↓", "difference ↑")
+    printed = {name: f"{mean[number]:.3f} ± {error[number]:.3f}" for number, name in enumerate(names)}
+    return printed | {"Accuracy ↑": f"{correct / len(images):.3f}"}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_tiny_patch16_224.augreg_in21k_ft_in1k", help="name in timm")
+    parser.add_argument("--weights", required=True, help="file of the base model's weights")
+    parser.add_argument("--image-size", type=int, default=112)
+    parser.add_argument("--source", required=True, help="the self-explaining base model")
+    parser.add_argument("--onto", required=True, help="the target task's model")
+    parser.add_argument("--data", required=True, help="folder of the target task, with train/ and val/")
+    parser.add_argument("--limit", type=int, default=250, help="images whose accuracy is measured")
+    parser.add_argument("--explained", type=int, default=50, help="images that are explained")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[16, 48])
+    parser.add_argument("--lambdas", type=float, nargs="*", default=[0.5, 0.75, 1.0])
+    parser.add_argument("--restore", type=int, default=500, help="training images, without labels; 0 for none")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+        print(markdown(measure(options)))
+
+
+if __name__ == "__main__":
+    main()
