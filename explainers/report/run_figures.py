@@ -65,7 +65,7 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     Args:
         files: label → metrics.csv of a validation of `ExplainabilityVector`.
     """
-    sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with KernelSHAP"}
+    sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with the labels"}
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True)
     colours = colours_of(files)
