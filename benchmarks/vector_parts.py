@@ -31,6 +31,7 @@ from explainers.target import TargetModel
 from explainers.training.state_dicts import State, part
 from explainers.vectors import exported_target
 from explainers.vectors.model_files import read_reading
+from explainers.vectors.projections import some_images
 from explainers.vectors.restoration import restorations
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import transfer, vector
@@ -89,9 +90,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     splits = {"train": "train", "val": "val", "test": "val"}
     data = ImageFolders(options.data, size, splits=splits, halve=True, batch_size=BATCH, num_workers=0)
     onto = exported_target(base, options.onto)
-    images = [data.dataset("val")[number] for number in range(min(options.limit, len(data.dataset("val"))))]
-    pixels = torch.stack([torch.as_tensor(image["image"]) for image in images])
-    labels = torch.tensor([int(image["label"]) for image in images])
+    batches = list(some_images(data, "val", options.limit, BATCH))
+    pixels, labels = (torch.cat([batch[entry] for batch in batches]) for entry in ("image", "label"))
     start = onto.backbone.state_dict()
     tau = vector(part(read_weights(options.source)[1], "backbone"), base.backbone.state_dict())
     reading, scale = read_reading([options.source])
@@ -116,25 +116,24 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
 def scores(
     explainer: SelfExplaining, onto: TargetModel, grid: PatchGrid, images: Tensor, labels: Tensor, explained: int
 ) -> dict[str, str]:
-    """The accuracy on all images, and the Fidelity of the heatmaps of the first ones, with standard errors."""
+    """The accuracy on all images, and the Fidelity of the heatmaps of some, with standard errors."""
     metric = PerturbationCurves(grid.num_patches, CURVES, LEVELS)
     sweep = Sweep(onto, grid, levels=LEVELS)
-    correct = 0
-    for index in torch.arange(len(images)).split(BATCH):
-        correct += int((explainer.logits(images[index]).argmax(-1) == labels[index]).sum())
-        if index[0] < explained:
-            few = index[index < explained]
-            normalised = onto.normalise(images[few])
-            empty = sweep.empty(normalised)
-            whole = torch.stack([onto.classify(onto.embed(normalised)), empty.expand(len(few), -1)], 1)
-            heatmaps = explainer(images[few], labels[few])
-            metric.update(sweep(normalised, heatmaps, few, labels[few], labels[few], whole))
+    logits = torch.cat([explainer.logits(batch) for batch in images.split(BATCH)])
+    accuracy = (logits.argmax(-1) == labels).float().mean()
+    count = min(explained, len(images))
+    for few in (torch.arange(count) * len(images) // count).split(BATCH):  # images are ordered by class
+        normalised = onto.normalise(images[few])
+        empty = sweep.empty(normalised)
+        whole = torch.stack([onto.classify(onto.embed(normalised)), empty.expand(len(few), -1)], 1)
+        heatmaps = explainer(images[few], labels[few])
+        metric.update(sweep(normalised, heatmaps, few, labels[few], labels[few], whole))
     rows = metric.rows()
     rows = torch.cat([rows, rows[:, :1] - rows[:, 1:]], 1)
     mean, _, error = moments(rows)
     names = ("Fidelity⁺ ↑", "Fidelity⁻ ↓", "difference ↑")
     printed = {name: f"{mean[number]:.3f} ± {error[number]:.3f}" for number, name in enumerate(names)}
-    return printed | {"Accuracy ↑": f"{correct / len(images):.3f}"}
+    return printed | {"Accuracy ↑": f"{accuracy:.3f}"}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,0 +1,102 @@
+# The commands behind docs/results/vectors.md, from the root of the project: bash docs/results/vectors.sh real|parts|digits|transfers
+# `real` and `parts` need data/{imagenet_samples,imagenette,caltech,cats_vs_dogs,cifar10}; `transfers` needs `real` and `digits`.
+set -e
+W112="weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed data.num_workers=1"
+TWO="trainer=ddp trainer.devices=2 data.batch_size=16"
+TASKS="cats_vs_dogs cifar10 caltech_12"
+DOMAINS=plain,inverted,coloured,small
+
+data() { # 12 categories of Caltech-101 that the source does not see, and small versions of its own images
+  mkdir -p data/small
+  for c in buddha dolphin electric_guitar ewer flamingo hawksbill ketch laptop menorah minaret scorpion umbrella; do
+    mkdir -p data/caltech_12/{train,val}/$c
+    ln -sf $(ls -d $PWD/data/caltech/$c/* | head -40) data/caltech_12/train/$c
+    ln -sf $(ls -d $PWD/data/caltech/$c/* | sed -n 41,60p) data/caltech_12/val/$c
+  done
+  python - <<'END'
+from pathlib import Path
+from PIL import Image, ImageOps
+
+left_out = {path.name for path in Path("data/caltech_12/train").iterdir()}
+roots = "imagenet_samples", "imagenette/train", "caltech"
+paths = [path for root in roots for path in sorted(Path("data", root).rglob("*.*")) if path.parent.name not in left_out]
+for number, path in enumerate(paths[::4]):
+    ImageOps.fit(Image.open(path).convert("RGB"), (32, 32)).save(f"data/small/{number:05}.png")
+END
+}
+
+real() {
+  data
+  python train.py experiment=vector_vit_tiny_source $TWO $W112
+  python train.py experiment=vector_vit_tiny_source name=source_propagation teacher@explainer.labels=propagation ~explainer.labels.pairs \
+    ~explainer.labels.fit 'explainer.labels.functionals=[predicted,other,difference,mixture]' explainer.reading=difference \
+    explainer.predictions=teacher explainer.last_blocks=null explainer.optimizer.lr=1e-4 trainer.max_epochs=6 \
+    'data.train.roots=[data/imagenet_samples,data/imagenette/train,data/caltech]' $TWO $W112
+  for t in $TASKS; do
+    python train.py experiment=vector_vit_tiny_target task=$t name=${t}_predicting $TWO $W112
+    python train.py experiment=vector_vit_tiny task=$t name=vector_$t $W112
+    python train.py experiment=vector_vit_tiny task=$t name=vector_${t}_propagation source=runs/source_propagation/model.safetensors \
+      'explainer.lambda_2=[0.0,0.25,0.5,0.75,1.0,1.25,1.5,1.75,2.0]' explainer.tolerance=0.02 explainer.restore=0 $W112
+  done
+  python eval.py experiment=eval_vectors_vit_tiny trainer=ddp trainer.devices=2 $W112
+  CURVES="" # the sweeps of λ₂
+  for t in $TASKS; do CURVES="$CURVES,$t:runs/vector_$t/csv/version_0/metrics.csv"; done
+  python eval.py experiment=eval_replot name=vectors_real figures=lambdas "figures.lambdas.files={${CURVES:1}}"
+}
+
+parts() {
+  for t in cats_vs_dogs cifar10; do
+    python benchmarks/vector_parts.py --weights vit_tiny_patch16_224.augreg_in1k.safetensors --precision bf16 \
+      --source runs/vector_vit_tiny_source/model.safetensors --onto runs/${t}_predicting/model.safetensors --data data/$t
+  done
+}
+
+digits() {
+  python train.py experiment=quickstart_base trainer=ddp trainer.devices=2
+  python train.py -m experiment=quickstart_predicting data.domain=$DOMAINS
+  python train.py -m experiment=quickstart_source data.without=$DOMAINS
+  python train.py -m experiment=quickstart_vector data.domain=$DOMAINS
+  python train.py -m experiment=quickstart_source name=quickstart_explaining data.domain=$DOMAINS data.without=null \
+    'explainer.weights=runs/quickstart_predicting/${data.domain}/model.safetensors' 'explainer.teacher=${explainer.weights}' \
+    'title=A model of ${data.domain} digits that predicts and explains itself' 'hydra.sweep.subdir=${data.domain}'
+  python eval.py experiment=eval_vectors_digits trainer=ddp trainer.devices=2
+  change default
+  change propagation teacher@explainer.labels=propagation ~explainer.labels.pairs
+  change teacher explainer.predictions=teacher
+  change alpha explainer.alpha=0.5
+  change decay explainer.optimizer.weight_decay=0.1
+  change pairs explainer.labels.pairs=8
+  change blank explainer.reading=blank_patch
+}
+
+change() { # its name, and the options of the source
+  python train.py -m experiment=quickstart_source name=source_$1 data.without=$DOMAINS "${@:2}"
+  python train.py -m experiment=quickstart_vector name=vector_$1 sources=runs/source_$1 data.domain=$DOMAINS explainer.labels.prior=null \
+    explainer.labels.budget=200 data.size.val=400
+}
+
+transfers() {
+  python train.py -m experiment=quickstart_vector name=transfers source=$DOMAINS data.domain=$DOMAINS sources=runs/quickstart_explaining \
+    'explainer.predicting=${models}/${source}/model.safetensors' 'hydra.sweep.subdir=${source}/${data.domain}'
+  for s in $TASKS; do
+    python train.py experiment=vector_vit_tiny_source name=${s}_explaining explainer.weights=runs/${s}_predicting/model.safetensors \
+      'explainer.teacher=${explainer.weights}' data.train.roots=[data/$s/train] 'data.train.exclude=[]' data.train.limit=500 \
+      data.val.roots=[data/$s/val] data.val.limit=60 trainer.max_epochs=6 explainer.optimizer.lr=1e-3 callbacks=train $TWO $W112
+    for t in $TASKS; do
+      python train.py experiment=vector_vit_tiny task=$t name=transfers/$s/$t source=runs/${s}_explaining/model.safetensors \
+        explainer.predicting=runs/${s}_predicting/model.safetensors $W112
+    done
+  done
+  python eval.py experiment=eval_replot name=vectors_similarity figures=similarity figures.similarity.folder=runs/transfers
+  sum_of plain inverted coloured small
+  sum_of inverted plain coloured small
+  sum_of coloured plain inverted small
+  sum_of small plain inverted coloured
+}
+
+sum_of() { # the target, and its sources
+  p=$(printf ',runs/quickstart_predicting/%s/model.safetensors' "${@:2}") e=$(printf ',runs/quickstart_explaining/%s/model.safetensors' "${@:2}")
+  python train.py experiment=quickstart_vector name=quickstart_sum/$1 data.domain=$1 "explainer.predicting=[${p:1}]" "explainer.explaining=[${e:1}]"
+}
+
+"$1"
