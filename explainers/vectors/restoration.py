@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from explainers.errors import InputError
 from explainers.target import TargetModel
 from explainers.vectors.projections import some_images
 
@@ -56,7 +57,12 @@ def restorations(
 
     Returns:
         Point → R, on the device of the model.
+
+    Raises:
+        InputError: without a datamodule.
     """
+    if data is None:
+        raise InputError("expected a datamodule with training images for restore, got dataloaders: set restore=0")
     embeddings: list[list[Tensor]] = [[] for _ in points]
     for batch in some_images(data, "train", count):
         for point, of_point in zip(points, embeddings, strict=True):

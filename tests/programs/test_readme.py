@@ -21,7 +21,12 @@ from explainers.masking import PatchGrid
 from explainers.target import TargetModel
 from explainers.tve import TVE
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "docs").rglob("*.sh")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / "docs").rglob("*.sh"),
+]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text().replace("\\\n", " ") for path in PAGES}
 NOTEBOOK = ROOT / "docs/tutorial.ipynb"
 VARIABLES = {"d": "cifar10", "task": "imagenette"}  # of loops in the shell; all others hold options

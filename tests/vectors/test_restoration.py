@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from lightning import Trainer
+from torch.utils.data import DataLoader
 from toys import SILENT, Marked, marked_splits, three_models
 
 from datamodules.images import Images
@@ -85,3 +86,10 @@ def test_a_sweep_restores_every_point_but_the_unchanged_one_and_exports_the_best
 def test_a_number_of_images_below_zero_is_refused(target, grid, files):
     with pytest.raises(InputError, match="^expected restore of at least 0, got restore=-1$"):
         build(target, grid, files, restore=-1)
+
+
+def test_training_images_come_from_a_datamodule(target, grid, files):
+    with pytest.raises(InputError, match="^expected a datamodule with training images for restore, got dataloaders"):
+        Trainer(accelerator="cpu", **SILENT).validate(
+            build(target, grid, files, restore=4), DataLoader(Marked(7, seed=1), 3), verbose=False
+        )
