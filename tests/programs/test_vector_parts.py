@@ -48,16 +48,8 @@ def test_every_part_is_added_and_measured(tmp_path, capsys):
     base, grid = TargetModel(model), PatchGrid(48, 16)
     source = exported(base, grid, tmp_path / "source", alpha=0.5, seed=1, noise=0.1)
     onto = exported(base, grid, tmp_path / "onto", seed=2, classes=2)
-    files = [
-        "--weights",
-        str(tmp_path / "base.safetensors"),
-        "--source",
-        source,
-        "--onto",
-        onto,
-        "--data",
-        str(tmp_path),
-    ]
+    places = {"weights": tmp_path / "base.safetensors", "source": source, "onto": onto, "data": tmp_path}
+    files = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     small = ["--model", "test_vit", "--image-size", "48", "--explained", "3", "--ranks", "4", "--precision", "bf16"]
     vector_parts.main(files + small)
     rows = [
