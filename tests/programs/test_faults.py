@@ -12,10 +12,9 @@ def lab(tmp_path_factory):
     return Lab(tmp_path_factory.mktemp("faults"))
 
 
-@pytest.mark.parametrize("name", ["training", "store", "evaluation"])
-def test_a_command_that_is_killed_twice_ends_as_an_undisturbed_one(name, lab):
-    """Of `write_beton`: see `test_beton_classes`."""
-    row = kills(lab, JOBS[name], 1)
+def test_a_training_that_is_killed_twice_ends_as_an_undisturbed_one(lab):
+    """The store: `test_train_cached`; an evaluation: `test_unfinished`; `write_beton`: `test_beton_classes`."""
+    row = kills(lab, JOBS["training"], 1)
     assert row.rounds == 1 and row.lost == []
 
 
