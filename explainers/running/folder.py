@@ -6,7 +6,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ from explainers.errors import InputError
 from explainers.running.messages import DENIED, MENDED_BY
 from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
+
+RECORD = {".lock", "config.yaml", "versions.json", "train.log", "eval.log"}
+"""Files that every command writes before it computes anything."""
+
+OF_SWEEP = "multirun.yaml"
+"""The file that Hydra writes into the folder of a sweep."""
 
 
 def folder_name(path: str | None) -> str:
@@ -65,6 +71,12 @@ class Folders(Callback):
         name_jobs(config)
         HydraConfig.instance().set_config(config)
         check_writable(Path(config.hydra.sweep.dir).absolute())
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir).absolute()
+        if [path.name for path in folder.iterdir()] == [OF_SWEEP]:  # its jobs have left nothing
+            (folder / OF_SWEEP).unlink()
+            folder.rmdir()
 
 
 def check_writable(folder: Path) -> None:
@@ -177,4 +189,22 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         os.environ.pop(LOCKED, None)
         holder.unlink(missing_ok=True)
+        remove_unused(folder)
         lock.release()
+
+
+def remove_unused(folder: Path) -> None:
+    """Delete the folder of a command that has left nothing but its record: it failed early, or was a `fast_dev_run`.
+
+    Folders above it that are then empty are deleted, too, below the working directory.
+    """
+    left, here = list(folder.iterdir()), Path.cwd()
+    if here.is_relative_to(folder) or {path.name for path in left} - RECORD:
+        return
+    for path in left:
+        path.unlink()
+    for empty in (folder, *folder.parents):
+        with suppress(OSError):
+            empty.rmdir()
+        if empty.exists() or not empty.parent.is_relative_to(here) or empty.parent == here:
+            return

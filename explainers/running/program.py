@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from explainers.errors import InputError
 from explainers.running.folder import locked, run_dir
+from explainers.running.help import check_program, help_of
 from explainers.running.messages import of_the_command, of_the_run
 from explainers.running.processes import job_failed
 from explainers.running.signals import LOCKED, answer_signals, is_first_process, say
@@ -37,13 +38,17 @@ with_place = warnings.formatwarning
 """Python's own formatter of warnings."""
 
 
-def start(program: Callable[[], Any], configs: Path) -> None:
+def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     """Run a program of `hydra.main`; a mistake in its command ends it with one line, before anything else is done.
 
     Args:
         program: the decorated function.
         configs: folder of the config files.
+        what: what the program does, for `--help`.
     """
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(help_of(Path(sys.argv[0]).name, what, configs))
+        return
     if os.environ.get(TRACEBACK) == "1" and COMPOSING not in os.environ:
         program()
         return
@@ -63,20 +68,6 @@ def start(program: Callable[[], Any], configs: Path) -> None:
         sys.exit(
             f"error: expected a file for a group, got {' '.join(named)}: leave the group out with ~, as in ~callbacks"
         )
-
-
-def check_program(command: list[str], configs: Path) -> None:
-    """Raise an InputError if the command names an experiment of another program."""
-    own = Path(command[0]).name
-    for name in (word.partition("=")[2] for word in command[1:] if word.startswith("experiment=")):
-        path = configs / "experiment" / f"{name}.yaml"
-        head = path.read_text() if path.is_file() else ""
-        program = re.search(r"^# Command: python (\S+\.py)", head, re.MULTILINE)
-        if program and own != program[1]:
-            raise InputError(
-                f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
-                f" experiment={name}"
-            )
 
 
 @contextmanager

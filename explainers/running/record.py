@@ -36,6 +36,8 @@ DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_bat
 def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     """Write config, versions, command and hashes of weight files into the folder of a run that starts or resumes.
 
+    A `fast_dev_run` is only checked: it leaves no files.
+
     Args:
         cfg: the config of the run.
         folder: the run's folder.
@@ -51,6 +53,8 @@ def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     left = [name for name in (CHECKPOINTS, METRICS) if (folder / name).exists()]  # nothing by a run that only failed
     if (folder / "config.yaml").exists() and left and not may_differ:
         check_same_run(folder, config, images, files)
+    if cfg.trainer.fast_dev_run:
+        return
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     record: dict[str, Any] = {
         "command": sys.argv,

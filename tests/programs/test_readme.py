@@ -45,7 +45,9 @@ COMMANDS = sorted(
     {
         (script, " ".join(substituted(arguments).split()))
         for text in TEXTS.values()
-        for script, arguments in re.findall(r'python (train|eval)\.py (?!-m)([^\n`#"]*)', text)  # sweeps: test_sweeps.py
+        for script, arguments in re.findall(
+            r'python (train|eval)\.py (?!-m)([^\n`#"]*)', text
+        )  # sweeps: test_sweeps.py
         if not re.search(r"[=,]\.\.\.|<[^>]+>", arguments)
     }
 )

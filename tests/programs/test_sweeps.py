@@ -118,6 +118,10 @@ def test_a_job_is_called_after_the_overrides_in_which_it_differs(command, jobs, 
 def test_an_evaluation_finds_the_files_of_the_documented_sweeps(evaluation, sweep):
     cfg = composed_once("eval", f"experiment={evaluation}")
     settings = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["tasks", "explainers", "figures"]))
-    read = {str(value) for _, value in leaves(settings) if re.match(r"runs/.*(_head|_sweep|_predicting|_vector)/", str(value))}
+    read = {
+        str(value)
+        for _, value in leaves(settings)
+        if re.match(r"runs/.*(_head|_sweep|_predicting|_vector)/", str(value))
+    }
     left = {folder for command in COMMANDS for folder, _ in sweep(command)}
     assert read and all(any(file.startswith(f"{folder}/") for folder in left) for file in read)
