@@ -162,4 +162,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS)
+    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])

@@ -20,10 +20,10 @@ from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
 from explainers.running.next_command import Training, next_command
 from explainers.running.processes import check_number_of_images, launch
-from explainers.running.record import read_json, start_record
+from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
 from explainers.running.trainer import build_all, build_trainer
-from explainers.running.weights import use_weights
+from explainers.running.weights import use_random_weights, use_weights
 from explainers.saved.files import write_atomically
 from explainers.training.explainer_training import lightning_module
 
@@ -34,10 +34,12 @@ def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
     check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, weights=str)
     use_weights(cfg)
+    if cfg.trainer.fast_dev_run:
+        use_random_weights(cfg)
     folder, start = run_dir(), time.monotonic()
-    checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
+    checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / CHECKPOINTS / "last.ckpt")
     step, metrics = progress_of(checkpoint)
-    metrics |= read_json(folder / "metrics.json")
+    metrics |= read_json(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
     images = instantiate(cfg.data)
     data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
@@ -45,11 +47,12 @@ def train(cfg: DictConfig) -> float | None:
     check_number_of_images(cfg.trainer, images, "val")
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if launch(cfg.trainer):
-        return read_json(folder / "metrics.json").get(cfg.objective)
+        return read_json(folder / METRICS).get(cfg.objective)
     module = lightning_module(instantiate(cfg.get("module") or cfg.explainer))
     trainer = trainer_of(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
-    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
+    if not cfg.trainer.fast_dev_run:
+        write_atomically(folder / METRICS, json.dumps(metrics, indent=2))
     untrained = not cfg.fit and is_overridden("training_step", module)
     exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
     if exports:
@@ -122,4 +125,4 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
-    program.start(main, CONFIGS)
+    program.start(main, CONFIGS, str(__doc__).partition(" `")[0])

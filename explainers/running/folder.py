@@ -1,16 +1,18 @@
-"""The folder of a run: where it is, and that only one command at a time writes to it."""
+"""The folder of a run: its name, where it is, and that only one command at a time writes to it."""
 
 import os
+import re
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,6 +20,12 @@ from explainers.errors import InputError
 from explainers.running.messages import DENIED, MENDED_BY
 from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
+
+RECORD = {".lock", "config.yaml", "versions.json", "train.log", "eval.log"}
+"""Files that every command writes before it computes anything."""
+
+OF_SWEEP = "multirun.yaml"
+"""The file that Hydra writes into the folder of a sweep."""
 
 
 def folder_name(path: str | None) -> str:
@@ -29,22 +37,114 @@ def folder_name(path: str | None) -> str:
     return file_name(Path(path).resolve().name) if path else "images"
 
 
-OmegaConf.register_new_resolver("file_name", file_name, replace=True)
-OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+def data_name(choice: str, *, _root_: DictConfig) -> str:
+    """A name for the chosen data, which says which data set it is where a file of configs/data reads any: its folder.
+
+    Args:
+        choice: the chosen file of configs/data.
+    """
+    if choice in ("folder", "unlabelled"):
+        return folder_name(_root_.data.root)
+    return str(_root_.data.name) if choice == "torchvision" else choice
 
 
-class WritableFolder(Callback):
-    """Hydra's callback that exits with one line if the run's folder cannot be written to, before Hydra logs there."""
+def run_name(name: str) -> str:
+    """The name of a run for W&B: that of the config; of a job of a sweep, with what tells it from the other jobs."""
+    hydra = HydraConfig.get()
+    if OmegaConf.is_missing(hydra.job, "num"):
+        return name
+    return hydra.sweep.subdir if hydra.sweep.subdir.startswith(name) else f"{name}/{hydra.sweep.subdir}"
+
+
+for resolver in (file_name, folder_name, data_name, run_name):
+    OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+
+
+class Folders(Callback):
+    """Hydra's callback that names the folders of a sweep; and exits with one line if a folder cannot be written to."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)  # Hydra itself does so later; names of runs interpolate it
-        folder = Path(config.hydra.run.dir).absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            sys.exit(f"error: cannot write to {folder}: {error.strerror}: {MENDED_BY.get(error.errno or 0, DENIED)}")
+        check_writable(Path(config.hydra.run.dir).absolute())
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        name_jobs(config)
+        HydraConfig.instance().set_config(config)
+        check_writable(Path(config.hydra.sweep.dir).absolute())
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir).absolute()
+        if [path.name for path in folder.iterdir()] == [OF_SWEEP]:  # its jobs have left nothing
+            (folder / OF_SWEEP).unlink()
+            folder.rmdir()
+
+
+def check_writable(folder: Path) -> None:
+    """Create a folder; exit with one line if it cannot be written to, before Hydra logs there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        sys.exit(f"error: cannot write to {folder}: {error.strerror}: {MENDED_BY.get(error.errno or 0, DENIED)}")
+
+
+def name_jobs(config: DictConfig) -> None:
+    """Add to the folder of each job of a sweep the overrides that differ between jobs and that it does not name yet.
+
+    Hydra composes each job from the overrides of `config`, on any launcher. Two of its own settings are added to them:
+    the folder of a job, and which overrides `hydra.job.override_dirname` leaves out.
+
+    Args:
+        config: what Hydra has composed for the whole sweep, with its own settings.
+    """
+    settings: Any = OmegaConf.to_container(config)  # interpolations stay
+    hydra = settings["hydra"]
+    params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
+    overrides = OverridesParser.create().parse_overrides([*hydra["overrides"]["task"], *params])
+    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
+    subdir = hydra["sweep"]["subdir"]
+    added = swept - interpolated(f"{hydra['sweep']['dir']}/{subdir}", settings)
+    if not added:
+        return
+    subdir = quoted(f"{subdir},${{file_name:${{hydra:job.override_dirname}},120}}")
+    fixed = ",".join(f"'{key}'" for key in sorted({override.key_or_group for override in overrides} - added))
+    config.hydra.overrides.hydra.extend(
+        [f"hydra.sweep.subdir={subdir}", f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]"]
+    )
+
+
+def interpolated(text: str, settings: Any) -> set[str]:
+    """The keys and groups that a text of a config interpolates, also through other keys.
+
+    A key of which only the name of a folder is used does not count: two folders may have the same name.
+
+    >>> text = "${name}/${folder_name:${data.root}}/${data.domain}"
+    >>> sorted(interpolated(text, {"name": "tve_${hydra:runtime.choices.target}"}))
+    ['data.domain', 'name', 'target']
+
+    Args:
+        text: such as the name of a folder.
+        settings: the config that has it, in nested dicts.
+    """
+    keys = set()
+    text = re.sub(r"\$\{folder_name:\$\{[^}]*\}\}", "", text)
+    for choices, key in re.findall(r"\$\{(hydra:runtime\.choices\.)?([\w.]+)\}", text):
+        value = None if choices else settings
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        keys |= {key} | (interpolated(value, settings) if isinstance(value, str) else set())
+    return keys
+
+
+def quoted(value: str | Path) -> str:
+    """A text as Hydra reads it in an override.
+
+    >>> print(quoted("it's here"))
+    'it\\'s here'
+    """
+    escaped = str(value).replace("'", r"\'")
+    return f"'{escaped}'"
 
 
 def run_dir() -> Path:
@@ -89,4 +189,22 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         os.environ.pop(LOCKED, None)
         holder.unlink(missing_ok=True)
+        remove_unused(folder)
         lock.release()
+
+
+def remove_unused(folder: Path) -> None:
+    """Delete the folder of a command that has left nothing but its record: it failed early, or was a `fast_dev_run`.
+
+    Folders above it that are then empty are deleted, too, below the working directory.
+    """
+    left, here = list(folder.iterdir()), Path.cwd()
+    if here.is_relative_to(folder) or {path.name for path in left} - RECORD:
+        return
+    for path in left:
+        path.unlink()
+    for empty in (folder, *folder.parents):
+        with suppress(OSError):
+            empty.rmdir()
+        if empty.exists() or not empty.parent.is_relative_to(here) or empty.parent == here:
+            return

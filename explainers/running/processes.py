@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.folder import run_dir
+from explainers.running.folder import quoted, run_dir
 from explainers.running.signals import end_with_parent, passed_on_to
 
 TORCHRUN = """
@@ -84,10 +85,15 @@ def launch(trainer: DictConfig) -> bool:
     config = HydraConfig.get()
     code = torchrun(processes, [sys.argv[0], *arguments(config, run_dir())])
     if code and config.mode == RunMode.MULTIRUN:  # the sweep continues with its other jobs
-        raise RuntimeError(f"a process of the run in {run_dir()} failed; its error is printed above")
+        raise job_failed()
     if code:
         sys.exit(code)
     return True
+
+
+def job_failed() -> CompactHydraException:
+    """What a job of a sweep raises after its error was printed; Hydra shows its text, without a traceback."""
+    return CompactHydraException(f"the job in {run_dir()} failed; its error is printed above")
 
 
 def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
@@ -152,9 +158,8 @@ def arguments(config: Any, folder: Path) -> list[str]:
         if source.provider in flags
     ]
     of_hydra = [text for text in config.overrides.hydra if not text.lstrip("+~").startswith(OF_SWEEPS_AND_FOLDERS)]
-    if config.mode.name == "MULTIRUN":
-        of_hydra.append(f"hydra.job.num={config.job.num}")  # a config may interpolate it
-    quoted = str(folder).replace("'", r"\'")
-    own = ["hydra.mode=RUN", f"hydra.run.dir='{quoted}'"]
+    if config.mode.name == "MULTIRUN":  # a config may interpolate these two
+        of_hydra += [f"hydra.job.num={config.job.num}", f"hydra.sweep.subdir={quoted(config.sweep.subdir)}"]
+    own = ["hydra.mode=RUN", f"hydra.run.dir={quoted(folder)}"]
     given: Any = OmegaConf.to_container(config.overrides.task)  # interpolations in them stay
     return [f"--config-name={config.job.config_name}", *places, *given, *of_hydra, *own]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, InstantiationException
+from hydra.errors import CompactHydraException, ConfigCompositionException, InstantiationException
 from hydra.errors import OverrideParseException as ParseException
 from hydra.types import RunMode
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -20,8 +20,10 @@ from safetensors import SafetensorError
 
 from explainers.errors import InputError
 from explainers.running.folder import locked, run_dir
+from explainers.running.help import check_program, help_of
 from explainers.running.messages import of_the_command, of_the_run
-from explainers.running.signals import LOCKED, answer_signals, is_first_process
+from explainers.running.processes import job_failed
+from explainers.running.signals import LOCKED, answer_signals, is_first_process, say
 from explainers.running.targets import check_not_hidden
 
 TRACEBACK = "HYDRA_FULL_ERROR"
@@ -36,13 +38,17 @@ with_place = warnings.formatwarning
 """Python's own formatter of warnings."""
 
 
-def start(program: Callable[[], Any], configs: Path) -> None:
+def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     """Run a program of `hydra.main`; a mistake in its command ends it with one line, before anything else is done.
 
     Args:
         program: the decorated function.
         configs: folder of the config files.
+        what: what the program does, for `--help`.
     """
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(help_of(Path(sys.argv[0]).name, what, configs))
+        return
     if os.environ.get(TRACEBACK) == "1" and COMPOSING not in os.environ:
         program()
         return
@@ -52,6 +58,8 @@ def start(program: Callable[[], Any], configs: Path) -> None:
         program()
     except (InputError, ConfigCompositionException, ParseException) as error:
         sys.exit(f"error: {of_the_command(error, configs)}")
+    except CompactHydraException as error:  # jobs of a sweep have failed, whose errors are printed
+        sys.exit(str(error))
     except ValueError as error:  # Hydra's, of a group without a file
         if "Config group override must be" not in str(error):
             raise
@@ -60,20 +68,6 @@ def start(program: Callable[[], Any], configs: Path) -> None:
         sys.exit(
             f"error: expected a file for a group, got {' '.join(named)}: leave the group out with ~, as in ~callbacks"
         )
-
-
-def check_program(command: list[str], configs: Path) -> None:
-    """Raise an InputError if the command names an experiment of another program."""
-    own = Path(command[0]).name
-    for name in (word.partition("=")[2] for word in command[1:] if word.startswith("experiment=")):
-        path = configs / "experiment" / f"{name}.yaml"
-        head = path.read_text() if path.is_file() else ""
-        program = re.search(r"^# Command: python (\S+\.py)", head, re.MULTILINE)
-        if program and own != program[1]:
-            raise InputError(
-                f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
-                f" experiment={name}"
-            )
 
 
 @contextmanager
@@ -91,7 +85,8 @@ def errors_in_one_line() -> Iterator[None]:
     """Exit with a one-line message if the user can correct the error; HYDRA_FULL_ERROR=1 shows its traceback.
 
     Such errors are `InputError`s, config keys that are misspelt or missing, values that a constructor refuses, full
-    disks and missing permissions. All other errors keep their traceback, and so do all errors in a job of a sweep.
+    disks and missing permissions. All other errors keep their traceback. A job of a sweep prints its line; the sweep
+    goes on with the others, and then fails.
     """
     if os.environ.pop(COMPOSING, None):
         os.environ.pop(TRACEBACK, None)
@@ -99,9 +94,13 @@ def errors_in_one_line() -> Iterator[None]:
         yield
     except (*MISTAKES, SafetensorError) as error:
         message = of_the_run(error)
-        if message is None or os.environ.get(TRACEBACK) == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+        if message is None or os.environ.get(TRACEBACK) == "1":
             raise
-        sys.exit(f"error: {' '.join(message.split())}")
+        line = f"error: {' '.join(message.split())}"
+        if HydraConfig.get().mode != RunMode.MULTIRUN:
+            sys.exit(line)
+        say(line)
+        raise job_failed() from None
 
 
 def quiet_libraries() -> None:

@@ -19,6 +19,9 @@ from explainers.saved.files import file_hashes, write_atomically
 from explainers.saved.records import devices, first_difference, leaves, versions
 from explainers.saved.renamed import renamed
 
+CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
+"""What a training leaves in its folder; one that trains nothing, such as an explainability vector, only the second."""
+
 MODELS = ("target", "explainer", "module")
 """Config keys of models, whose files are hashed; those of data may have many gigabytes."""
 
@@ -33,6 +36,8 @@ DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_bat
 def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     """Write config, versions, command and hashes of weight files into the folder of a run that starts or resumes.
 
+    A `fast_dev_run` is only checked: it leaves no files.
+
     Args:
         cfg: the config of the run.
         folder: the run's folder.
@@ -45,8 +50,11 @@ def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     check_model_files(config)
     images = images_per_step(config, total_processes(cfg.trainer))
     files = model_files(config, folder)
-    if (folder / "config.yaml").exists() and (folder / "checkpoints").exists() and not may_differ:
+    left = [name for name in (CHECKPOINTS, METRICS) if (folder / name).exists()]  # nothing by a run that only failed
+    if (folder / "config.yaml").exists() and left and not may_differ:
         check_same_run(folder, config, images, files)
+    if cfg.trainer.fast_dev_run:
+        return
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     record: dict[str, Any] = {
         "command": sys.argv,
@@ -73,10 +81,10 @@ def check_same_run(folder: Path, config: dict[str, Any], images: int | None, fil
         same = divided_as(earlier, same)
     difference = first_difference(earlier, same) or replaced_file(record.get("files", {}), files)
     if difference:
-        raise InputError(
-            f"{folder} holds a run of another config: {difference}. Give this run its own name (name=...), delete the"
-            " folder, or resume from its checkpoint anyway (ckpt_path=last)"
-        )
+        mend = "give this run its own name (name=...), or delete the folder"
+        if (folder / CHECKPOINTS).exists():
+            mend = "give this run its own name (name=...), delete the folder, or resume anyway (ckpt_path=last)"
+        raise InputError(f"{folder} holds a run of another config: {difference}: {mend}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""The setting `weights=FILE`: a local file of the target's weights, in place of those that timm downloads."""
+"""Weights that a command names in place of those that are downloaded: a file of the target's, or random ones."""
 
 import os
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from explainers.errors import InputError
+from explainers.saved.records import leaves
 
 FILE = "target.model.checkpoint_path"
 """The setting of timm that `weights` stands for, together with `target.model.pretrained=false`."""
@@ -47,3 +50,28 @@ def _check(cfg: DictConfig, file: str) -> None:
     given = [text for text in HydraConfig.get().overrides.task if text.lstrip("+").startswith(f"{FILE}=")]
     if given:
         raise InputError(f"expected weights or {FILE}, got weights={file} and {given[0]}: leave out one of them")
+
+
+def use_random_weights(cfg: DictConfig) -> None:
+    """Replace all weights that would be downloaded by random ones, and say which; files of weights stay.
+
+    Args:
+        cfg: the config of a run, which is changed.
+    """
+    settings: Any = OmegaConf.to_container(cfg)  # the target of an explainer is an interpolation
+    replaced = {}
+    for key, value in leaves(settings):
+        place, _, name = key.rpartition(".")
+        of = OmegaConf.select(cfg, place) if place else cfg
+        if name == "mae" and value and not os.path.isfile(value):
+            replaced[key] = None
+        elif name == "pretrained" and value is True and not OmegaConf.select(of, "pretrained_cfg_overlay.file"):
+            replaced[key] = False
+        elif name == "pretrained" and of.get("_target_") == "explainers.vectors.text_of":
+            replaced[key] = ""
+        elif name == "text_head" and value is None and of.get("functionals") == "texts":
+            replaced[key] = {"_target_": "explainers.text.clip_text_head", "_partial_": True, "pretrained": ""}
+    for key, random in replaced.items():
+        OmegaConf.update(cfg, key, random, force_add=True)
+    if replaced:
+        rank_zero_only(print)(f"fast_dev_run: random weights, nothing is downloaded ({', '.join(replaced)})")

@@ -104,6 +104,17 @@ def test_every_value_of_an_experiment_has_the_type_of_its_argument(experiment, t
     keys.check_types(composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment)))
 
 
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_help_lists_the_experiments_of_the_program_alone(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    monkeypatch.delenv(programs.TRACEBACK, raising=False)
+    programs.start(lambda: pytest.fail("started"), ROOT / "configs", "What it does.")
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in EXPERIMENTS]
+    assert listed == [each for each in EXPERIMENTS if program(each) == name]
+    assert "What it does." in lines and len(lines) < 60 and max(map(len, lines)) <= 120
+
+
 def test_the_traceback_of_hydras_own_errors_can_be_asked_for(monkeypatch):
     def main():
         raise InputError("mistake")

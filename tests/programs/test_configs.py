@@ -108,7 +108,7 @@ def test_an_experiment_is_a_laboratory_record(experiment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", TRAININGS)
-def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp_path, data_dir):
+def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp_path, data_dir, no_sockets):
     overrides = [f"experiment={experiment}", "debug=fast", "target=tiny", f"cache_dir={tmp_path / 'cache'}", *QUIET]
     cfg = composed(f"experiment={experiment}", folder=tmp_path)
     if "ffcv" in cfg.data._target_:
@@ -121,7 +121,7 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += [f"data.root={data_dir}"]
     explainer = cfg.get("explainer") or {}
     if "PaperNetwork" in str(explainer):
-        overrides += SMALL_PAPER_NETWORK
+        overrides += [setting for setting in SMALL_PAPER_NETWORK if ".mae=" not in setting]  # debug=fast fetches none
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if explainer.get("projection"):
@@ -141,8 +141,8 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     paths = {role: self_explaining_file(role, *overrides, folder=tmp_path) for role in sorted(files & set(explainer))}
     given = (f"explainer.{role}={path}" for role, path in paths.items())
     loss = train(*overrides, *given, folder=tmp_path / "run")
-    assert math.isfinite(loss)
-    assert ("train/loss" in json.loads((tmp_path / "run/metrics.json").read_text())) == cfg.fit
+    assert math.isfinite(loss) and not no_sockets
+    assert not any((tmp_path / "run").glob("**/*.*"))
 
 
 def self_explaining_file(role, *overrides, folder):

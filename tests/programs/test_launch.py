@@ -24,7 +24,7 @@ def configs(tmp_path):
     (folder / "mine.yaml").write_text("defaults: [train, _self_]\nobjective: val/accuracy\n")
     override = "defaults: [override /target: tiny, override /data: small]\n"
     (folder / "experiment/own.yaml").write_text(
-        f"# @package _global_\n{override}name: own\ntitle: job ${{hydra:job.num}}\n"
+        f"# @package _global_\n{override}name: own\ntitle: job ${{hydra:job.num}} ${{run_name:${{name}}}}\n"
     )
     (folder / "data/small.yaml").write_text("defaults: [digits]\nscraps: 1\n")
     (folder / "nested/place.yaml").write_text("# @package _global_\ndata_dir: nested\n")
@@ -102,8 +102,8 @@ def test_each_job_of_a_sweep_gets_its_own_overrides_and_all_flags(run, configs, 
     pairs = sorted(map(configs_of, (tmp_path / "sweep").glob("*/")), key=lambda pair: pair[0]["title"])
     assert [got for _, got in pairs] == [parent for parent, _ in pairs]
     assert [(got["target"]["model"]["model_name"], got["objective"], got["title"]) for _, got in pairs] == [
-        ("vit_tiny_patch16_224", "val/accuracy", "job 0"),
-        ("test_vit2.r160_in1k", "val/accuracy", "job 1"),
+        ("vit_tiny_patch16_224", "val/accuracy", "job 0 own,target=tiny"),
+        ("test_vit2.r160_in1k", "val/accuracy", "job 1 own,target=test_vit2.r160_in1k"),
     ]
 
 

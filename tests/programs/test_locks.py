@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
 from explainers.running import folder as run_folder
-from explainers.running.folder import locked
+from explainers.running.folder import RECORD, locked
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
@@ -47,6 +47,18 @@ def free(folder):
             return True
     except InputError:
         return False
+
+
+@pytest.mark.parametrize("left", ["", "metrics.json"])
+def test_a_folder_with_nothing_but_a_record_is_removed(left, tmp_path, monkeypatch):
+    (tmp_path / "runs/other").mkdir(parents=True)
+    folder = tmp_path / "runs/debug/now"
+    monkeypatch.chdir(tmp_path)
+    with locked(folder):
+        for name in RECORD | {left} - {""}:
+            (folder / name).touch()
+    assert folder.exists() == bool(left) and folder.parent.exists() == bool(left)
+    assert (tmp_path / "runs/other").exists()
 
 
 def test_a_second_command_names_the_process_that_has_the_folder(held, monkeypatch):

@@ -16,6 +16,7 @@ from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
 from fault_forks import Started, wait_for
 from fault_jobs import program
 from forks import Forks, Torchrun, forked
+from hydra.errors import CompactHydraException
 from lightning import Callback
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
@@ -123,6 +124,8 @@ def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
     _, sweep, code, printed = swept
     assert code not in (0, None) and "the bomb went off in process 1 of 2" in printed
     (_, whole), (_, failed) = runs_by_seed(sweep)
+    assert [folder.name for folder in (whole, failed)] == ["run,explainer.seed=0", "run,explainer.seed=1"]
+    assert f"the job in {failed} failed; its error is printed above" in printed
     assert (failed / "checkpoints/last.ckpt").exists()  # of the first epoch
     for name in ("explainer.safetensors", "metrics.json"):
         assert (whole / name).exists() and not (failed / name).exists()
@@ -171,7 +174,7 @@ class Failed:
         return 3
 
 
-@pytest.mark.parametrize(("mode", "ending"), [("RUN", SystemExit), ("MULTIRUN", RuntimeError)])
+@pytest.mark.parametrize(("mode", "ending"), [("RUN", SystemExit), ("MULTIRUN", CompactHydraException)])
 def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, ending, tmp_path, monkeypatch):
     for name in ("LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)

@@ -2,13 +2,15 @@
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from commands import DIGITS, NO_PICTURES, QUIET, TVE_RUN, csv_rows, train
+from commands import DIGITS, NO_PICTURES, QUIET, TVE_RUN, composed, csv_rows, train
 
-from explainers.running.record import model_files
+from explainers.errors import InputError
+from explainers.running.record import model_files, start_record
 
 RUN = (*TVE_RUN, *DIGITS, "trainer.log_every_n_steps=1")
 HISTORY = "csv/version_0/metrics.csv"
@@ -71,6 +73,16 @@ def test_the_history_of_a_resumed_run_is_one_file_like_that_of_a_whole_run(run, 
     assert resumed == straight
 
 
+def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
+    """It leaves no checkpoints, as an explainability vector does not."""
+    (tmp_path / "metrics.json").write_text("{}")
+    start = partial(start_record, folder=tmp_path, may_differ=False)
+    start(composed(*RUN, folder=tmp_path))
+    start(composed(*RUN, folder=tmp_path))
+    with pytest.raises(InputError, match=r"holds a run of another config: seed: 0 → 1: .*name=.* or delete the folder$"):
+        start(composed(*RUN, "seed=1", folder=tmp_path))
+
+
 @pytest.mark.parametrize("later", ["1,,2,0.9,,,,,\r\n,0.001,3,,,,,,\r\n1,,3,0.", "", "\0\0\0"])
 def test_rows_that_are_logged_again_and_a_line_that_was_cut_are_left_out(run, whole, later):
     """As a kill in the middle of the next epoch leaves them."""
@@ -82,6 +94,7 @@ def test_rows_that_are_logged_again_and_a_line_that_was_cut_are_left_out(run, wh
 
 def test_a_run_that_ended_before_its_first_checkpoint_starts_its_history_again(run, whole):
     shutil.rmtree(run / "checkpoints")
+    (run / "metrics.json").unlink()
     train(*RUN, epochs(3), folder=run)
     assert len(csv_rows(run / HISTORY)) == len(csv_rows(whole / HISTORY))
 

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from explainers.running.record import start_record
-from explainers.running.weights import use_weights
+from explainers.running.weights import use_random_weights, use_weights
+from explainers.saved.records import leaves
 
 LONG = ("target.model.pretrained=false", "target.model.checkpoint_path={}")
 EVALUATION = ("tasks=[digits]", "tasks.digits.data.size.test=2", "evaluation.levels=2", *NO_FIGURES, *QUIET)
@@ -94,3 +95,31 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     cfg.target = {"_target_": "explainers.target.TargetModel", "model": {"_target_": "my.Model"}}
     with pytest.raises(Exception, match=r"expected a target of timm for weights=.*, got target=tiny: set its own"):
         use_weights(cfg)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "replaced"),
+    [
+        (["experiment=tve_vitb"], {"target.model.pretrained": False, "explainer.network.mae": None}),
+        (
+            ["experiment=anyhead_tower", "data.root=images"],
+            {"target.model.pretrained": False, "explainer.teacher.text_head.pretrained": ""},
+        ),
+        (
+            ["experiment=self_explaining", "projection@explainer.projection=text", "target=digits"],
+            {"explainer.projection.pretrained": ""},
+        ),
+        (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
+        (["experiment=vector_vit_tiny_source", "weights={file}"], {}),
+    ],
+)
+def test_debug_downloads_no_weights(overrides, replaced, file, tmp_path, capsys):
+    given = [text.format(file=file) for text in overrides]
+    cfg = composed(*given, "debug=fast", folder=tmp_path)
+    use_weights(cfg)
+    before = dict(leaves(OmegaConf.to_container(cfg)))
+    use_random_weights(cfg)
+    after = dict(leaves(OmegaConf.to_container(cfg)))
+    changed = {key: value for key, value in after.items() if before.get(key, ...) != value}
+    assert {key: value for key, value in changed.items() if not key.endswith("_")} == replaced
+    assert all(key.rpartition(".")[0] in capsys.readouterr().out for key in list(replaced)[:1])
