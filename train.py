@@ -1,6 +1,5 @@
 """Train what the configuration names: an explainer, or a target to explain. `python train.py experiment=tve_vitb`."""
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +19,10 @@ from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
 from explainers.running.next_command import Training, next_command
 from explainers.running.processes import check_number_of_images, launch
-from explainers.running.record import read_json, start_record
+from explainers.running.record import read_json, start_record, write_metrics
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
 from explainers.running.trainer import build_all, build_trainer
 from explainers.running.weights import use_weights
-from explainers.saved.files import write_atomically
 from explainers.training.explainer_training import lightning_module
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -49,7 +47,7 @@ def train(cfg: DictConfig) -> float | None:
     module = lightning_module(instantiate(cfg.get("module") or cfg.explainer))
     trainer = trainer_of(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
-    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=2))
+    write_metrics(folder / "metrics.json", metrics, cfg.objective)
     untrained = not cfg.fit and is_overridden("training_step", module)
     exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
     if exports:

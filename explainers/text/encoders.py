@@ -37,7 +37,7 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
         templates: prompts, with `{}` where the text belongs.
 
     Raises:
-        InputError: if there is no text, a text is empty, or a template has no place for it.
+        InputError: if there is no text, a text is empty, a template has no place for it, or embeddings are not finite.
 
     >>> def encode(texts: Sequence[str]) -> Tensor:
     ...     return F.normalize(torch.tensor([[float(len(text)), 1.0] for text in texts]), dim=-1)
@@ -49,6 +49,11 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
     if without or not templates:
         raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
     embeddings = encode([template.replace("{}", text) for text in texts for template in templates])
+    if not embeddings.isfinite().all():
+        raise InputError(
+            "expected finite embeddings of texts, got NaN or infinity: the weights of the text tower are those of a"
+            " training that diverged, take another file"
+        )
     means = F.normalize(embeddings.float(), dim=-1).unflatten(0, (len(texts), -1)).mean(1)
     return F.normalize(means, dim=-1)
 
