@@ -177,7 +177,8 @@ class CoalitionTeacher:
         if self.fit == "regions":
             return region_coalitions(index, num_patches, self.pairs, seed)
         if self.fit == "ranking":
-            numbers = index[:, None] * self.pairs + torch.arange(self.pairs, device=index.device)
+            # In an epoch, an image has the sizes that the next one had in the epoch before
+            numbers = (index[:, None] + epoch) * self.pairs + torch.arange(self.pairs, device=index.device)
             return ranked_coalitions(numbers, self._ranked(batch, epoch), NOISE, seed)
         power = POWER if self.fit == "shapley" else 0
         regions = self.pairs // 2 if self.fit == "mixed" else 0

@@ -184,7 +184,7 @@ class SelfExplaining(TrainingModule, Loadable):
         return self.target.classify(embeddings), attributions
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        rows = complete(batch, self.sources)
+        rows = complete(batch, self.sources, self.current_epoch)
         embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
         logits, wanted = self.target.classify(embeddings), self._wanted(rows)
         with torch.autocast(patches.device.type, enabled=False):

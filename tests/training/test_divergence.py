@@ -10,9 +10,9 @@ from commands import DIGITS, TVE_RUN, train
 from forks import Forks
 from lightning import Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
-from toys import SILENT, fit
 from torch import nn
 from torch.utils.data import DataLoader
+from toys import SILENT, fit
 
 from callbacks.last_checkpoint import LastCheckpoint
 from explainers.errors import InputError

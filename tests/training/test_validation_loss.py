@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 from lightning import Trainer
-from toys import LIGHT, SILENT, VECTORS
 from torch.utils.data import DataLoader
+from toys import LIGHT, SILENT, VECTORS
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
