@@ -143,7 +143,7 @@ class CoalitionTeacher:
         if fit == "ranking" and functionals == "head" and target.num_classes < 2:
             raise InputError(f"expected a head of at least 2 classes for fit=ranking, got {target.num_classes}")
         self.ranker: Any = build(RANKED_BY, target, grid) if fit == "ranking" else None
-        self.target = target
+        self.target = target.eval()
         self.grid = grid
         self.pairs = pairs
         self.fit = fit
