@@ -30,7 +30,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
-    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, weights=str)
+    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, next=bool, weights=str)
     use_weights(cfg)
     folder, start = run_dir(), time.monotonic()
     checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / "checkpoints" / "last.ckpt")
@@ -53,7 +53,7 @@ def train(cfg: DictConfig) -> float | None:
     if exports:
         module.export(folder)
     summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
-    if exports:
+    if exports and cfg.next:
         choices = HydraConfig.get().runtime.choices
         print("next:", next_command(Training(cfg, choices, relative(folder), getattr(images, "classes", ()))))
     return metrics.get(cfg.objective)

@@ -23,7 +23,7 @@ from explainers.saved.renamed import renamed
 MODELS = ("target", "explainer", "module")
 """Config keys of models, whose files are hashed; those of data may have many gigabytes."""
 
-MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test")
+MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test", "next")
 """Config keys that may differ between a run and the command that resumes it."""
 
 DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_batches"), "data": ("batch_size",)}
