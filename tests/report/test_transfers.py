@@ -119,7 +119,8 @@ def test_a_summary_has_four_columns_and_says_what_the_vector_changes(tmp_path):
     explainers = {"before": row(-0.05, 1), "scaled": row(-0.05, 1), "after": row(0.21, 1), "shap_50": row(0.2, 51)}
     columns = {"iou_5": "IoU@5 ↑", "rank_correlation": "ρ with the reference ↑", "forward_passes": "Passes ↓"}
     content = {"results": {"plain": explainers, "small": {"after": row(0.1, 1)}}}
-    (tmp_path / "results.json").write_text(json.dumps(content | {"columns": dict.fromkeys(content["results"], columns)}))
+    content["columns"] = dict.fromkeys(content["results"], columns)
+    (tmp_path / "results.json").write_text(json.dumps(content))
     words = {"before": "without the vector", "after": "with the vector", "shap_50": "KernelSHAP with 50 coalitions"}
     asked = {"words": words, "before": "before", "after": "after", "against": "shap_50"}
     lines = summary([tmp_path / "results.json"], **asked).splitlines()
