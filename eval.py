@@ -150,7 +150,8 @@ def publish(cfg: DictConfig) -> None:
         with atomic(folder / f"{file_name(str(name))}.png") as unfinished:
             instantiate(figure).savefig(unfinished, dpi=120)
     pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
-    print(table, f"Tables and pictures are in {relative(folder)}: {', '.join(pictures)}", sep="\n")
+    shown = instantiate(cfg.summary) if cfg.summary else table
+    print(shown, f"Tables and pictures are in {relative(folder)}: {', '.join(pictures)}", sep="\n")
     if "gallery.html" in pictures:
         print(f"Open {relative(folder)}/gallery.html in a browser")
 

@@ -1,6 +1,5 @@
 """Train what the configuration names: an explainer, or a target to explain. `python train.py experiment=tve_vitb`."""
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +19,10 @@ from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
 from explainers.running.next_command import Training, next_command
 from explainers.running.processes import check_number_of_images, launch
-from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record
+from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record, write_metrics
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
 from explainers.running.trainer import build_all, build_trainer
 from explainers.running.weights import use_random_weights, use_weights
-from explainers.saved.files import write_atomically
 from explainers.training.explainer_training import lightning_module
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -32,7 +30,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def train(cfg: DictConfig) -> float | None:
     """Fit, validate, test and export one module; returns the metric `objective` for sweeps."""
-    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, weights=str)
+    check_settings(cfg, CONFIGS / "train.yaml", seed=int, fit=bool, test=bool, next=bool, weights=str)
     use_weights(cfg)
     if cfg.trainer.fast_dev_run:
         use_random_weights(cfg)
@@ -52,13 +50,13 @@ def train(cfg: DictConfig) -> float | None:
     trainer = trainer_of(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     if not cfg.trainer.fast_dev_run:
-        write_atomically(folder / METRICS, json.dumps(metrics, indent=2))
+        write_metrics(folder / METRICS, metrics, cfg.objective)
     untrained = not cfg.fit and is_overridden("training_step", module)
     exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
     if exports:
         module.export(folder)
     summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
-    if exports:
+    if exports and cfg.next:
         choices = HydraConfig.get().runtime.choices
         print("next:", next_command(Training(cfg, choices, relative(folder), getattr(images, "classes", ()))))
     return metrics.get(cfg.objective)

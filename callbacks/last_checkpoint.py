@@ -30,7 +30,7 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, folder: str, minutes: float = 10) -> None:
         if minutes < 0:
             raise InputError(f"expected minutes between two checkpoints of at least 0, got {minutes}")
-        self.path = Path(folder) / "last.ckpt"
+        self.last_model_path = str(Path(folder) / "last.ckpt")  # named as in Lightning's ModelCheckpoint
         self.seconds = 60 * minutes
         self.saved = 0.0
         self.signal = Pending()
@@ -79,7 +79,7 @@ class LastCheckpoint(Checkpoint):
     def _act(self, trainer: Any, decision: int) -> None:
         if not decision or trainer.fast_dev_run:
             return
-        trainer.save_checkpoint(self.path)
+        trainer.save_checkpoint(self.last_model_path)
         self.saved = time.monotonic()
         for logger in trainer.loggers:
             logger.save()  # a run that resumes from this checkpoint keeps the metrics before it

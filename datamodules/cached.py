@@ -13,6 +13,7 @@ from datamodules.images import Images
 from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
 from datamodules.store import Rows, Store
 from explainers.errors import InputError, check_positive
+from explainers.images.loading import delivered
 from explainers.progress import progress
 from explainers.saved.files import shared_by_all
 
@@ -144,7 +145,7 @@ class Cached(LightningDataModule):
         if rank == 0 and len(share) * world_size * source.forward_passes > LONG:
             print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
         bar = progress(description, len(loader), "batch", shown=bool(share) and rank == 0)
-        for batch, corrupt in loader:
+        for batch, corrupt in delivered(loader, self.num_workers):
             if corrupt:
                 store.mark_corrupt(corrupt)
             if batch is not None:

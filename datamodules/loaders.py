@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_co
 
 from datamodules.datasets import Sample
 from explainers.errors import InputError, check_positive, check_range
+from explainers.images.loading import delivered
 
 
 def check_loading(batch_size: int, eval_batch_size: int | None, num_workers: int) -> None:
@@ -208,7 +209,7 @@ class EpochLoader(Resumable, DataLoader[Sample]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:  # type: ignore[override]
         empty = True
-        for batch in self.counted(super().__iter__()):
+        for batch in self.counted(delivered(super().__iter__(), self.num_workers)):
             if batch is not None:
                 empty = False
                 yield batch

@@ -91,6 +91,7 @@ class AnyHead(NetworkExplainer):
         self.reads = Features(target, self.network.blocks, self.network.direct, self.network.paths)
         self.teacher = None if teacher is None else teacher(target, grid)
         self.sources = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
+        self.ratios = 1 if self.teacher is None else self.teacher.ratios
         self.allow_finetuned_backbone = allow_finetuned_backbone
         self.refine = refine
         self.refine_removal = refine_removal
@@ -200,6 +201,10 @@ class AnyHead(NetworkExplainer):
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of c_z that the teacher computes."""
         return self._teacher().loss(predicted, rows)
+
+    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        """The sums of the teacher's loss."""
+        return self._teacher().loss_sums(predicted, rows)
 
     def _teacher(self) -> Teacher:
         if self.teacher is None:

@@ -53,7 +53,16 @@ def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, functionals
     """Compute the unexplained part of the squared differences of scores: 1 for vectors of 0, if they are not shifted.
 
     The loss is the mean of two ratios: one for all functionals, one for one functional of each image. Squares are
-    summed over images and coalitions before the division, so that an image that no mask changes has no effect.
+    summed over images and coalitions before the division, so that an image that no mask changes has no effect. The
+    arguments are those of `coalition_sums`.
+    """
+    of_errors, of_differences = coalition_sums(errors, difference, rows, functionals)
+    return (of_errors / of_differences).mean()
+
+
+def coalition_sums(errors: Tensor, difference: Tensor, rows: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum squared errors and differences of scores over images and coalitions: for all functionals, and for one of each
+    image, (2,) each.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
@@ -67,7 +76,7 @@ def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, functionals
         of_rows = ((each @ products) * each).sum()
         of_functionals = (each @ functionals[..., None]).square().sum()
         sums.append(torch.stack([of_rows, of_functionals]))
-    return (sums[0] / sums[1].clamp(min=1e-8)).mean()
+    return sums[0], sums[1].clamp(min=1e-8)
 
 
 class CoalitionTeacher:
@@ -100,6 +109,7 @@ class CoalitionTeacher:
         seed: seed of the draws.
     """
 
+    ratios = 2
     provides = ("keep", "difference", "blank")
     entries = ("image",)
 
@@ -133,7 +143,7 @@ class CoalitionTeacher:
         if fit == "ranking" and functionals == "head" and target.num_classes < 2:
             raise InputError(f"expected a head of at least 2 classes for fit=ranking, got {target.num_classes}")
         self.ranker: Any = build(RANKED_BY, target, grid) if fit == "ranking" else None
-        self.target = target
+        self.target = target.eval()
         self.grid = grid
         self.pairs = pairs
         self.fit = fit
@@ -167,7 +177,8 @@ class CoalitionTeacher:
         if self.fit == "regions":
             return region_coalitions(index, num_patches, self.pairs, seed)
         if self.fit == "ranking":
-            numbers = index[:, None] * self.pairs + torch.arange(self.pairs, device=index.device)
+            # In an epoch, an image has the sizes that the next one had in the epoch before
+            numbers = (index[:, None] + epoch) * self.pairs + torch.arange(self.pairs, device=index.device)
             return ranked_coalitions(numbers, self._ranked(batch, epoch), NOISE, seed)
         power = POWER if self.fit == "shapley" else 0
         regions = self.pairs // 2 if self.fit == "mixed" else 0
@@ -188,8 +199,17 @@ class CoalitionTeacher:
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D), see `coalition_loss`."""
         with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            learned = self.learned.of(rows["embedding"], rows["index"])
-            return coalition_loss(*coalition_errors(vectors.float(), rows, self.fit), *learned)
+            return coalition_loss(*self._compared(vectors, rows))
+
+    def loss_sums(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The sums of `loss`, see `coalition_sums`."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            return coalition_sums(*self._compared(vectors, rows))
+
+    def _compared(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `coalition_sums` takes."""
+        learned = self.learned.of(rows["embedding"], rows["index"])
+        return *coalition_errors(vectors.float(), rows, self.fit), *learned
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""

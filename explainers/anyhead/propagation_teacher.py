@@ -69,6 +69,7 @@ class PropagationTeacher:
         InputError: for a method that is not linear in v.
     """
 
+    ratios = 1
     provides = ("functional", "attribution")
     entries = ("image",)
 
@@ -124,6 +125,10 @@ class PropagationTeacher:
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The error of predicted vectors c_z (B, N, D), see `attribution_loss`."""
         return attribution_loss(vectors, rows["functional"], rows["attribution"], self.objective)
+
+    def loss_sums(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
+        """The sum of the errors of the images, and their number."""
+        return self.loss(vectors, rows) * len(vectors), len(vectors)
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z that gives attributions the spread of the teacher's."""

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from explainers.metrics.optional import MeanMetric
+from explainers.metrics.means import Mean
 
 
-class Accuracy(MeanMetric):
+class Accuracy(Mean):
     """Fraction of the labelled images that are classified correctly; NaN without labelled images.
 
     >>> import torch
@@ -15,7 +15,7 @@ class Accuracy(MeanMetric):
     0.5
     """
 
-    higher_is_better = True  # type: ignore[assignment]
+    higher_is_better = True
     column = "Accuracy ↑"
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:  # type: ignore[override]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError, check_positive
-from explainers.metrics.means import MeanOfImages
-from explainers.metrics.optional import MeanMetric, Metric
+from explainers.metrics.means import Mean, MeanOfImages
+from explainers.metrics.optional import Metric
 
 Agreement = Literal["e_rmse", "relative_error", "iou", "rank_correlation"]
 
@@ -72,7 +72,7 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     return (tops[0] & tops[1]).sum(-1) / (tops[0] | tops[1]).sum(-1)
 
 
-class RootMeanSquaredError(MeanMetric):
+class RootMeanSquaredError(Mean):
     """E-RMSE: root of the mean squared difference of two heatmaps (B, P, P), over all patches of all images.
 
     The paper gives no formula, so this follows the usual definition of an RMSE. Both heatmaps explain the same class.
@@ -83,7 +83,7 @@ class RootMeanSquaredError(MeanMetric):
     1.0
     """
 
-    higher_is_better = False  # type: ignore[assignment]
+    higher_is_better = False
     column = "E-RMSE ↓"
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Numbers of single images, their means with standard deviations and errors, and the values of several metrics."""
+"""Means and ratios over all images; numbers of single images with standard errors; the values of several metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +28,47 @@ def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     variance = (numbers - mean).square().nansum(0) / (count - 1).clamp(min=1)
     deviation = variance.sqrt().masked_fill(count < 2, torch.nan)
     return mean, deviation, deviation / count.sqrt()
+
+
+class Ratios(Metric):
+    """Mean of several ratios of sums over all images of all processes, however the images are divided into batches.
+
+    It is NaN if one number is NaN, which the means of torchmetrics leave out.
+
+    >>> metric = Ratios()
+    >>> metric.update(torch.tensor(3.0), 2)
+    >>> metric.update(torch.tensor(1.0), 2)
+    >>> metric.compute().item()
+    1.0
+
+    Args:
+        count: number of ratios.
+    """
+
+    full_state_update = False
+    numerators: Tensor
+    denominators: Tensor
+
+    def __init__(self, count: int = 1) -> None:
+        super().__init__()
+        for name in ("numerators", "denominators"):
+            self.add_state(name, torch.zeros(count, dtype=torch.double), dist_reduce_fx="sum")
+
+    def update(self, numerators: Tensor, denominators: Tensor | int) -> None:
+        """Add the sums over the images of a batch, a number or (count,) each."""
+        self.numerators += numerators.detach()
+        self.denominators += denominators
+
+    def compute(self) -> Tensor:
+        return (self.numerators / self.denominators).mean().float()
+
+
+class Mean(Ratios):
+    """Mean of numbers, NaN if one of them is or if there is none."""
+
+    def update(self, values: Tensor) -> None:  # type: ignore[override]
+        """Add numbers, of any shape."""
+        super().update(values.double().sum(), values.numel())
 
 
 class PerImage(Metric):

@@ -16,8 +16,8 @@ class Missing(nn.Module):
 
 
 try:
-    from torchmetrics import MeanMetric, Metric, MetricCollection
+    from torchmetrics import Metric, MetricCollection
 except ModuleNotFoundError:
-    MeanMetric = Metric = MetricCollection = Missing  # type: ignore[assignment, misc]
+    Metric = MetricCollection = Missing  # type: ignore[assignment, misc]
 
-__all__ = ["MeanMetric", "Metric", "MetricCollection"]
+__all__ = ["Metric", "MetricCollection"]

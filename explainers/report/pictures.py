@@ -14,7 +14,7 @@ from explainers.evaluation.passes import forward_passes
 from explainers.report.gallery import Picture
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.saved.files import file_name, printable
-from explainers.saved.weights import read_weights, save_weights
+from explainers.saved.weights import read_tensors, save_tensors
 from explainers.target.names import class_index, class_names
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -167,7 +167,7 @@ def write_pictures(
     path: Path, tensors: Mapping[str, Tensor], files: list[str], names: list[str], settings: Mapping[str, str] = EMPTY
 ) -> None:
     """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal."""
-    identity, earlier = read_weights(path) if path.exists() else ({}, {})
+    identity, earlier = read_tensors(path) if path.exists() else ({}, {})
     same = earlier and all(
         key in earlier and torch.equal(earlier[key], tensors[key]) for key in ("image", "label", "classes")
     )
@@ -181,18 +181,18 @@ def write_pictures(
     own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
     others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
     described = {"files": files, "classes": used, "settings": (others if kept else {}) | own}
-    save_weights(kept | dict(tensors), path, described)
+    save_tensors(kept | dict(tensors), path, described)
 
 
 def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
     """The explainers whose heatmaps in a file were made with other settings; older files do not hold the settings."""
-    known = read_weights(path, "pictures")[0].get("settings", {})
+    known = read_tensors(path, "pictures")[0].get("settings", {})
     return [name for name, key in settings.items() if known.get(name, key) != key]
 
 
 def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
     """Read the pictures of a task, with the heatmaps of these explainers, in this order."""
-    identity, tensors = read_weights(path, "pictures")
+    identity, tensors = read_tensors(path, "pictures")
     if "files" not in identity:
         raise InputError(f"expected pictures at {path}, got another file: delete it, and measure again (fresh=true)")
     pictures = []

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from explainers.errors import InputError
-from explainers.report.tables import markdown
+from explainers.report.tables import markdown, rows
+from explainers.results.reading import read_columns, read_results
 from explainers.saved.files import write_atomically
 
 
@@ -98,6 +99,46 @@ def _read(path: Path) -> Transfer:
             " predicts (explainer.predicting=...)"
         )
     return Transfer(path.parts[-3], path.parts[-2], cosine, metrics.get("val/curvature", math.nan), *measured.values())
+
+
+def summary(
+    files: Sequence[str | Path],
+    words: Mapping[str, str],
+    before: str,
+    after: str,
+    against: str,
+    number: str = "rank_correlation",
+) -> str:
+    """A short table of one number and its forward passes, and a sentence on how a vector changes the number.
+
+    Args:
+        files: results.json files.
+        words: explainer → what it is; other explainers are left out.
+        before: explainer without the vector.
+        after: explainer with it.
+        against: explainer to compare with. The sentence is about the tasks that have all three.
+        number: the number.
+    """
+    results, titles = read_results(files), read_columns(files)
+    shown = {
+        task: {words[name]: numbers for name, numbers in explainers.items() if name in words}
+        for task, explainers in results.items()
+    }
+    table = markdown(rows(shown, {name: titles[name] for name in (number, "forward_passes")}))
+    trios = {
+        task: [explainers[name] for name in (before, after, against)]
+        for task, explainers in results.items()
+        if {before, after, against} <= explainers.keys()
+    }
+    if not trios:
+        return table
+    changes = [f"from {old[number]:.2f} to {new[number]:.2f} ({task})" for task, (old, new, _) in trios.items()]
+    others = [f"{other[number]:.2f} ({task})" for task, (_, _, other) in trios.items()]
+    passes = [numbers["forward_passes"] for numbers in next(iter(trios.values()))]
+    return (
+        f"{table}\nWith the vector, {titles[number].rstrip(' ↑↓')} goes {' and '.join(changes)}, at a cost of"
+        f" {passes[1]} forward pass; {words[against]} has {' and '.join(others)}, at {passes[2]}.\n"
+    )
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float, float]:

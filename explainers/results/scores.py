@@ -10,7 +10,7 @@ from torch import Tensor
 
 from explainers.results.reading import load, names_in_tables
 from explainers.saved.files import is_first_process
-from explainers.saved.weights import read_weights, save_weights
+from explainers.saved.weights import read_tensors, save_tensors
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def write_scores(results: Path, scores: Mapping[str, ImageScores]) -> None:
         for name, row in of_task.rows.items():
             tensors |= {f"{task}/{name}/{number}": values for number, values in row.items()}
     if tensors:
-        save_weights(tensors, scores_file(results))
+        save_tensors(tensors, scores_file(results))
     else:
         scores_file(results).unlink(missing_ok=True)
 
@@ -91,7 +91,7 @@ def load_scores(path: str | Path, results: Mapping[str, Mapping[str, Mapping[str
     file = scores_file(Path(path))
     if not file.is_file():
         return {}
-    tensors = read_weights(file, "the scores of images")[1]
+    tensors = read_tensors(file, "the scores of images")[1]
     scores = {}
     for task, explainers in results.items():
         index = tensors.get(f"{task}/index", torch.zeros(0))

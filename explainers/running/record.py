@@ -1,6 +1,7 @@
 """The record of a run in its folder: config, versions and hashes of weight files, which a resumed run must share."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
 MODELS = ("target", "explainer", "module")
 """Config keys of models, whose files are hashed; those of data may have many gigabytes."""
 
-MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test")
+MAY_DIFFER = ("data_dir", "ckpt_path", "fit", "test", "next")
 """Config keys that may differ between a run and the command that resumes it."""
 
 DIVISION = {"trainer": ("devices", "num_nodes", "strategy", "accumulate_grad_batches"), "data": ("batch_size",)}
@@ -116,6 +117,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected the JSON that the run has written, got a damaged file: delete it to resume")
     return content
+
+
+def write_metrics(path: Path, metrics: Mapping[str, float], objective: str) -> None:
+    """Write the metrics of a run to a JSON file, which has no NaN: a metric without a finite number is left out.
+
+    Raises:
+        InputError: if the objective is such a metric.
+    """
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    write_atomically(path, json.dumps(finite, indent=2))
+    if objective in metrics.keys() - finite.keys():
+        raise InputError(
+            f"objective={objective}: expected a finite number, got {metrics[objective]}: choose another objective, or"
+            " train with a lower learning rate"
+        )
 
 
 def images_per_step(config: Mapping[str, Any], processes: int) -> int | None:

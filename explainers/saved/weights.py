@@ -18,16 +18,26 @@ from explainers.saved.renamed import renamed
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
+    """Write finite weights with `save_tensors`, whose arguments it has.
+
+    Raises:
+        InputError: if a weight is not finite.
+    """
+    check_finite(weights, path)
+    return save_tensors(weights, path, identity)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
     """Write tensors to a safetensors file, whole or not at all, and return its path.
 
     Equal tensors and identities give equal files.
 
     Args:
-        weights: name → tensor.
+        tensors: name → tensor.
         path: the file to write.
         identity: identity of the model or explainer, see `identity`; `None` stores none.
     """
-    on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     # A single entry, because safetensors writes several entries in random order
     metadata = None if identity is None else {"identity": json.dumps(identity)}
     with atomic(path) as unfinished:
@@ -36,7 +46,44 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[st
 
 
 def read_weights(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
-    """Read the identity and the tensors from a file that `save_weights` wrote; a missing identity is empty.
+    """Read identity and weights with `read_tensors`, whose arguments it has.
+
+    Raises:
+        InputError: if a weight is not finite, and as `read_tensors` does.
+    """
+    identity, weights = read_tensors(path, expected)
+    check_finite(weights, path)
+    return identity, weights
+
+
+def check_finite(weights: Mapping[str, Tensor], source: str | Path) -> None:
+    """Raise an InputError for weights that are not finite, as a training that diverged leaves them.
+
+    Args:
+        weights: name → tensor.
+        source: where they come from or go to, for the message.
+
+    >>> import torch
+    >>> check_finite({"bias": torch.tensor([0.0, torch.nan])}, "head.safetensors")
+    Traceback (most recent call last):
+    explainers.errors.InputError: head.safetensors: expected finite weights, got NaN or infinity in bias, as a training\
+ that diverged leaves them: train again, or take another file
+    """
+    name = first_not_finite(weights)
+    if name is not None:
+        raise InputError(
+            f"{source}: expected finite weights, got NaN or infinity in {name}, as a training that diverged leaves"
+            " them: train again, or take another file"
+        )
+
+
+def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a number that is not finite; `None` if there is none."""
+    return next((name for name, value in weights.items() if not value.isfinite().all()), None)
+
+
+def read_tensors(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
+    """Read the identity and the tensors from a file that `save_tensors` wrote; a missing identity is empty.
 
     Args:
         path: the file to read.

@@ -49,7 +49,7 @@ class CoalitionValues:
         removal: Removal = "zero",
     ) -> None:
         check_positive(count=count, chunk_size=chunk_size)
-        self.target = target
+        self.target = target.eval()
         self.grid = grid
         self.count = count
         self.seed = seed

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, mask_pixels
+from explainers.metrics.means import Ratios
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import random_coalitions
 from explainers.target import TargetModel
@@ -48,7 +48,7 @@ class Surrogate(TrainingModule):
         target.check_grid(grid)
         self.target = copy.deepcopy(target).requires_grad_(True)
         self.grid = grid
-        self.val_loss = MeanMetric()
+        self.val_loss = Ratios()
         self.train()  # the trainer keeps the current mode of every module
 
     @property
@@ -65,7 +65,8 @@ class Surrogate(TrainingModule):
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.val_loss.update(self.loss(batch), len(batch["index"]))
+        images = len(batch["index"])
+        self.val_loss.update(self.loss(batch) * images, images)
         self.log("val/loss", self.val_loss, prog_bar=True)
 
     def loss(self, batch: dict[str, Tensor], epoch: int = 0) -> Tensor:

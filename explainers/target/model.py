@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
-from explainers.saved.weights import check_identity
+from explainers.saved.weights import check_finite, check_identity
 from explainers.target.grids import check_grid, own_grid
 from explainers.target.heads import DistilledHead, load_head, take_head, two_logits
 from explainers.target.inputs import zero_to_one
@@ -33,8 +33,8 @@ class TargetModel(nn.Module):
             DINOv2, only embeds.
 
     Raises:
-        InputError: if no head is given and the model has several, if `head` expects embeddings of another width, or if
-            its file names another backbone.
+        InputError: if no head is given and the model has several, if `head` expects embeddings of another width, if its
+            file names another backbone, or if weights are not finite.
     """
 
     mean: Tensor
@@ -68,6 +68,9 @@ class TargetModel(nn.Module):
         self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
         self._check_head(path, fitted.get("target", {}))
+        # Quantised weights cannot be tested, and those on the device "meta" have no values
+        plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
+        check_finite(plain, self.name)
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
         """Raise an InputError if the head does not fit the backbone.

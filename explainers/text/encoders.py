@@ -2,12 +2,13 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, meant
@@ -37,7 +38,7 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
         templates: prompts, with `{}` where the text belongs.
 
     Raises:
-        InputError: if there is no text, a text is empty, or a template has no place for it.
+        InputError: if there is no text, a text is empty, a template has no place for it, or embeddings are not finite.
 
     >>> def encode(texts: Sequence[str]) -> Tensor:
     ...     return F.normalize(torch.tensor([[float(len(text)), 1.0] for text in texts]), dim=-1)
@@ -49,6 +50,11 @@ def text_embeddings(encode: Encoder, texts: Sequence[str], templates: Sequence[s
     if without or not templates:
         raise InputError(f"expected templates with {{}} for the name, as 'a photo of a {{}}.', got {without or 'none'}")
     embeddings = encode([template.replace("{}", text) for text in texts for template in templates])
+    if not embeddings.isfinite().all():
+        raise InputError(
+            "expected finite embeddings of texts, got NaN or infinity: the weights of the text tower are those of a"
+            " training that diverged, take another file"
+        )
     means = F.normalize(embeddings.float(), dim=-1).unflatten(0, (len(texts), -1)).mean(1)
     return F.normalize(means, dim=-1)
 
@@ -98,7 +104,7 @@ def _open(model: str, pretrained: str) -> tuple[Any, Any]:
 
 
 def transformers_encoder(model: Any, tokeniser: Callable[..., Any]) -> Encoder:
-    """The text tower of a model of transformers.
+    """The text tower of a model of transformers, which embeds in eval mode and keeps its mode.
 
     Args:
         model: such as `CLIPModel` or `SiglipModel`, with `get_text_features`.
@@ -116,10 +122,23 @@ def transformers_encoder(model: Any, tokeniser: Callable[..., Any]) -> Encoder:
     def encode(texts: list[str]) -> Tensor:
         # SigLIP was trained with texts that are padded to the full length
         tokens = tokeniser(texts, padding="max_length", max_length=longest, truncation=True, return_tensors="pt")
-        features = model.get_text_features(**{name: ids.to(model.device) for name, ids in tokens.items()})
+        with _in_eval_mode(model):
+            features = model.get_text_features(**{name: ids.to(model.device) for name, ids in tokens.items()})
         return getattr(features, "pooler_output", features)
 
     return _in_chunks(encode)
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is without dropout; afterwards, each of its modules is in the mode of before."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _in_chunks(encode: Callable[[list[str]], Tensor]) -> Encoder:

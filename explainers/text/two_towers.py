@@ -68,7 +68,7 @@ def hugging_face_text_head(target: TargetModel, name: str, templates: Sequence[s
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"expected a model of the Hugging Face Hub, or a folder, got {name}: {reason:.200}") from error
-    return clip_text_head(target, templates=templates, encode=transformers_encoder(model.eval(), tokeniser))
+    return clip_text_head(target, templates=templates, encode=transformers_encoder(model, tokeniser))
 
 
 def _with_projection(model: Any) -> nn.Module:

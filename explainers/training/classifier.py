@@ -6,9 +6,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 
 from explainers.errors import InputError, checks_choices
+from explainers.metrics.means import Mean, Ratios
 from explainers.target import TargetModel
 from explainers.target.heads import save_head
 from explainers.target.inputs import check_labels
@@ -49,8 +49,8 @@ class Classifier(TrainingModule):
         if num_classes is not None:
             self._make_head(num_classes)
         self.target.backbone.requires_grad_(tune == "all")
-        self.accuracy = MeanMetric()
-        self.val_loss = MeanMetric()
+        self.accuracy = Mean()
+        self.val_loss = Ratios()
         self.train()  # the trainer keeps the current mode of every module
 
     def _make_head(self, num_classes: int) -> None:
@@ -110,7 +110,7 @@ class Classifier(TrainingModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         logits = self._logits(batch)
         labels = batch["label"]
-        self.val_loss.update(self._loss(logits, labels), len(labels))
+        self.val_loss.update(self._loss(logits, labels) * len(labels), len(labels))
         self.accuracy.update((logits.argmax(-1) == labels).float())
         self.log("val/loss", self.val_loss)
         self.log("val/accuracy", self.accuracy, prog_bar=True)

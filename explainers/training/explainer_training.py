@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
+from explainers.metrics.means import Ratios
 from explainers.saved.identity import Identity
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.sources import Source, complete
@@ -27,7 +27,7 @@ class ExplainerTraining(TrainingModule):
             explainer.optimizer, explainer.scheduler, explainer.min_crop, explainer.seed, frozen=("explainer.target",)
         )
         self.explainer = explainer
-        self.val_loss = MeanMetric()
+        self.val_loss = Ratios(explainer.ratios)
         self.metrics: Any = nn.ModuleDict(explainer.validation_metrics())
 
     @property
@@ -56,7 +56,7 @@ class ExplainerTraining(TrainingModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
         predicted = self.explainer.predict(rows)
-        self.val_loss.update(self.explainer.loss(predicted, rows), len(predicted))  # exact for unequal batches too
+        self.val_loss.update(*self.explainer.loss_sums(predicted, rows))
         self.log("val/loss", self.val_loss, prog_bar=True)
         self.explainer.measure(self.metrics, predicted, rows)
 

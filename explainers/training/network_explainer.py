@@ -63,6 +63,9 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     allow_finetuned_backbone: bool = False
     """Accept weights that were trained for other weights of the same backbone."""
 
+    ratios: int = 1
+    """Number of ratios that `loss` is the mean of, see `loss_sums`."""
+
     uncalibrated: bool = False
     """Call `calibrate` before the first training step."""
 
@@ -150,6 +153,10 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     @abstractmethod
     def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Compare what `predict` returned with the rows of all `sources`."""
+
+    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        """Numerators and denominators of the loss, (ratios,) each or numbers; those of several batches are added."""
+        return self.loss(predicted, rows) * len(predicted), len(predicted)
 
     def calibrate(self, rows: dict[str, Tensor]) -> None:
         """Prepare for the scale of the data, given the rows of the first training batch."""

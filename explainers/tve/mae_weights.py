@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from explainers.errors import InputError
+from explainers.saved.weights import check_finite
 from explainers.share.reading import HUB
 
 PUBLISHED = "facebook/vit-mae-"
@@ -50,12 +51,13 @@ def read_mae(source: str) -> dict[str, Tensor]:
             or `hf://user/name`, a repository of the Hugging Face Hub; or the name of a timm model, an encoder alone.
 
     Raises:
-        InputError: if there is no such file, repository or model, or a file is damaged or of another kind.
+        InputError: if there is no such file, repository or model, or a file is damaged, of another kind or not finite.
     """
-    if Path(source).is_file():
-        return official_names(_read_file(Path(source)))
-    if source.startswith((HUB, PUBLISHED)):
-        return official_names(_read_file(_downloaded(source)))
+    if Path(source).is_file() or source.startswith((HUB, PUBLISHED)):
+        path = Path(source) if Path(source).is_file() else _downloaded(source)
+        weights = _read_file(path)
+        check_finite(weights, path)
+        return official_names(weights)
     if timm.is_model(source.partition(".")[0]):
         return timm.create_model(source, pretrained=True, num_classes=0).state_dict()
     raise InputError(

@@ -98,7 +98,7 @@ class MetaAttributions:
         check_hops(hops)
         check_range(1, grid.num_patches, patches=patches)
         check_positive(chunk_size=chunk_size)
-        self.target = target
+        self.target = target.eval()
         self.grid = grid
         self.hops = tuple(hops)
         self.patches = patches

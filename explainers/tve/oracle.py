@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid, neighbourhoods
 from explainers.saved.identity import recipe
-from explainers.saved.weights import read_weights, save_weights
+from explainers.saved.weights import read_tensors, save_tensors
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
 from explainers.tve.meta_attribution import meta_attribution, transfer
@@ -80,5 +80,5 @@ class Oracle(nn.Module):
         # As many images as fill a chunk: a killed run loses no more
         for some in missing.split(max(1, self.chunk_size // self.forward_passes)):
             for i, meta in zip(some.tolist(), self.meta(images[some]) if len(some) else (), strict=True):
-                save_weights({"meta": meta}, paths[i])
-        return torch.stack([read_weights(path, "meta-attributions")[1]["meta"] for path in paths]).to(images.device)
+                save_tensors({"meta": meta}, paths[i])
+        return torch.stack([read_tensors(path, "meta-attributions")[1]["meta"] for path in paths]).to(images.device)

@@ -123,7 +123,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         self.theta_onto = parents["onto"].weights
         self.taus, self.cosines = vectors_of(parents, sources)
 
-        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False)
+        self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False).eval()
         self.model.target.head.reading, self.patch_scale = read_reading([file for _, file in sources.values()])
         self.register_buffer("projection", self.model.target.head.projection, persistent=False)
         self.restorations: dict[Point, Tensor] = {}

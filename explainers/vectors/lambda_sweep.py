@@ -10,11 +10,11 @@ from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 
 from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
+from explainers.metrics.means import Mean
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class PointMetrics(nn.Module):
         super().__init__()
         self.accuracy = Accuracy()
         self.kept = Accuracy()
-        self.divergence = MeanMetric()
+        self.divergence = Mean()
         self.agreement = nn.ModuleDict(agreement_metrics(k))
         self.best_factor = BestFactor()
 

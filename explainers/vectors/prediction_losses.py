@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import checks_choices
+from explainers.errors import InputError, checks_choices
+from explainers.metrics.optional import Metric
 
 Predictions = Literal["labels", "teacher", "embedding"]
 """`labels`: the cross entropy with the labels. `teacher`: the divergence from the teacher's predictions,
@@ -41,6 +43,51 @@ def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
     Args:
         embeddings: e, (B, D).
         wanted: ê, (B, D).
+
+    Raises:
+        InputError: for a single image, which does not vary.
     """
+    if len(wanted) < 2:
+        raise InputError(
+            "explainer.predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
+            f" variation, got {len(wanted)}: raise data.batch_size"
+        )
     variation = (wanted - wanted.mean(0)).square().sum()
     return (embeddings - wanted).square().sum() / variation.clamp(min=1e-8)
+
+
+class EmbeddingError(Metric):
+    """The `relative_error` of all images of all processes, however they are divided into batches.
+
+    >>> metric = EmbeddingError(width=1)
+    >>> for wanted in (0.0, 2.0):
+    ...     metric.update(torch.tensor([[1.0]]), torch.tensor([[wanted]]))
+    >>> metric.compute().item()
+    1.0
+
+    Args:
+        width: D, width of the embeddings.
+    """
+
+    full_state_update = False
+    errors: Tensor
+    squares: Tensor
+    total: Tensor
+    images: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        for name, size in (("errors", ()), ("squares", ()), ("total", (width,)), ("images", ())):
+            self.add_state(name, torch.zeros(size, dtype=torch.double), dist_reduce_fx="sum")
+
+    def update(self, embeddings: Tensor, wanted: Tensor) -> None:
+        """Add images, with the arguments of `relative_error`."""
+        wanted = wanted.double()
+        self.errors += (embeddings.double() - wanted).square().sum()
+        self.squares += wanted.square().sum()
+        self.total += wanted.sum(0)
+        self.images += len(wanted)
+
+    def compute(self) -> Tensor:
+        variation = self.squares - self.total.square().sum() / self.images
+        return (self.errors / variation.clamp(min=1e-8)).float()

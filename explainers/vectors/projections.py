@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, default_collate
 
 from explainers.errors import InputError, check_positive
+from explainers.images.loading import delivered
 from explainers.target import TargetModel
 
 
@@ -134,7 +135,7 @@ def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iter
         images, batch_size, num_workers=data.num_workers, collate_fn=_without_corrupt, generator=own_numbers
     )
     readable = 0
-    for batch in loader:
+    for batch in delivered(loader, data.num_workers):
         if batch is not None:
             readable += len(batch["image"])
             yield batch

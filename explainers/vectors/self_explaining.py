@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torchmetrics import MeanMetric
 
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
+from explainers.metrics.means import Mean, Ratios
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
 from explainers.share import Loadable
@@ -28,7 +28,7 @@ from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projecte
 from explainers.vectors.last_blocks import learn_last_blocks
 from explainers.vectors.model_files import exported_target, model_identity
 from explainers.vectors.patches import embed_as_read, explained
-from explainers.vectors.prediction_losses import Predictions, prediction_loss
+from explainers.vectors.prediction_losses import EmbeddingError, Predictions, prediction_loss
 from explainers.vectors.projections import ProjectionBuilder
 
 LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
@@ -128,8 +128,10 @@ class SelfExplaining(TrainingModule, Loadable):
         self.needs_patch_scale = patch_scale is None and self.labels is not None
         if self.needs_patch_scale and not self.learns_vectors:
             raise InputError("expected a number for explainer.patch_scale with labels of a class, got null")
-        self.val_loss = MeanMetric()
-        self.accuracy = MeanMetric()
+        of_embeddings = predictions == "embedding"
+        self.predict_loss: Any = EmbeddingError(self.target.embed_dim) if of_embeddings else Ratios()
+        self.explain_loss = Ratios(self.labels.ratios if self.learns_vectors else 1)
+        self.accuracy = Mean()
         self.rank_correlation = RankCorrelation()
         self.train()  # the trainer keeps the current mode of every module
 
@@ -182,43 +184,57 @@ class SelfExplaining(TrainingModule, Loadable):
         return self.target.classify(embeddings), attributions
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        rows = complete(batch, self.sources)
-        loss = self._losses(rows)[0]
+        rows = complete(batch, self.sources, self.current_epoch)
+        embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
+        logits, wanted = self.target.classify(embeddings), self._wanted(rows)
+        with torch.autocast(patches.device.type, enabled=False):
+            loss = self.alpha * prediction_loss(self.predictions, logits, wanted, embeddings, rows)
+            if self.labels is not None:
+                if self.needs_patch_scale and self.global_step == 0:
+                    self._set_patch_scale(patches, rows)
+                errors, units, _ = self._explain_sums(embeddings, patches, rows)
+                loss = loss + (1 - self.alpha) * (errors / units).mean()
         self.log("train/loss", loss, batch_size=len(rows["image"]))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         rows = complete(batch, self.sources)
-        loss, correct, attributions = self._losses(rows)
-        self.val_loss.update(loss, len(correct))
-        self.accuracy.update(correct.float())
-        self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.accuracy}, prog_bar=True)
+        embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
+        logits, wanted = self.target.classify(embeddings), self._wanted(rows)
+        self.accuracy.update((logits.argmax(-1) == wanted.argmax(-1)).float())
+        with torch.autocast(patches.device.type, enabled=False):
+            if self.predictions == "embedding":
+                self.predict_loss.update(embeddings, rows["embedding"])
+            else:
+                loss = prediction_loss(self.predictions, logits, wanted, embeddings, rows)
+                self.predict_loss.update(loss * len(logits), len(logits))
+            if self.labels is None:
+                return
+            errors, units, attributions = self._explain_sums(embeddings, patches, rows)
+        self.explain_loss.update(errors, units)
         if attributions is not None:
             self.rank_correlation.update(attributions, rows["shapley"])
-            self.log("val/rank_correlation", self.rank_correlation, prog_bar=True)
 
-    def _losses(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute α · L_predict + (1 − α) · L_explain.
+    def on_validation_epoch_end(self) -> None:
+        """Log the loss and the metrics of all images."""
+        loss = self.alpha * self.predict_loss.compute()
+        if self.labels is not None:
+            loss = loss + (1 - self.alpha) * self.explain_loss.compute()
+        values = {"val/loss": loss, "val/accuracy": self.accuracy.compute()}
+        if self.labels is not None and not self.learns_vectors:
+            values["val/rank_correlation"] = self.rank_correlation.compute()
+        for metric in (self.predict_loss, self.explain_loss, self.accuracy, self.rank_correlation):
+            metric.reset()
+        self.log_dict(values, prog_bar=True, sync_dist=True)  # equal in all processes, but Lightning would warn
 
-        Returns:
-            The loss, which predictions are correct, (B,), and the attributions that `shapley` labels; `None` without.
-        """
-        embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
-        logits = self.target.classify(embeddings)
-        wanted = self._wanted(rows)
-        correct = logits.argmax(-1) == wanted.argmax(-1)
-        with torch.autocast(patches.device.type, enabled=False):
-            loss = self.alpha * prediction_loss(self.predictions, logits, wanted, embeddings, rows)
-            if self.labels is None:
-                return loss, correct, None
-            if self.training and self.needs_patch_scale and self.global_step == 0:
-                self._set_patch_scale(patches, rows)
-            if self.learns_vectors:
-                explain_loss = self.labels.loss(self.target.head.vectors(patches), rows)
-                return loss + (1 - self.alpha) * explain_loss, correct, None
-            attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
-            explain_loss = F.mse_loss(attributions, rows["shapley"])
-            return loss + (1 - self.alpha) * explain_loss, correct, attributions
+    def _explain_sums(
+        self, embeddings: Tensor, patches: Tensor, rows: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor | int, Tensor | None]:
+        """Numerators and denominators of L_explain, and the attributions that `shapley` labels; `None` without."""
+        if self.learns_vectors:
+            return *self.labels.loss_sums(self.target.head.vectors(patches), rows), None
+        attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
+        return (attributions - rows["shapley"]).square().sum(), attributions.numel(), attributions
 
     def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
         """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""

@@ -1,3 +1,4 @@
+import resource
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import Dataset
 
 from datamodules.images import Images
+from explainers.errors import InputError
+from explainers.vectors.projections import some_images
 
 
 class Numbers(Dataset):
@@ -30,6 +33,14 @@ class Numbers(Dataset):
 class Threads(Numbers):
     def __getitem__(self, index):
         return {"threads": torch.get_num_threads()}
+
+
+class Limited(Numbers):
+    """Its loader process may write files of 4 kB, and so no shared memory for a batch."""
+
+    def __getitem__(self, index):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        return {"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0, "index": index}
 
 
 class Recorder(LightningModule):
@@ -192,3 +203,12 @@ def test_classes_that_differ_between_training_and_validation_are_an_error():
 def test_a_loader_process_has_one_thread():
     batch = next(iter(Images(Threads, batch_size=2, num_workers=1).train_dataloader()))
     assert batch["threads"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("read", ["train_dataloader", "val_dataloader", "some_images"])
+def test_full_shared_memory_is_named_with_what_to_do(read):
+    data = Images(Limited, Limited, num_workers=1)
+    batches = some_images(data, "val", limit=20) if read == "some_images" else getattr(data, read)()
+    with pytest.raises(InputError, match="^num_workers=1: expected shared memory for .* --shm-size=8g, ") as raised:
+        list(batches)
+    assert "\n" not in str(raised.value)

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm, pearsonr
 
 from explainers.errors import InputError
-from explainers.report.transfers import correlation, read_transfers, similarity
+from explainers.report.transfers import correlation, read_transfers, similarity, summary
 
 PAIRS = {
     ("a", "b"): (0.1, 3.0),
@@ -110,3 +110,23 @@ def test_a_transfer_without_a_test_or_a_cosine_is_named(folder):
     (folder / "b/c/metrics.json").write_text(json.dumps(metrics))
     with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
         similarity(folder)
+
+
+def test_a_summary_has_four_columns_and_says_what_the_vector_changes(tmp_path):
+    def row(rank, passes):
+        return {"rank_correlation": rank, "rank_correlation_error": 0.02, "iou_5": 0.3, "forward_passes": passes}
+
+    explainers = {"before": row(-0.05, 1), "scaled": row(-0.05, 1), "after": row(0.21, 1), "shap_50": row(0.2, 51)}
+    columns = {"iou_5": "IoU@5 ↑", "rank_correlation": "ρ with the reference ↑", "forward_passes": "Passes ↓"}
+    content = {"results": {"plain": explainers, "small": {"after": row(0.1, 1)}}}
+    content["columns"] = dict.fromkeys(content["results"], columns)
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    words = {"before": "without the vector", "after": "with the vector", "shap_50": "KernelSHAP with 50 coalitions"}
+    asked = {"words": words, "before": "before", "after": "after", "against": "shap_50"}
+    lines = summary([tmp_path / "results.json"], **asked).splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == ["Task", "Explainer", *list(columns.values())[1:]]
+    assert len([line for line in lines if line.startswith("| plain")]) == 3 and "scaled" not in str(lines)
+    assert lines[-1] == (
+        "With the vector, ρ with the reference goes from -0.05 to 0.21 (plain), at a cost of 1 forward pass;"
+        " KernelSHAP with 50 coalitions has 0.20 (plain), at 51."
+    )

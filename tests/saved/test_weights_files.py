@@ -1,10 +1,21 @@
 """Files of weights, which say what they belong to."""
 
 import pytest
+import timm
 import torch
+from conftest import TINY_VIT, timm_model
+from safetensors.torch import save_file
+from toys import LIGHT
 
 from explainers.errors import InputError
 from explainers.saved.weights import check_identity, read_weights, save_weights
+from explainers.target import TargetModel
+from explainers.target.heads import load_head
+from explainers.target.storage import load_target
+from explainers.text.encoders import stored_encoder, text_embeddings
+from explainers.tve import TVE
+from explainers.tve.mae_weights import read_mae
+from explainers.vectors import exported_target
 
 WEIGHTS = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.zeros(2)}
 IDENTITY = {"target": {"backbone": "vit", "normalisation": {"mean": [0.5]}}, "hops": [1, 2], "mae": None}
@@ -41,6 +52,38 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InputError, match="expected a head at .*cut.safetensors, got a damaged file: delete it"):
         read_weights(path, "a head")
+
+
+ROUTES = {
+    "head": lambda path, target, grid: load_head(path),
+    "explainer": lambda path, target, grid: TVE(target, grid, LIGHT, weights=str(path)),
+    "self-explaining model": lambda path, target, grid: exported_target(target, path),
+    "embeddings of texts": lambda path, target, grid: stored_encoder(path, path),
+    "masked autoencoder": lambda path, target, grid: read_mae(str(path)),
+    "target": lambda path, target, grid: load_target(target, path),
+    "checkpoint_path": lambda path, target, grid: TargetModel(
+        timm.create_model("vit_tiny_patch16_224", num_classes=5, checkpoint_path=str(path), **TINY_VIT)
+    ),
+}
+"""What is read from a file → how."""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_files_of_weights_that_are_not_finite_are_refused_by_every_route(route, tmp_path, target, grid):
+    weights, path = timm_model().state_dict(), tmp_path / "diverged.safetensors"
+    weights["blocks.1.mlp.fc1.weight"] = torch.full_like(weights["blocks.1.mlp.fc1.weight"], torch.nan)
+    save_file(weights, path)
+    line = r"^\S+: expected finite weights, got NaN or infinity in \S*blocks.1.mlp.fc1.weight, as a .*, or take another"
+    with pytest.raises(InputError, match=line):
+        ROUTES[route](path, target, grid)
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    with pytest.raises(InputError, match="head.safetensors: expected finite weights, got NaN or infinity in bias, "):
+        save_weights(WEIGHTS | {"bias": torch.tensor([torch.inf])}, tmp_path / "head.safetensors")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="^expected finite embeddings of texts, got NaN or infinity: the weights of"):
+        text_embeddings(lambda texts: torch.full((len(texts), 2), torch.nan), ["a cat"])
 
 
 @pytest.mark.parametrize(

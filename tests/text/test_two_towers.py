@@ -37,6 +37,19 @@ def test_the_score_of_two_towers_is_the_similarity_that_the_model_computes(name)
     assert heatmaps.shape == (3, 3, 4, 4) and heatmaps.isfinite().all()
 
 
+@torch.no_grad()
+def test_a_text_tower_in_training_mode_embeds_without_dropout_and_stays_in_its_mode():
+    model = model_of("CLIP")
+    _, head = two_towers(model, library_models.tokenise)
+    for block in model.text_model.encoder.layers:
+        block.self_attn.dropout = 0.5
+    model.train().text_model.final_layer_norm.eval()
+    modes = [module.training for module in model.modules()]
+    _, trained = two_towers(model, library_models.tokenise)
+    torch.testing.assert_close(trained.embed(TEXTS), head.embed(TEXTS))
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_other_models_are_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="^expected a model of transformers with two towers, .* got Linear: for an "):
         two_towers(torch.nn.Linear(1, 1), library_models.tokenise)

@@ -8,8 +8,12 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 from toys import SILENT, equal, state
 
+from explainers.anyhead import CoalitionTeacher, PropagationTeacher
+from explainers.shapley import KernelSHAP
+from explainers.shapley.coalition_values import CoalitionValues
 from explainers.training import TrainingModule
 from explainers.training.classifier import Classifier
+from explainers.tve.meta_attribution import MetaAttributions
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 trainer_of = partial(Trainer, accelerator="cpu", log_every_n_steps=1, **SILENT)
@@ -67,3 +71,9 @@ def test_every_step_epoch_process_and_seed_has_draws_of_its_own(images):
     runs = [drawn(images), drawn(images, rank=1), drawn(images, seed=1)]
     assert len(torch.cat(runs).unique(dim=0)) == 3 * 2 * 3  # runs, epochs, and batches of 5 images
     assert torch.equal(drawn(images), runs[0])
+
+
+@pytest.mark.parametrize("build", [CoalitionTeacher, CoalitionValues, KernelSHAP, MetaAttributions, PropagationTeacher])
+def test_what_measures_a_model_in_training_mode_measures_it_without_dropout(build, target, grid):
+    settings = {"count": 2} if build is CoalitionValues else {}
+    assert not any(module.training for module in build(target.train(), grid, **settings).target.modules())

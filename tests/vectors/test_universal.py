@@ -98,6 +98,15 @@ def test_the_loss_is_that_of_the_teacher_and_the_divergence_from_its_predictions
     assert divergence > 1e-4
 
 
+def test_a_teacher_draws_anew_in_every_epoch(target, grid):
+    module, epochs = build(target, grid, TEACHERS["coalitions"]), []
+    draw = module.labels._draw
+    module.labels._draw = lambda batch, epoch: epochs.append(epoch) or draw(batch, epoch)
+    images = Images(partial(Unlabelled, 4), partial(Unlabelled, 4), batch_size=4, num_workers=0)
+    Trainer(accelerator="cpu", max_epochs=2, limit_val_batches=0, **SILENT).fit(module, images)
+    assert epochs == [0, 1]
+
+
 def test_predictions_are_held_by_the_embedding(target, grid):
     module = build(target, grid, TEACHERS["coalitions"], alpha=0.3, patch_scale=0.5, predictions="embedding")
     fit_nothing(module)

@@ -1,0 +1,70 @@
+"""The loss of a validation: that of all images, however they are divided into batches and processes."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning import Trainer
+from torch.utils.data import DataLoader
+from toys import LIGHT, SILENT, VECTORS
+
+from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
+from explainers.errors import InputError
+from explainers.metrics.means import Ratios
+from explainers.training.explainer_training import lightning_module
+from explainers.tve import TVE
+from explainers.vectors.fixed_head import own_head
+from explainers.vectors.prediction_losses import EmbeddingError, relative_error
+from explainers.vectors.self_explaining import SelfExplaining
+
+
+def self_explaining(target, grid, labels, predictions):
+    module = SelfExplaining(target, grid, labels=labels, teacher="base", predictions=predictions, alpha=0.5)
+    module.target.head = own_head(module.target, "difference", 1.0)
+    with torch.no_grad():
+        for weight in module.target.backbone.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+    return module
+
+
+COALITIONS = partial(CoalitionTeacher, pairs=2)
+MODULES = {
+    "TVE": lambda target, grid: TVE(target, grid, partial(LIGHT, hops=[1])),
+    "AnyHead, coalitions": lambda target, grid: AnyHead(target, grid, VECTORS, COALITIONS),
+    "AnyHead, propagation": lambda target, grid: AnyHead(target, grid, VECTORS, PropagationTeacher),
+    "embedding": lambda target, grid: self_explaining(target, grid, COALITIONS, "embedding"),
+    "teacher": lambda target, grid: self_explaining(target, grid, PropagationTeacher, "teacher"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_loss_does_not_depend_on_the_size_of_the_batches(name, target, grid, images):
+    module = lightning_module(MODULES[name](target, grid))
+    samples = [{"image": image, "label": 0, "index": index} for index, image in enumerate(images)]
+    trainer = Trainer(accelerator="cpu", **SILENT)
+    losses = []
+    for size in (5, 4, 2):  # the last batch of 4 and of 2 has one image
+        trainer.validate(module, DataLoader(samples, batch_size=size), verbose=False)
+        losses.append(trainer.callback_metrics["val/loss"].item())
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-4) and losses[0] > 0
+
+
+def test_sums_of_two_processes_are_added():
+    embeddings, wanted = torch.randn(2, 5, 3)
+    whole, *parts = (EmbeddingError(width=3) for _ in range(3))
+    whole.update(embeddings, wanted)
+    for part, chosen in zip(parts, (slice(0, 1), slice(1, 5)), strict=True):
+        part.update(embeddings[chosen], wanted[chosen])
+    parts[0].merge_state(parts[1])
+    assert parts[0].compute().item() == pytest.approx(whole.compute().item())
+    assert whole.compute().item() == pytest.approx(relative_error(embeddings, wanted).item())
+    ratios = Ratios(2), Ratios(2)
+    ratios[0].update(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 2.0]))
+    ratios[1].update(torch.tensor([5.0, 0.0]), torch.tensor([2.0, 2.0]))
+    ratios[0].merge_state(ratios[1])
+    assert ratios[0].compute().item() == 1.5
+
+
+def test_a_batch_of_one_image_has_no_variation_to_learn_from():
+    with pytest.raises(InputError, match="^explainer.predictions=embedding: expected batches of 2 images .*, got 1: "):
+        relative_error(torch.zeros(1, 3), torch.ones(1, 3))
