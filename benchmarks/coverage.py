@@ -115,7 +115,8 @@ def adaptive(target: TargetModel, images: Tensor, prior: Any, options: argparse.
     """Repetitions of `ranking`, whose coalitions depend on those before."""
 
     def started(seed: int) -> Refinement:
-        return refine(prior, images, None, options.passes[0], target=target, seed=seed, chunk_size=options.chunk_size)
+        settings = {"target": target, "removal": options.removal, "chunk_size": options.chunk_size}
+        return refine(prior, images, None, options.passes[0], seed=seed, **settings)
 
     limits = [started(FIRST_SEED + i).more(2 * options.pool - options.passes[0]) for i in range(options.limits)]
     truth = torch.stack([centred(limit.heatmaps) for limit in limits]).mean(0)
@@ -171,7 +172,8 @@ def measured(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]
             for name, explainer in priors.items():
                 yield f"{fit} {name}", summary(adaptive(target, images, explainer, options), options.passes)
             continue
-        pool = refine(prior, images, None, 8, target=target, fit=fit, chunk_size=options.chunk_size, seed=options.seed)
+        settings = {"target": target, "removal": options.removal, "chunk_size": options.chunk_size}
+        pool = refine(prior, images, None, 8, fit=fit, seed=options.seed, **settings)
         with progress(f"pairs of {fit}", options.pool, "pair") as bar:
             while len(pool.pairs) < options.pool:
                 before = len(pool.pairs)
@@ -204,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder of ImageNet validation images, for ViT-Tiny")
     parser.add_argument("--weights", help="file of ViT-Tiny's weights (those that timm downloads)")
     parser.add_argument("--images", type=int, default=2, help="images of ImageNet (2)")
+    parser.add_argument("--removal", default="zero", choices=["zero", "black", "drop"], help="see refine (zero)")
     parser.add_argument("--fits", nargs="+", default=["ranking", "regions", "shapley"], help="see refine (all)")
     parser.add_argument("--passes", nargs="+", type=int, default=[16, 32, 64, 128, 256], help="in ascending order")
     parser.add_argument("--repetitions", type=int, default=200, help="of each number of passes (200)")
