@@ -1,6 +1,8 @@
 """Images with boxes around their objects, in a list that names them."""
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from datamodules.datasets import ImageFiles
 from datamodules.truth import Boxes
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder
+from explainers.saved.files import printable
 
 
 def annotated_images(
@@ -22,7 +25,7 @@ def annotated_images(
     """Images with annotated object boxes: every sample has a `truth` mask. For other arguments see `ImageFiles`.
 
     Args:
-        root: folder to which all file names are relative.
+        root: folder to which all file names are relative; files outside it are refused.
         annotations: JSON file with a list of {"file": name, "label": class index, "boxes_xyxy": [[left, top, right,
             bottom], ...]}; boxes are in pixels of the stored image.
         classes: JSON file whose "wnids" are the class names; `None` leaves the classes without names.
@@ -40,6 +43,7 @@ def annotated_images(
             f'{folder / annotations}: expected a list of {{"file": name, "label": class, "boxes_xyxy": [[left, top,'
             f" right, bottom], ...]}}, got something else ({error!r}); correct the file"
         ) from error
+    check_below(folder, paths, folder / annotations)
     names = read_json(folder / classes)["wnids"] if classes else ()
     return ImageFiles(paths, labels, image_size, names, Boxes(boxes), crop_fraction, limit, skip_corrupt)
 
@@ -50,3 +54,22 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error
+
+
+def check_below(folder: Path, paths: Sequence[Path], source: Path) -> None:
+    """Raise an InputError for a file outside the folder, by its name or through a link.
+
+    A data set from elsewhere could otherwise show any image file of this machine.
+
+    Args:
+        folder: the folder of the data set.
+        paths: files that the data set names.
+        source: the file that names them.
+    """
+    real = os.path.realpath(folder)
+    for path in paths:
+        if not Path(os.path.realpath(path)).is_relative_to(real):
+            raise InputError(
+                f"{source}: expected files below {folder}, got {printable(str(path))}, which is or leads elsewhere:"
+                " correct the name, or copy the file into the folder"
+            )

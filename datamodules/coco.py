@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 from torch import Tensor
 
-from datamodules.boxes import read_json
+from datamodules.boxes import check_below, read_json
 from datamodules.datasets import ImageFiles
 from datamodules.truth import Crop, Size, check_scale
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, several
 
 FORMAT = 'COCO\'s {"images": [...], "annotations": [...], "categories": [...]} with segmentations'
+FINER = 5  # lines of the grid on which COCO draws polygons, for each pixel
+FARTHEST = 1e5  # largest coordinate of a polygon, in pixels: its points on the finer grid take memory
 
 
 def coco_masks(
@@ -48,10 +49,12 @@ def coco_masks(
         skip_corrupt: see `ImageFiles`.
 
     Raises:
-        InputError: if the folder or the file is missing, or the file has another format, or no such category.
+        InputError: if the folder or the file is missing, or the file has another format, no such category, a
+            segmentation that cannot be drawn, or the name of an image outside the folder.
     """
     folder = existing_folder(Path(root) / images, "of COCO's images")
-    content = read_json(Path(root) / annotations)
+    source = Path(root) / annotations
+    content = read_json(source)
     try:
         names = {row["id"]: row["name"] for row in sorted(content["categories"], key=lambda row: row["id"])}
         instances = instances_of(content["annotations"], named(category, names))
@@ -59,12 +62,16 @@ def coco_masks(
         paths = [folder / row["file_name"] for row in rows]
         chosen = [i for i, row in enumerate(rows) if row["id"] in instances]
         categories = [instances[rows[i]["id"]][0] for i in chosen]
-        truth = Instances(
-            [[one["segmentation"] for one in instances[rows[i]["id"]][1]] for i in chosen],
-            [(int(rows[i]["height"]), int(rows[i]["width"])) for i in chosen],
-        )
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{Path(root) / annotations}: expected {FORMAT}, got none ({error!r})") from error
+        sizes = [(int(rows[i]["height"]), int(rows[i]["width"])) for i in chosen]
+        shown = [instances[rows[i]["id"]][1] for i in chosen]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: expected {FORMAT}, got none ({error!r})") from error
+    check_below(folder, paths, source)
+    for size, ones in zip(sizes, shown, strict=True):
+        for one in ones:
+            if fault := fault_of(one.get("segmentation"), size):
+                raise InputError(f"{source}: annotation {one.get('id')}: {fault}; correct or remove it")
+    truth = Instances([[one["segmentation"] for one in ones] for ones in shown], sizes)
     without = [path for path, row in zip(paths, rows, strict=True) if row["id"] not in instances]
     if without:
         warnings.warn(f"left out: {several(without)} without instances of {category or 'any category'}", stacklevel=2)
@@ -121,7 +128,7 @@ class Instances:
         """See `Truth`.
 
         Raises:
-            InputError: if the image has another aspect ratio than its annotation, or a segmentation has another size.
+            InputError: if the image has another aspect ratio than its annotation.
         """
         size = self.sizes[position]
         check_scale("instances", size, crop.stored)
@@ -131,6 +138,26 @@ class Instances:
     def contents(self, positions: Sequence[int]) -> Any:
         """See `Truth`."""
         return [[self.segmentations[i], self.sizes[i]] for i in positions]
+
+
+def fault_of(segmentation: Any, size: Size) -> str | None:
+    """What is wrong with a segmentation, see `draw`; `None` if it can be drawn."""
+    try:
+        if not isinstance(segmentation, list):
+            counts = segmentation["counts"]
+            lengths = run_lengths(counts) if isinstance(counts, str) else counts
+            if tuple(segmentation["size"]) == size and sum(lengths) == size[0] * size[1] and min(lengths) >= 0:
+                return None
+            got = f"{sum(lengths)} of {segmentation['size']}"
+            return f"expected run lengths of {size[0]} × {size[1]} pixels, got {got}"
+        for polygon in segmentation:
+            if len(polygon) % 2 or len(polygon) < 6:
+                return f"expected x and y of at least 3 points in each polygon, got {len(polygon)} numbers"
+            if not all(abs(side) <= FARTHEST for side in polygon):
+                return f"expected pixels of an image of {size[0]} × {size[1]}, got {str(polygon)[:80]}"
+    except (TypeError, KeyError, IndexError) as error:
+        return f"expected polygons or run lengths, got {str(segmentation)[:80]} ({error!r})"
+    return None if segmentation else "expected polygons or run lengths, got []"
 
 
 def draw(segmentation: Any, size: Size) -> np.ndarray:
@@ -145,20 +172,52 @@ def draw(segmentation: Any, size: Size) -> np.ndarray:
     [[0, 1, 0], [1, 1, 0]]
     """
     if isinstance(segmentation, list):
-        mask = Image.new("1", (size[1], size[0]))
-        for polygon in segmentation:
-            # A pixel's centre, half a pixel from its corner in COCO, has whole coordinates in Pillow
-            ImageDraw.Draw(mask).polygon([side - 0.5 for side in polygon], fill=1)
-        return np.array(mask)
+        return np.logical_or.reduce([fill(np.reshape(polygon, (-1, 2)), size) for polygon in segmentation])
     counts = segmentation["counts"]
     lengths = run_lengths(counts) if isinstance(counts, str) else counts
-    if tuple(segmentation["size"]) != size or sum(lengths) != size[0] * size[1]:
-        raise InputError(
-            f"expected run lengths of {size[0]} × {size[1]} pixels, got {sum(lengths)} of {segmentation['size']}: take"
-            " the annotations of these images"
-        )
     values = np.arange(len(lengths)) % 2 == 1
     return np.repeat(values, lengths).reshape(size[1], size[0]).T
+
+
+def fill(corners: np.ndarray, size: Size) -> np.ndarray:
+    """Fill a polygon as COCO's own tools do: booleans (rows, columns).
+
+    Its boundary is drawn on a grid of `FINER` lines for each pixel. Where it crosses the middle of a column of pixels,
+    the column changes between outside and inside from the next pixel on.
+
+    Args:
+        corners: x and y in pixels, (n, 2).
+        size: height and width of the image, in pixels.
+
+    >>> fill(np.array([[1, 0], [3, 0], [3, 2], [1, 2]]), (2, 4)).astype(int).tolist()
+    [[0, 1, 1, 0], [0, 1, 1, 0]]
+    """
+    rows, columns = size
+    ends = (FINER * corners + 0.5).astype(int)
+    x, y = np.concatenate([boundary(*edge) for edge in zip(ends, np.roll(ends, -1, 0), strict=True)]).T
+    steps = np.flatnonzero(np.diff(x))
+    column = (np.minimum(x[steps], x[steps + 1]) - FINER // 2) / FINER
+    row = np.ceil((np.minimum(y[steps], y[steps + 1]) - FINER // 2) / FINER).clip(0, rows)
+    inside = (column == np.floor(column)) & (column >= 0) & (column < columns)
+    places = (column * rows + row)[inside].astype(int)  # column by column, as run lengths
+    changes = np.bincount(places, minlength=rows * columns)[: rows * columns]
+    return (changes.cumsum() % 2 == 1).reshape(columns, rows).T
+
+
+def boundary(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The points of the finer grid on an edge, one for each step of its longer side: (n, 2), from `start` to `end`.
+
+    Halves are rounded up as seen from the end with the lower coordinate, so that both directions have the same points.
+    """
+    along = int(abs(end[1] - start[1]) > abs(end[0] - start[0]))
+    low, high = (start, end) if start[along] <= end[along] else (end, start)
+    length = high[along] - low[along]
+    steps = np.arange(length + 1)
+    slope = (high[1 - along] - low[1 - along]) / max(length, 1)
+    points = np.empty((length + 1, 2), dtype=int)
+    points[:, along] = low[along] + steps
+    points[:, 1 - along] = (low[1 - along] + slope * steps + 0.5).astype(int)
+    return points if low is start else points[::-1]
 
 
 def run_lengths(text: str) -> list[int]:

@@ -1,6 +1,8 @@
 """Localization, written out one image, one threshold and one pixel at a time (see `references`)."""
 
+import math
 from fractions import Fraction
+from itertools import pairwise
 
 from references_masks import bilinear
 
@@ -101,3 +103,26 @@ def box_hit(heatmap, truth, threshold):
     box = filled(max(components(hot), key=lambda region: (len(region), [-place for place in min(region)])))
     objects = [filled(region) for region in components(map(tuple, truth.nonzero().tolist()))]
     return any(2 * len(box & each) >= len(box | each) for each in objects)
+
+
+def filled(corners, rows, columns):
+    """COCO's polygon: a pixel is inside if an odd number of crossings of its column lie in rows up to its own."""
+    crossings = []  # (column, first row after it)
+    points = []
+    ends = [(int(5 * x + 0.5), int(5 * y + 0.5)) for x, y in corners]
+    for (x0, y0), (x1, y1) in zip(ends, ends[1:] + ends[:1], strict=True):
+        flat = abs(x1 - x0) >= abs(y1 - y0)
+        low, high = sorted([(x0, y0), (x1, y1)], key=lambda point: point[0 if flat else 1])
+        edge = []
+        for step in range(max(abs(x1 - x0), abs(y1 - y0)) + 1):
+            if flat:
+                slope = (high[1] - low[1]) / max(high[0] - low[0], 1)
+                edge.append((low[0] + step, int(low[1] + slope * step + 0.5)))
+            else:
+                slope = (high[0] - low[0]) / max(high[1] - low[1], 1)
+                edge.append((int(low[0] + slope * step + 0.5), low[1] + step))
+        points += edge if low == (x0, y0) else edge[::-1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 != x1 and min(x0, x1) % 5 == 2:  # the middle of a column of pixels
+            crossings.append((min(x0, x1) // 5, math.ceil((min(y0, y1) - 2) / 5)))
+    return [[sum(c == x and r <= y for c, r in crossings) % 2 for x in range(columns)] for y in range(rows)]

@@ -1,4 +1,4 @@
-"""Refinement by masked passes, with loops: every fit without an observation is a new one."""
+"""Refinement by masked passes: one strength after the other, with matrices that are inverted as they stand."""
 
 import math
 
@@ -16,40 +16,55 @@ def design(keep, prior):
     return np.array(free, float), np.array(rows, float)
 
 
-def penalised(free, rows, observed, strength):
-    """Least squares of observed ≈ free · b + rows · δ with the penalty strength · |δ|², as one larger problem."""
-    count = rows.shape[1]
-    above = np.hstack([free, rows])
-    below = np.hstack([np.zeros((count, free.shape[1])), math.sqrt(strength) * np.eye(count)])
-    solution = np.linalg.lstsq(np.vstack([above, below]), np.concatenate([observed, np.zeros(count)]), rcond=None)[0]
-    return solution[: free.shape[1]], solution[free.shape[1] :]
+def for_strength(free, rows, observed, strength):
+    """α, δ, the evidence, and parts of standard errors, for observed ~ N(free · b, variance · (1 + rows rowsᵀ / λ)).
+
+    `free` has the column of β, and that of α unless there is no prior. Everything is inverted as it stands.
+    """
+    count, patches = rows.shape
+    precision = np.linalg.inv(np.eye(count) + rows @ rows.T / strength)
+    b = np.linalg.solve(free.T @ precision @ free, free.T @ precision @ observed)
+    if len(b) == 2 and b[1] < 0:  # α ≥ 0
+        b = np.array([free[:, 0] @ precision @ observed / (free[:, 0] @ precision @ free[:, 0]), 0])
+    wrong = observed - free @ b
+    squares, left = wrong @ precision @ wrong, count - len(b)
+    logs = [np.linalg.slogdet(each)[1] for each in (precision, free.T @ precision @ free)]
+    evidence = 0.5 * (logs[0] - logs[1] - left * math.log(squares))
+    both = np.hstack([free, rows])
+    penalty = strength * np.diag([0] * len(b) + [1] * patches)
+    covariance = np.linalg.inv(both.T @ both + penalty)
+    variance = squares / (0.4 if left == 2 else left - 2)
+    return b, rows.T @ precision @ wrong / strength, evidence, variance, covariance, both @ covariance @ both.T
 
 
-def left_out(free, rows, observed, strength):
-    """Error of each pair in a fit to all other pairs."""
-    errors = []
-    for pair in range(len(observed)):
-        b, delta = penalised(np.delete(free, pair, 0), np.delete(rows, pair, 0), np.delete(observed, pair), strength)
-        errors.append(observed[pair] - free[pair] @ b - rows[pair] @ delta)
-    return errors
-
-
-def refined(keep, observed, prior, strengths):
+def refined(keep, observed, prior, relative_strengths, belief):
     """Attributions and standard errors of N patches, of M pairs of one image."""
     observed = np.array(observed)
     free, rows = design(keep, prior)
-    plain = np.linalg.lstsq(free, observed, rcond=None)[0]
-    if plain[1] <= 0:
+    count, patches = rows.shape
+    if np.linalg.lstsq(free, observed, rcond=None)[0][1] <= 0:
         free = free[:, :1]
-    sums = [sum(error**2 for error in left_out(free, rows, observed, strength)) for strength in strengths]
-    strength = strengths[sums.index(min(sums))]
-    b, delta = penalised(free, rows, observed, strength)
-    shape = np.array(prior) - np.mean(prior)
-    values = b[0] + (max(0, b[1]) * shape if len(b) == 2 else 0) + delta
-    residuals = observed - free @ b - rows @ delta
-    variance = np.mean([r * e for r, e in zip(residuals, left_out(free, rows, observed, strength), strict=True)])
-    sizes = free[:, :1] / np.linalg.norm(free[:, 0])
-    seen = rows - sizes @ (sizes.T @ rows)
-    centre = np.eye(len(prior)) - 1 / len(prior)
-    covariance = variance * centre @ np.linalg.inv(seen.T @ seen + strength * np.eye(len(prior))) @ centre
-    return values, np.sqrt(np.diag(covariance))
+    used = free.shape[1] == 2
+    shape = (np.array(prior) - np.mean(prior)) * used
+    one = free[:, :1] / np.linalg.norm(free[:, 0])
+    beside = rows - one @ (one.T @ rows)
+    centre = np.eye(patches) - 1 / patches
+    found = []
+    for relative in relative_strengths:
+        strength = patches * relative
+        b, delta, evidence, variance, covariance, hat = for_strength(free, rows, observed, strength)
+        log_belief = belief[0] * math.log(1 / (1 + relative)) + belief[1] * math.log(relative / (1 + relative))
+        to_patches = np.hstack([np.zeros((patches, 1)), *([shape[:, None]] if used else []), np.eye(patches)])
+        influence = np.linalg.inv(beside.T @ beside + strength * np.eye(patches)) @ beside.T
+        posterior = np.diag(centre @ to_patches @ covariance @ to_patches.T @ centre)
+        unknown = variance * (posterior - (influence**2).sum(1))
+        values = (b[1] if used else 0) * shape + delta
+        found.append((math.exp(evidence + log_belief), values, unknown, influence, hat, free @ b + rows @ delta))
+    total = sum(each[0] for each in found)
+    share = [each[0] / total for each in found]
+    mean = [sum(p * each[i] for p, each in zip(share, found, strict=True)) for i in range(1, 6)]
+    between = sum(p * (each[1] - mean[0]) ** 2 for p, each in zip(share, found, strict=True))
+    left = count - free.shape[1]
+    of_pairs = (observed - mean[4]) ** 2 / (1 - np.diag(mean[3])) * left / (0.4 if left == 2 else left - 2)
+    even = free[:, 0] @ (observed - rows @ mean[0]) / (free[:, 0] @ free[:, 0])
+    return mean[0] + even, np.sqrt(mean[1] + between + mean[2] ** 2 @ of_pairs)

@@ -12,7 +12,7 @@ from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.checks import check_heatmaps, check_target
 from explainers.evaluation.passes import forward_passes
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
-from explainers.metrics.agreement import spearman
+from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.sampling import random_patches, stream, uniform
 from explainers.target import TargetModel
 
@@ -226,5 +226,5 @@ def correlations(first: Tensor, second: Tensor) -> dict[str, float]:
     return {
         "pearson": torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1].item(),
         "spearman": spearman(first.reshape(1, -1), second.reshape(1, -1)).item(),
-        "within_images": spearman(first, second).nanmean().item(),
+        "within_images": rank_correlation(first, second).nanmean().item(),
     }

@@ -75,8 +75,8 @@ def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
         drops: output for the whole image minus output without the subset, (B, M).
 
     Returns:
-        float64, (B,), in [−1, 1]. The mean skips sizes whose sums or drops are all equal. It is NaN if no size remains,
-        for example for a heatmap of equal scores.
+        float64, (B,), in [−1, 1]. Sums that are all equal, as those of equal scores, count as uncorrelated, 0. The mean
+        skips sizes whose drops are all equal, and is NaN if no size remains.
 
     Removing the first patch lowers the output by 1, and removing another patch leaves it unchanged:
 
@@ -87,7 +87,7 @@ def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     sizes = (~keep).sum(-1)
     of_size = (sizes[..., None] == sizes.unique()).double()  # (B, M, sizes)
     sums, drops = (_deviations(values, of_size) for values in (_removed_sums(scores, keep), drops.double()))
-    return (sums * drops).sum(1).nanmean(1)
+    return (sums.nan_to_num() * drops).sum(1).nanmean(1)
 
 
 def _removed_sums(scores: Tensor, keep: Tensor) -> Tensor:

@@ -29,6 +29,23 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
     return _pearson(_ranks(first), _ranks(second))
 
 
+def rank_correlation(scores: Tensor, reference: Tensor) -> Tensor:
+    """Compute Spearman's rank correlation of each row with a reference; equal scores are uncorrelated with any order.
+
+    Args:
+        scores: (B, N).
+        reference: (B, N).
+
+    Returns:
+        float64, (B,), in [−1, 1]; 0 for a row of equal scores, NaN where those of the reference are equal.
+
+    >>> rank_correlation(torch.tensor([[1, 1, 1], [1, 2, 3]]), torch.tensor([[10, 20, 90], [5, 5, 5]])).tolist()
+    [0.0, nan]
+    """
+    equal, equal_reference = ((each == each[:, :1]).all(1) for each in (scores, reference))
+    return spearman(scores, reference).masked_fill(equal & ~equal_reference, 0.0)
+
+
 def _ranks(scores: Tensor) -> Tensor:
     """Rank the scores of each row, (..., N), from 0 to N − 1; equal scores share their mean rank."""
     ordered = scores.sort(-1).values
@@ -46,7 +63,8 @@ def _pearson(first: Tensor, second: Tensor) -> Tensor:
 def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     """Compute IoU@K: the intersection over union of the `k` most important patches of two heatmaps, for each row.
 
-    If two patches have equal scores, the one with the lower number counts as more important.
+    Patches that tie for the last places share them: each counts as chosen with the probability that it is, at random.
+    Two heatmaps of equal scores therefore have the IoU@K of chance, K / (2 N − K).
 
     Args:
         first: scores, (B, N), higher is more important.
@@ -66,10 +84,16 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     """
     if not 1 <= k <= first.shape[-1]:
         raise InputError(f"expected k from 1 to {first.shape[-1]}, the number of patches, got {k}")
-    tops = [torch.zeros_like(scores, dtype=torch.bool) for scores in (first, second)]
-    for top, scores in zip(tops, (first, second), strict=True):
-        top.scatter_(-1, scores.argsort(dim=-1, descending=True, stable=True)[..., :k], True)
-    return (tops[0] & tops[1]).sum(-1) / (tops[0] | tops[1]).sum(-1)
+    chosen, of_other = (_chosen(scores, k) for scores in (first, second))
+    common = (chosen * of_other).sum(-1)
+    return common / (2 * k - common)
+
+
+def _chosen(scores: Tensor, k: int) -> Tensor:
+    """How likely each patch is among the `k` most important ones, in (B, N), if ties are broken at random."""
+    last = scores.topk(k).values[..., -1:]
+    above, ties = scores > last, scores == last
+    return above.float() + ties * (k - above.sum(-1, keepdim=True)) / ties.sum(-1, keepdim=True)
 
 
 class RootMeanSquaredError(Mean):
@@ -172,13 +196,13 @@ class TopOverlap(MeanOfImages):
 class RankCorrelation(MeanOfImages):
     """Spearman's rank correlation of heatmaps (B, P, P) with reference heatmaps, averaged over images.
 
-    Images with a constant heatmap have no rank correlation and are left out.
+    A constant heatmap counts as uncorrelated, 0. Images with a constant reference are left out.
     """
 
     column = "ρ with the reference ↑"
 
     def update(self, heatmaps: Tensor, reference: Tensor) -> None:
-        self.add(spearman(heatmaps.flatten(1), reference.flatten(1)))
+        self.add(rank_correlation(heatmaps.flatten(1), reference.flatten(1)))
 
 
 AGREEMENTS: dict[str, Any] = {

@@ -9,6 +9,12 @@ from torch import Tensor
 from explainers.errors import needs
 from explainers.metrics.means import moments
 
+FEW = 10
+"""With fewer different differences than these, p is at least that of the sign test."""
+
+RESOLUTION = 1e-5
+"""Differences that are closer than this part of the largest one are equal but for rounding."""
+
 CONFIDENCE = 0.95
 """Confidence of the intervals; a corrected p-value below 1 − `CONFIDENCE` counts as significant."""
 
@@ -21,7 +27,7 @@ class Pairs:
         mean: mean difference over the images that both have a number for.
         error: its standard error, of the differences of single images.
         half_width: half of the confidence interval, by Student's t.
-        p: two-sided p-value of the paired t-test.
+        p: two-sided p-value, see `paired_differences`.
         corrected: the p-value after Holm's correction over all pairs.
         images: number of shared images.
     """
@@ -43,8 +49,11 @@ def paired_differences(numbers: Tensor) -> Pairs:
     """Compare explainers in pairs, on the same images.
 
     Images differ far more from each other than explainers do, and the difficulty of an image cancels in a difference.
-    So two explainers whose standard errors overlap may differ significantly. The t-test assumes that the mean
-    difference is normal; that holds for some 30 images or more.
+    So two explainers whose standard errors overlap may differ significantly.
+
+    p is that of the paired t-test, which assumes that the mean difference is normal; that holds for some 30 images or
+    more of many different differences. With fewer than `FEW` different ones, such as those of hits, or of few images, p
+    is at least that of the exact sign test: equal differences have the variance 0, and a t-test would be certain.
 
     Args:
         numbers: the number of each image for each explainer, (images, n); NaN where there is none.
@@ -53,7 +62,7 @@ def paired_differences(numbers: Tensor) -> Pairs:
 
     >>> pairs = paired_differences(torch.tensor([[10.0, 11.0], [200.0, 202.0], [3000.0, 3001.0], [5.0, 7.0]]))
     >>> pairs.mean[1, 0].item(), round(pairs.half_width[1, 0].item(), 3), round(pairs.p[1, 0].item(), 3)
-    (1.5, 0.919, 0.014)
+    (1.5, 0.919, 0.125)
     """
     needs("scipy", "methods", "the comparison of explainers")
     from scipy.special import stdtr, stdtrit  # here, because explaining images does without it
@@ -66,12 +75,37 @@ def paired_differences(numbers: Tensor) -> Pairs:
     free = np.maximum(images.numpy() - 1, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = torch.from_numpy(2 * stdtr(free, -np.abs(mean.numpy() / error.numpy())))
-    p = p.masked_fill((mean == 0) & (error == 0), 1.0).fill_diagonal_(torch.nan)
+    p = p.masked_fill((mean == 0) & (error == 0), 1.0)
+    p = torch.maximum(p, torch.stack([sign_test(column) for column in columns])).fill_diagonal_(torch.nan)
     half_width = torch.from_numpy(stdtrit(free, (1 + CONFIDENCE) / 2)) * error
     first, second = torch.triu_indices(len(p), len(p), 1)
     corrected = torch.full_like(p, torch.nan)
     corrected[first, second] = corrected[second, first] = holm(p[first, second])
     return Pairs(mean, error, half_width, p, corrected, images)
+
+
+def sign_test(differences: Tensor) -> Tensor:
+    """Compute the two-sided p-value of the exact sign test of each column: float64, (n,).
+
+    Under the null hypothesis, a difference that is not 0 is positive with probability 1/2.
+
+    Args:
+        differences: (images, n); NaN is left out.
+
+    Returns:
+        The p-value; 0 for a column of at least `FEW` different values, which needs no such test.
+
+    >>> sign_test(torch.tensor([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0], [1.0, -0.5], [1.0, 0.5]])).tolist()
+    [0.0625, 0.625]
+    """
+    from scipy.special import bdtr  # here, because explaining images does without it
+
+    rounded = differences.nan_to_num()
+    rounded = (rounded / (RESOLUTION * rounded.abs().amax(0)).clamp(min=1e-300)).round()
+    more, less = (rounded > 0).sum(0), (rounded < 0).sum(0)
+    different = 1 + (rounded.sort(0).values.diff(dim=0) != 0).sum(0)
+    p = torch.from_numpy(2 * bdtr(torch.minimum(more, less).numpy(), (more + less).numpy(), 0.5)).clamp(max=1)
+    return p.masked_fill(different >= FEW, 0.0)
 
 
 def holm(p: Tensor) -> Tensor:

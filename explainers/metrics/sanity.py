@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive
-from explainers.metrics.agreement import spearman
+from explainers.metrics.agreement import rank_correlation
 from explainers.metrics.means import MeanOfImages
 from explainers.sampling import uniform
 
@@ -171,11 +171,14 @@ class Randomisation(MeanOfImages):
     heatmaps show the image, the architecture or the training of the explainer rather than what the model learned.
     The sign of ρ is ignored, because a negated heatmap highlights the same structure. Adebayo et al. (2018) report ρ of
     the heatmaps and of their absolute values. Independent heatmaps of N patches have |ρ| ≈ 0.8 / √(N − 1) on average,
-    and smooth ones more. Images with a constant heatmap are left out.
+    and smooth ones more. A constant heatmap shows nothing that the model learned, so its |ρ| is 1; that of another
+    heatmap with a constant one is 0.
     """
 
     column = "ρ after randomisation ↓"
     higher_is_better = False
 
     def update(self, heatmaps: Tensor, randomised_heatmaps: Tensor) -> None:
-        self.add(spearman(heatmaps.flatten(1), randomised_heatmaps.flatten(1)).abs())
+        scores = heatmaps.flatten(1)
+        correlation = rank_correlation(randomised_heatmaps.flatten(1), scores).abs()
+        self.add(correlation.masked_fill((scores == scores[:, :1]).all(1), 1.0))

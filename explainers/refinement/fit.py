@@ -1,13 +1,11 @@
-"""Attributions of patches fitted to pairs of complementary coalitions, by ridge regression towards a prior."""
+"""Attributions of patches fitted to pairs of complementary coalitions, by Bayesian ridge regression towards a prior."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-STRENGTHS = 10.0 ** torch.arange(-4, 1.6, 0.25, dtype=torch.double)
-"""Ridge strengths to choose from, in units of N: variance of a pair that patches cannot explain, relative to the
-variance that the deviations of patches from the prior explain. The largest keeps standard errors above 0."""
+from explainers.refinement.posterior import Basis, Posterior, leverages_of, posterior_of, spare
 
 TINY = 1e-9
 """What is below this part of the largest counts as 0."""
@@ -15,29 +13,57 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted attributions, and what their standard errors need.
+    """Fitted attributions of N patches, and what their standard errors need, for C columns and M pairs.
 
     Args:
         values: attributions of the patches, (B, N, C).
-        residuals: observed minus fitted, (B, M, C).
+        prior: the prior minus its mean over the patches, (B, N, C).
+        basis: singular vectors of the coalitions.
+        seen: observed differences in the basis of the left singular vectors, (B, r, C).
+        beyond: what no attributions explain of the observed differences, (B, M, C).
+        posterior: the ridge strengths and the size of the prior.
         leverages: weight of each pair in its own fitted value, (B, M).
-        spread: variance of each patch, in units of the variance of a pair, (B, N).
     """
 
     values: Tensor
-    residuals: Tensor
+    prior: Tensor
+    basis: Basis
+    seen: Tensor
+    beyond: Tensor
+    posterior: Posterior
     leverages: Tensor
-    spread: Tensor
 
     def heatmaps(self, mixture: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the C columns by weights (B, V, C): attributions of the patches, and standard errors, (B, V, N) each.
 
-        Squared residuals, divided by 1 − leverage, estimate the variance of a pair without bias.
+        The variance has three parts: that of the posterior for each strength without the errors of pairs; that of the
+        fits between the strengths; and that of the errors of pairs, each with its own variance (HC2 of MacKinnon and
+        White, 1985: squared residuals, divided by 1 − leverage).
         """
         mixture = mixture.double()
-        free = (1 - self.leverages).clamp(min=TINY)[..., None]
-        variance = ((self.residuals @ mixture.mT).square() / free).mean(1)  # (B, V)
-        return mixture @ self.values.mT, (variance[..., None] * self.spread[:, None]).sqrt()
+        values = mixture @ self.values.mT
+        mean = values - values.mean(-1, keepdim=True)
+        prior, seen = mixture @ self.prior.mT, mixture @ self.seen.mT  # (B, V, N), (B, V, r)
+        beyond = self.beyond @ mixture.mT  # (B, M, V)
+        basis, posterior = self.basis, self.posterior
+        spared = spare(posterior.freedom)[:, None]
+        along = (prior @ basis.right.mT) * basis.sizes[:, None]
+        variance, residual = torch.zeros_like(values), torch.zeros_like(seen)
+        for k, strength in enumerate(posterior.strengths):
+            probability, factor, of_factor = (each[:, k, None, None] for each in posterior.of_strengths)
+            shrunk = 1 / (basis.sizes.square() + strength)  # (B, r)
+            missed = seen - factor * along
+            squares = (strength * shrunk[:, None] * missed.square()).sum(-1) + beyond.square().sum(1)  # (B, V)
+            inverse = (basis.sizes * shrunk)[:, None]
+            deltas = (inverse * missed) @ basis.right
+            moved = prior - (inverse * along) @ basis.right  # by a larger α
+            unknown = (squares / spared)[..., None] * basis.unknown(strength)[:, None] + of_factor * moved.square()
+            variance += probability * (unknown + (factor * prior + deltas - mean).square())
+            residual += probability * (strength * shrunk[:, None] * missed)
+        errors = (basis.left @ residual.mT + beyond).square() / (1 - self.leverages).clamp(min=TINY)[..., None]
+        influence = (basis.left * posterior.shrinkage(basis)[:, None]) @ basis.right  # of pairs on δ, (B, M, N)
+        noise = (errors * (posterior.freedom / spared[:, 0])[:, None, None]).mT @ influence.square()
+        return values, (variance + noise).sqrt()
 
 
 def fit_pairs(
@@ -51,14 +77,14 @@ def fit_pairs(
     """Fit v(S) − v(S̄) ≈ Σ_{z ∈ S} φ_z − Σ_{z ∉ S} φ_z, where S̄ is the complement of S, for C columns of v together.
 
     φ = α π + β + δ, where π is the prior minus its mean over the patches, β is equal for all patches, and Σ_z δ_z = 0.
-    Least squares with the penalty λ |δ|² determine α ≥ 0, β and δ. λ has the least leave-one-out error. All columns
-    share α and λ, which are those of one mixture of the columns.
+    Least squares with the penalty λ |δ|² determine α ≥ 0, β and δ for every λ, and the result is the mean over λ, see
+    `posterior_of`. All columns share α and λ, which are those of one mixture of the columns.
 
     Args:
         keep: one coalition S of each pair, boolean (B, M, N).
         observed: v(S) − v(S̄), (B, M, C).
         prior: attributions of the patches, of any size and offset, (B, N, C).
-        judged: weights of the columns, (B, C), in the mixture that chooses α and λ.
+        judged: weights of the columns, (B, C), in the mixture that determines α and λ.
         total: Σ_z φ_z, which then fixes β, (B, C); `None` to fit β.
         weights: weight of each pair, (B, M); `None` for equal ones.
 
@@ -67,7 +93,7 @@ def fit_pairs(
     """
     with torch.autocast(keep.device.type, enabled=False):
         signs = 2 * keep.double() - 1
-        observed = observed.double()
+        observed, judged = observed.double(), judged.double()[..., None]
         sizes = signs.sum(-1)
         members = signs - signs.mean(-1, keepdim=True)  # so that δ sums to 0
         if total is not None:
@@ -76,85 +102,42 @@ def fit_pairs(
             root = weights.double().sqrt()
             sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
         shift = unit(sizes if total is None else torch.zeros_like(sizes))
-        prior = prior.double()
-        centred = prior - prior.mean(1, keepdim=True)
-        centred = centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))
-        factor, strength, leverages = _choose(members, centred, observed, judged.double(), shift)
-        return _solve(members, factor[:, None, None] * centred, observed, strength, shift, sizes, leverages, total)
+        basis = decomposed(without(members, shift))
+        left = without(observed, shift)
+        seen = basis.left.mT @ left
+        beyond = left - basis.left @ seen
+        prior = _centred(prior.double())
+        along = basis.sizes[..., None] * (basis.right @ prior)
+        used = ((along @ judged) * (seen @ judged)).sum((1, 2)) > 0  # α ≥ 0
+        prior, along = prior * used[:, None, None], along * used[:, None, None]
+        freedom = keep.shape[1] - used.double() - (1 if total is None else 0)
+        column = (seen @ judged)[..., 0], (along @ judged)[..., 0], (beyond @ judged).square().sum((1, 2))
+        posterior = posterior_of(basis, *column, freedom)
+        leverages = shift.square() + leverages_of(basis, posterior, column[1])
+        of_seen, of_along = posterior.shrinkage(basis), posterior.shrinkage(basis, posterior.factors)  # (B, r)
+        deltas = basis.right.mT @ (of_seen[..., None] * seen - of_along[..., None] * along)
+        values = posterior.mean_factor[:, None, None] * prior + deltas
+        if total is None:
+            scale = sizes.norm(dim=-1).clamp(min=1e-30)[:, None]
+            even = (shift[:, None] @ (observed - members @ values))[:, 0] / scale
+        else:
+            even = total.double() / keep.shape[-1]
+    return Fit(values + even[:, None], prior, basis, seen, beyond, posterior, leverages)
 
 
-def _choose(
-    members: Tensor, prior: Tensor, observed: Tensor, judged: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose α (B,) and λ (B,) for the mixture of columns `judged`; also the leverages of the pairs, (B, M).
+def decomposed(rows: Tensor) -> Basis:
+    """The singular vectors of rows (B, M, N), from the eigenvectors of the smaller Gram matrix.
 
-    β and α have no penalty: the fit of δ sees what their columns, of which `shift` (B, M) and `slope` are an
-    orthonormal basis, leave over.
+    Vectors of the other side are 0 where the singular value is.
     """
-    wanted = (observed @ judged[..., None])[..., 0]  # (B, M)
-    along = without(members @ (prior @ judged[..., None]), shift)[..., 0]
-    slope = unit(along)
-    slope = slope * ((slope * wanted).sum(-1, keepdim=True) > 0)  # α ≥ 0
-    rest = without(without(members, shift), slope)
-    left = without(without(wanted[..., None], shift), slope)  # (B, M, 1)
-    u, s = _left_vectors(rest)
-    strengths = STRENGTHS.to(s.device) * members.shape[-1]
-    kept = s[:, None].square() / (s[:, None].square() + strengths[:, None])  # (B, strengths, r)
-    errors = left - u @ (kept.mT * (u.mT @ left))  # (B, M, strengths)
-    leverages = u.square() @ kept.mT + (shift.square() + slope.square())[..., None]  # (B, M, strengths)
-    left_out = (errors / (1 - leverages).clamp(min=TINY)).square().mean(1)
-    best = left_out.argmin(1)
-    strength = strengths[best]
-    deltas = rest.mT @ (u @ (u.mT @ left / (s.square() + strength[:, None])[..., None]))  # (B, N, 1)
-    free = wanted - (members @ deltas)[..., 0]
-    factor = ((slope * free).sum(-1) / along.norm(dim=-1).clamp(min=1e-30)).clamp(min=0)
-    return factor, strength, leverages.take_along_dim(best[:, None, None], -1)[..., 0]
-
-
-def _solve(
-    members: Tensor,
-    prior: Tensor,
-    observed: Tensor,
-    strength: Tensor,
-    shift: Tensor,
-    sizes: Tensor,
-    leverages: Tensor,
-    total: Tensor | None,
-) -> Fit:
-    """Fit β and δ of all columns, for given λ and scaled prior (B, N, C)."""
-    rows = without(members, shift)
-    left = observed - members @ prior
-    inverse = _ridge_inverse(rows, strength)
-    deltas = inverse.mT @ without(left, shift)
-    spread = (1 - 1 / rows.shape[2] - (rows * inverse).sum(1)) / strength[:, None]  # of δ, which sums to 0
-    residuals = without(left - members @ deltas, shift)
-    if total is None:
-        scale = sizes.norm(dim=-1).clamp(min=1e-30)[:, None]
-        even = (shift[:, None] @ (left - members @ deltas))[:, 0] / scale
-    else:
-        even = total.double() / members.shape[-1]
-    return Fit(prior + deltas + even[:, None], residuals, leverages, spread.clamp(min=0))
-
-
-def _left_vectors(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The left singular vectors (B, M, r) and singular values (B, r) of rows (B, M, N), by the smaller Gram matrix."""
-    if rows.shape[1] <= rows.shape[2]:
-        squares, u = torch.linalg.eigh(rows @ rows.mT)
-        positive = squares > TINY * squares[:, -1:]
-        return u * positive[:, None], (squares * positive).sqrt()
-    squares, v = torch.linalg.eigh(rows.mT @ rows)
-    positive = squares > TINY * squares[:, -1:]
-    s = (squares * positive).sqrt()
-    return rows @ (v * (positive / s.clamp(min=1e-30))[:, None]), s
-
-
-def _ridge_inverse(rows: Tensor, strength: Tensor) -> Tensor:
-    """A (Aᵀ A + λ)⁻¹ = (A Aᵀ + λ)⁻¹ A of rows A (B, M, N), by the smaller matrix: (B, M, N)."""
     few = rows.shape[1] <= rows.shape[2]
-    gram = rows @ rows.mT if few else rows.mT @ rows
-    gram.diagonal(dim1=1, dim2=2).add_(strength[:, None])
-    lower = torch.linalg.cholesky(gram)
-    return torch.cholesky_solve(rows, lower) if few else torch.cholesky_solve(rows.mT, lower).mT
+    squares, vectors = torch.linalg.eigh(rows @ rows.mT if few else rows.mT @ rows)
+    positive = squares > TINY * squares[:, -1:]
+    sizes = (squares * positive).sqrt()
+    inverse = positive / sizes.clamp(min=1e-30)
+    if few:
+        return Basis(vectors, sizes, inverse[..., None] * (vectors.mT @ rows))
+    return Basis(rows @ (vectors * inverse[:, None]), sizes, vectors.mT * positive[..., None])
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -165,3 +148,9 @@ def unit(vectors: Tensor) -> Tensor:
 def without(columns: Tensor, direction: Tensor) -> Tensor:
     """Project columns (B, M, C) onto what is orthogonal to a direction (B, M) of length 1, or 0."""
     return columns - direction[..., None] * (direction[:, None] @ columns)
+
+
+def _centred(prior: Tensor) -> Tensor:
+    """The prior (B, N, C) minus its mean over the patches; 0 where it is constant but for rounding."""
+    centred = prior - prior.mean(1, keepdim=True)
+    return centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))

@@ -65,7 +65,7 @@ def refine(
             converges to the Shapley values of the explained score.
         noise: with `ranking`, how far coalitions deviate from the ranking, see `ranked_coalitions`.
         tolerance: stop when the median standard error of the patches of every image, relative to the standard deviation
-            of its heatmap, is below it, see `Refinement.precision`; `None` makes all passes.
+            of its heatmap, is below it, see `Refinement.precision`, but not before 64 passes; `None` makes all passes.
         temperature: t of the score of a class that is explained, see `score_functionals`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the coalitions.

@@ -15,6 +15,8 @@ FIRST = 8
 """Number of pairs in the first round. Every later round has as many as all rounds before it."""
 FEWEST = 8
 """Smallest number of passes. The fit of fewer has no pair left that tells the size of the prior, or of the errors."""
+EARLIEST = 64
+"""Smallest number of passes at which a tolerance may stop. Heatmaps of fewer are mostly the prior's, times its size."""
 POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
 NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
 TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`

@@ -6,11 +6,13 @@ import types
 
 import numpy as np
 import pytest
+import references_localization as slow
 import torch
 from PIL import Image
 
+from datamodules.boxes import annotated_images
 from datamodules.class_masks import class_masks
-from datamodules.coco import coco_masks, draw, run_lengths
+from datamodules.coco import coco_masks, draw, fill, run_lengths
 from datamodules.gtsegs import main as unpack_gtsegs
 from datamodules.masks import masked_images, read_ids
 from explainers.errors import InputError
@@ -107,7 +109,8 @@ def write_coco(root, annotations, size=(40, 30)):
 
 
 def instance(image, category, segmentation, area):
-    return {"image_id": image, "category_id": category, "segmentation": segmentation, "area": area}
+    number = 100 * image + category
+    return {"id": number, "image_id": image, "category_id": category, "segmentation": segmentation, "area": area}
 
 
 LEFT, UPPER = [[0, 0, 10, 0, 10, 30, 0, 30]], [[0, 0, 40, 0, 40, 5, 0, 5]]
@@ -132,17 +135,76 @@ def test_a_category_may_be_named(tmp_path):
 
 
 def test_wrong_annotations_of_coco_are_named(tmp_path):
-    write_coco(tmp_path, [instance(3, 1, {"size": [30, 40], "counts": [7]}, 7)])
-    with pytest.warns(UserWarning, match="without instances of any category"):
-        dataset = coco_masks(tmp_path, image_size=30)
-    with pytest.raises(InputError, match=r"3.jpg: expected run lengths of 30 × 40 pixels, got 7 of \[30, 40\]: take"):
-        dataset[0]
+    write_coco(tmp_path, BOTH, size=(40, 30))
     Image.new("RGB", (30, 40)).save(tmp_path / "val2017" / "000000000003.jpg")
     with pytest.raises(InputError, match="expected instances of the image's size, 30 × 40 .*, got 40 × 30"):
-        dataset[0]
+        coco_masks(tmp_path, image_size=30)[0]
     (tmp_path / "annotations" / "instances_val2017.json").write_text('{"images": []}')
     with pytest.raises(InputError, match="instances_val2017.json: expected COCO's .* got none"):
         coco_masks(tmp_path, image_size=30)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"size": [30, 40], "counts": [7]}, r"expected run lengths of 30 × 40 pixels, got 7 of \[30, 40\]"),
+        ({"size": [30, 40], "counts": [1300, -100]}, "expected run lengths of 30 × 40 pixels, got 1200 of"),
+        ({"size": [30, 40], "counts": "\u20ac"}, "expected run lengths of 30 × 40 pixels, got"),
+        ({"size": [30, 40]}, r"expected polygons or run lengths, got .*KeyError\('counts'\)"),
+        ([[0, 0, 10, 0, 10]], "expected x and y of at least 3 points in each polygon, got 5 numbers"),
+        ([[0, 0, 10, 0]], "expected x and y of at least 3 points in each polygon, got 4 numbers"),
+        ([0, 0, 10, 0, 10, 5], "expected polygons or run lengths, got .*TypeError"),
+        ([], r"expected polygons or run lengths, got \[\]"),
+        ([[0, 0, 10, 0, 10, float("nan")]], "expected pixels of an image of 30 × 40, got .* nan"),
+        ([[0, 0, 10, 0, 10, 1e9]], "expected pixels of an image of 30 × 40, got .* 1000000000.0"),
+        ([[0, 0, 10, 0, 10, "5"]], "expected polygons or run lengths, got .*TypeError"),
+        (None, "expected polygons or run lengths, got None"),
+    ],
+)
+def test_a_segmentation_that_cannot_be_drawn_is_named(tmp_path, segmentation, message):
+    write_coco(tmp_path, [instance(3, 1, segmentation, 7)])
+    with pytest.raises(InputError, match=rf"instances_val2017.json: annotation 301: {message}.*; correct or re"):
+        coco_masks(tmp_path, image_size=30)
+
+
+@pytest.mark.parametrize("name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg"])
+def test_files_outside_the_folder_of_a_data_set_are_refused(tmp_path, name):
+    Image.new("RGB", (40, 30)).save(tmp_path / "secret.jpg")
+    root = tmp_path / "root" / "val2017"
+    root.mkdir(parents=True), write_coco(root.parent, BOTH)
+    (root / "link.jpg").symlink_to(tmp_path / "secret.jpg"), (root / "folder").symlink_to(tmp_path)
+    name = name.format(elsewhere=tmp_path)
+    file = root.parent / "annotations" / "instances_val2017.json"
+    file.write_text(file.read_text().replace("000000000003.jpg", name))
+    with pytest.raises(InputError, match=r"instances_val2017.json: expected files below .*, got .*jpg, which is"):
+        coco_masks(root.parent, image_size=30)
+    (root / "annotations.json").write_text(json.dumps([{"file": name, "label": 0, "boxes_xyxy": []}]))
+    with pytest.raises(InputError, match=r"annotations.json: expected files below .*, got .*jpg, which is"):
+        annotated_images(root, image_size=30)
+    (tmp_path / "linked").symlink_to(root)  # a link to the whole data set is the user's own
+    (root / "annotations.json").write_text('[{"file": "000000000003.jpg", "label": 0, "boxes_xyxy": []}]')
+    assert len(annotated_images(tmp_path / "linked", image_size=30)) == 1
+
+
+def test_polygons_are_filled_as_cocos_tools_fill_them():
+    """Masks of pycocotools 2.0.11 (decode(merge(frPyObjects(polygons, rows, columns))))."""
+    assert draw([[5, 5, 15, 5, 15, 15, 5, 15]], (30, 30)).nonzero()[0].tolist() == sorted([*range(5, 15)] * 10)
+    polygons = [[1.3, 0.6, 7.9, 2.2, 5.5, 6.8, 2.0, 5.1], [8, 7, 12.5, 9, 9, -1.4], [0, 7, 0, 7, 3, 7.4, 3, 8]]
+    shown = ["".join(".#"[value] for value in row) for row in draw(polygons, (8, 11)).astype(int)]
+    assert shown == [
+        ".........#.",
+        "..###....#.",
+        "..######.#.",
+        "..#####.###",
+        "..#####.###",
+        "...###..###",
+        ".....#..###",
+        "..#......##",
+    ]
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        corners = (generator.random((5, 2)) * 20 - 4).round(1)
+        assert np.array_equal(fill(corners, (12, 10)), slow.filled(corners.tolist(), 12, 10))
 
 
 def encoded(numbers):

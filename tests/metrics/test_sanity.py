@@ -154,6 +154,12 @@ def test_gradients_explain_the_random_model_and_constants_do_not(target, grid, i
     expected = [abs(spearmanr(trained[i].flatten(), random[i].flatten()).statistic) for i in range(5)]
     assert metric.compute().item() == pytest.approx(sum(expected) / 5, abs=1e-6) and sum(expected) / 5 < 0.6
     unmoved = Randomisation()
-    unmoved.update(torch.cat([trained, trained, torch.ones(1, 4, 4)]), torch.cat([trained, -trained, trained[:1]]))
+    constant = torch.ones(1, 4, 4)
+    unmoved.update(
+        torch.cat([trained, trained, constant, constant]), torch.cat([trained, -trained, trained[:1], constant])
+    )
     assert unmoved.compute().item() == pytest.approx(1)
+    moved = Randomisation()
+    moved.update(trained[:1], constant)
+    assert moved.compute() == 0
     assert not Randomisation.higher_is_better

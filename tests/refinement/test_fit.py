@@ -5,7 +5,8 @@ import references_refinement as slow
 import torch
 
 from explainers.refinement.coalitions import region_coalitions
-from explainers.refinement.fit import STRENGTHS, fit_pairs
+from explainers.refinement.fit import fit_pairs
+from explainers.refinement.posterior import BELIEF, STRENGTHS
 
 N = 16
 
@@ -27,23 +28,24 @@ def fitted(keep, observed, prior):
     return values[:, 0], errors[:, 0]
 
 
-@pytest.mark.parametrize(("count", "sign"), [(6, 1), (10, 1), (10, -1), (40, 1)])
-def test_the_fit_is_that_of_a_loop_which_leaves_out_one_pair_after_the_other(count, sign):
+@pytest.mark.parametrize(("count", "sign"), [(4, 1), (6, 1), (10, 1), (10, -1), (40, 1)])
+def test_the_fit_is_the_mean_over_strengths_of_fits_one_by_one(count, sign):
     keep, observed, prior, _ = noisy_pairs(count, noise=2.0, images=2)
     values, errors = fitted(keep, observed, sign * prior)
     for image in range(2):
         arguments = keep[image].tolist(), observed[image, :, 0].tolist(), (sign * prior[image, :, 0]).tolist()
-        expected = slow.refined(*arguments, (STRENGTHS * N).tolist())
+        expected = slow.refined(*arguments, STRENGTHS.tolist(), BELIEF)
         torch.testing.assert_close(values[image], torch.tensor(expected[0]), rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(errors[image], torch.tensor(expected[1]), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("count", "noise"), [(40, 1.0), (100, 4.0)])
-def test_standard_errors_are_the_size_of_the_errors(count, noise):
-    keep, observed, prior, truth = noisy_pairs(count, noise, images=300)
-    values, errors = fitted(keep, observed, prior)
+@pytest.mark.parametrize(("count", "noise"), [(4, 1.0), (8, 1.0), (16, 1.0), (40, 1.0), (100, 4.0)])
+@pytest.mark.parametrize("trusted", [True, False])
+def test_intervals_hold_the_truth_in_95_of_100_cases(count, noise, trusted):
+    keep, observed, prior, truth = noisy_pairs(count, noise, images=200)
+    values, errors = fitted(keep, observed, prior * trusted)
     wrong = (values - values.mean(1, keepdim=True)) - (truth - truth.mean(1, keepdim=True))
-    assert 0.8 < (wrong / errors).square().mean() < 1.3
+    assert 0.92 < (wrong.abs() < 1.96 * errors).double().mean() < 0.98
 
 
 def test_few_pairs_stay_near_a_good_prior_and_many_forget_a_bad_one():
