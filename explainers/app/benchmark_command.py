@@ -33,7 +33,7 @@ def benchmark(options: Namespace) -> None:
     from explainers.report.differences import compared, difference_tables
     from explainers.report.tables import markdown, rows
 
-    output = Path(options.output).expanduser()
+    output: Path = options.output
     if output.is_dir():
         raise InputError(f"expected a file for the numbers, got the folder {output}: name a file, as in {output}.json")
     photos = photos_of(options.images)[: options.limit]

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from explainers import __version__
@@ -157,7 +158,11 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
     )
     add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
-        "--output", default="explained", metavar="PATH", help="a folder, or a file for one picture (default: explained)"
+        "--output",
+        type=path,
+        default="explained",
+        metavar="PATH",
+        help="a folder, or a file for one picture (default: explained)",
     )
     add.set_defaults(module="explainers.app.explain_command", run="explain")
 
@@ -169,7 +174,9 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
     add.add_argument("image", metavar="IMAGE", help="a file")
     add.add_argument("folder", metavar="FOLDER", help="the images to choose from, with all folders below it")
     add.add_argument("--k", type=positive, default=5, metavar="K", help="number of images (default: 5)")
-    add.add_argument("--output", default="explained", metavar="FOLDER", help="for the pictures (default: explained)")
+    add.add_argument(
+        "--output", type=path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
+    )
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -193,7 +200,7 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
         "--methods", type=names, metavar="A,B", help="compared with chance (default: auto and a few others)"
     )
     add.add_argument("--limit", type=positive, default=100, metavar="N", help="the first N images (default: 100)")
-    add.add_argument("--output", default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
+    add.add_argument("--output", type=path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
@@ -202,6 +209,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
     return int(text)
+
+
+def path(text: str) -> Path:
+    """A path, in which ~ is the user's folder; an unknown user's ~name stays as it is."""
+    return Path(os.path.expanduser(text))
 
 
 def names(text: str) -> list[str]:

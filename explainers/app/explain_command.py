@@ -33,7 +33,7 @@ def explain(options: Namespace) -> int:
     like = options.similar_to and f"like_{Path(options.similar_to).stem}"
     wanted = options.texts or options.classes or [like]
     named = bool(options.texts or like) or len(wanted) > 1
-    pictures = planned(options.images, wanted, Path(options.output).expanduser(), named)
+    pictures = planned(options.images, wanted, options.output, named)
     session = session_of(options)
     centre = mean_embedding(session, options.against) if options.similar_to and options.against else None
     failures = 0
@@ -92,12 +92,11 @@ def compared_line(comparison: Comparison, name: str, file: Path) -> str:
 
 def nearest(options: Namespace) -> int:
     """Find the images of a folder that are most like an image; write a picture and print a line for each."""
-    output = Path(options.output).expanduser()
-    check_writable(output)
+    check_writable(options.output)
     session = session_of(options)
     stem = Path(options.image).stem
     for number, comparison in enumerate(neighbours(session, options.image, options.folder, options.k), 1):
-        file = output / f"{file_name(f'{stem}_nearest_{number}')}.png"
+        file = options.output / f"{file_name(f'{stem}_nearest_{number}')}.png"
         print(f"{number}. {compared_line(comparison, comparison.name, file)}", flush=True)
     return 0
 

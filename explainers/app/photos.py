@@ -98,7 +98,9 @@ def _of_path(given: str | Path) -> list[Photo]:
         _check_heif(path)
         return [Photo(printable(path.name), partial(_read, path), file=path)]
     if not os.path.isdir(path) or not str(given):
-        raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: there is no such file")
+        is_there = str(given) and os.path.lexists(path)
+        reason = "it is a pipe, socket or device, or a link that leads nowhere" if is_there else "there is no such file"
+        raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: {reason}")
     (files,) = list_images([path])
     if not files:
         raise InputError(f"expected images below {path}, got none: give another folder")

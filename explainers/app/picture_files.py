@@ -52,9 +52,9 @@ def planned(images: Sequence[str], explained: Sequence[str | None], output: Path
         for each in explained:
             suffix = f"_{each.replace(' ', '_')}" if each is not None and named else ""
             file = output if single else unused(folder / name.parent / f"{file_name(name.stem + suffix)}.png", taken)
-            if file.resolve() in taken:
+            if real(file) in taken:
                 raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
-            taken.add(file.resolve())
+            taken.add(real(file))
             pictures.append(Picture(image, name.as_posix(), each, file))
     check_writable(folder)
     return pictures
@@ -63,23 +63,28 @@ def planned(images: Sequence[str], explained: Sequence[str | None], output: Path
 def files_of(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each image file, and its name below its folder; without pictures that were written to `output` before."""
     for given in images:
-        folder = Path(given).expanduser()
+        folder = Path(os.path.expanduser(given))
         if not folder.is_dir():
             photos_of(given)  # says what is wrong with it
-            yield folder.resolve(), Path(folder.name)
+            yield real(folder), Path(folder.name)
             continue
         (files,) = list_images([folder])
-        own = [] if folder.resolve().is_relative_to(output.resolve()) else [output.resolve()]
-        kept = [file for file in files if not any(file.resolve().is_relative_to(each) for each in own)]
+        own = [] if real(folder).is_relative_to(real(output)) else [real(output)]
+        kept = [file for file in files if not any(real(file).is_relative_to(each) for each in own)]
         if not kept:
             raise InputError(f"expected images below {folder}, got none: give another folder")
-        yield from ((file.resolve(), file.relative_to(folder)) for file in kept)
+        yield from ((real(file), file.relative_to(folder)) for file in kept)
+
+
+def real(file: Path) -> Path:
+    """The path without links; `Path.resolve` raises an error for a loop of links."""
+    return Path(os.path.realpath(file))
 
 
 def unused(file: Path, taken: set[Path]) -> Path:
     """The file, or with a number if another picture, or an image, has its name."""
     numbered, number = file, 1
-    while numbered.resolve() in taken:
+    while real(numbered) in taken:
         number += 1
         numbered = file.with_name(f"{file.stem}_{number}{file.suffix}")
     return numbered

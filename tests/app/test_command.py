@@ -103,6 +103,18 @@ def test_no_picture_replaces_an_image_or_another_picture(run, folder):
     assert {"cat_2.png", "cat_3.png", "dog.png"} <= set(written(folder))
 
 
+def test_a_loop_of_links_and_an_unknown_user_s_folder_end_in_no_traceback(run, folder):
+    (folder / "photos/loop.jpg").symlink_to("loop.jpg")
+    status, lines, errors = run("explain", "photos", "--method", "Chance")
+    assert status == 0 and len(lines) == 3
+    assert len(errors) == 1 and errors[0].startswith("explainers: left out: 1 file (loop.jpg) that cannot be read: ")
+    for words in (["~nobody at all/a.jpg"], ["cat.jpg", "--output", "photos/loop.jpg/maps"]):
+        status, lines, errors = run("explain", *words, "--method", "Chance")
+        assert status == 1 and lines == [] and len(errors) == 1
+    assert run("explain", "cat.jpg", "--method", "Chance", "--output", "~nobody at all/maps")[0] == 0
+    assert written(folder / "~nobody at all") == ["maps/cat.png"]
+
+
 @pytest.fixture
 def text_head(monkeypatch):
     """The model has a text head, of random directions."""

@@ -1,7 +1,10 @@
 """Images as people have them become the square that a model sees, or one line that says what to do."""
 
+import os
 import re
+import stat
 import struct
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -79,6 +82,30 @@ def test_a_folder_is_read_with_all_folders_below_it_and_the_others_are_named(tmp
         photos = photos_of(tmp_path)
     assert [photo.name for photo in photos] == ["a.webp", "b/1.jpg", "b/2.png"]
     assert [photo.name for photo in photos_of([tmp_path / "a.webp", PIXELS, IMAGE])] == ["a.webp", "image 1", "image 2"]
+
+
+def test_pipes_sockets_loops_of_links_and_closed_folders_are_left_out_and_named(tmp_path, monkeypatch):
+    IMAGE.save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    os.mknod(tmp_path / "socket.jpg", stat.S_IFSOCK | 0o600)
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def scandir(folder):
+        if Path(folder).name == "closed":
+            raise PermissionError(13, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)  # because root may read every folder
+    with pytest.warns(
+        UserWarning, match=r"^left out: 5 files \(gone.jpg, loop.jpg, pipe.jpg, ...\) that cannot be read: "
+    ):
+        assert [photo.name for photo in photos_of(tmp_path)] == ["a.png"]
+    for name in ("pipe.jpg", "socket.jpg", "loop.jpg", "gone.jpg"):
+        with pytest.raises(InputError, match=f"{name}': it is a pipe, socket or device, or a link that leads nowhere"):
+            photos_of(tmp_path / name)
 
 
 def test_one_image_is_told_from_several(file):
