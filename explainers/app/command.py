@@ -1,10 +1,13 @@
 """The command `explainers`: explain images, serve the page, list what there is, compare explainers."""
 
 import argparse
+import errno
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -34,29 +37,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line; `None` for those of this process.
 
     Returns:
-        Exit status: 0; 1 for an error that the message says how to correct; 130 after Ctrl-C. Wrong options exit with
-        2 by `SystemExit`.
+        Exit status: 0; 1 for an error that the message says how to correct; 128 and the number of the signal after
+        Ctrl-C, SIGTERM or SIGHUP. Wrong options exit with 2 by `SystemExit`.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # for names of files, where a terminal has few characters
     options = parser().parse_args(arguments)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _ended_by_signals():
             warnings.showwarning = _one_line  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
-            return run(options) or 0
+            status = run(options) or 0
+            sys.stdout.flush()  # here, where a full disk gives one line
+            return status
     except InputError as error:
         return _failed(str(error))
-    except KeyboardInterrupt:
-        return _failed("stopped", 130)
+    except KeyboardInterrupt as stopped:
+        return _failed(
+            " ".join(["stopped", *getattr(stopped, "__notes__", [])]), 128 + getattr(stopped, "number", signal.SIGINT)
+        )
     except BrokenPipeError:  # as in `explainers list | head -1`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
     except OSError as error:
-        if error.filename is None or error.strerror is None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if error.strerror is None or error.filename is None and not full:
             raise
-        return _failed(f"cannot read or write {error.filename}: {error.strerror}: use another path")
+        if error.filename is None:  # the output of this command: Python would try to write the rest as it exits
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        advice = "free some space, or use another path" if full else "use another path"
+        return _failed(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
+
+
+class Ended(KeyboardInterrupt):
+    """A signal has asked this process to end.
+
+    Args:
+        number: the number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End as after Ctrl-C on SIGTERM and SIGHUP, so that no half-written file stays; nohup's choice stays as it is."""
+
+    def end(number: int, _: Any) -> NoReturn:
+        raise Ended(number)
+
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _failed(message: str, status: int = 1) -> int:

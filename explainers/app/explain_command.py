@@ -49,9 +49,9 @@ def explain(options: Namespace) -> int:
                 failures += 1
                 reason = str(error).removeprefix(f"{of_image[0].image}: ")
                 print(f"explainers: {printable(of_image[0].name)}: {reason}", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print(f"explainers: stopped after {len(written)} of {len(pictures)} pictures", file=sys.stderr, flush=True)
-        return 130
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(f"after {len(written)} of {len(pictures)} pictures")
+        raise
     if written:
         print(f"Next: click through all classes, and hide patches by hand: {serving(options)}")
     return 1 if failures else 0

@@ -1,9 +1,11 @@
 """The command `explainers`, in this process: what it prints and writes, and one line for what a user can correct."""
 
+import errno
 import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -177,6 +179,45 @@ def test_after_ctrl_c_it_says_how_far_it_came(run, monkeypatch):
     monkeypatch.setattr(Session, "explain", interrupted)
     status, lines, errors = run("explain", "photos", "--method", "Chance")
     assert (status, len(lines), errors) == (130, 1, ["explainers: stopped after 1 of 2 pictures"])
+
+
+def test_sigterm_while_a_picture_is_written_leaves_no_half_of_it(run, folder, monkeypatch):
+    write = Path.write_bytes
+
+    def stopped(file, content):
+        write(file, content[:100])
+        if "dog" in file.name:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Path, "write_bytes", stopped)
+    status, lines, errors = run("explain", "cat.jpg", "photos", "--method", "Chance")
+    assert (status, len(lines), errors) == (143, 1, ["explainers: stopped after 1 of 3 pictures"])
+    assert written(folder / "explained") == ["cat.png"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("command_line", ["explain cat.jpg --output map.png", "benchmark cat.jpg --output b.json"])
+def test_a_full_disk_gives_one_line_and_no_half_of_a_file(command_line, run, folder, monkeypatch):
+    before = written(folder)
+
+    def full(file, content, *_):
+        file.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for write in ("write_bytes", "write_text"):
+        monkeypatch.setattr(Path, write, full)
+    method = "--methods" if command_line.startswith("benchmark") else "--method"
+    status, _, errors = run(*command_line.split(), method, "Chance")
+    reason = "No space left on device: free some space, or use another path"
+    assert (status, errors) == (1, [f"explainers: cannot read or write {command_line.split()[-1]}: {reason}"])
+    assert written(folder) == before
+
+
+def test_output_to_a_full_disk_gives_one_line(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
+        assert command.main(["list"]) == 1
+    assert capsys.readouterr().err.startswith("explainers: cannot read or write the output: No space left on device: ")
 
 
 def test_a_head_of_another_task(run, folder, weights):
