@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from explainers import __version__
 from explainers.errors import InputError
+from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
@@ -100,7 +101,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _failed(message: str, status: int = 1) -> int:
-    print(f"explainers: {message}", file=sys.stderr, flush=True)
+    print(f"explainers: {in_one_line(message)}", file=sys.stderr, flush=True)
     return status
 
 
@@ -113,7 +114,12 @@ def _one_line(
     line: str | None = None,
 ) -> None:
     """Show a warning without the line of code that gave it; the arguments are those of `warnings.showwarning`."""
-    print(f"explainers: {message}", file=sys.stderr, flush=True)
+    print(f"explainers: {in_one_line(str(message))}", file=sys.stderr, flush=True)
+
+
+def in_one_line(message: str) -> str:
+    """A message without line ends, and without characters of file names that could steer the terminal."""
+    return printable(" ".join(message.splitlines()))
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from explainers.app.choosing import Purpose
-from explainers.app.command import DEFAULT_MODEL
+from explainers.app.command import DEFAULT_MODEL, in_one_line
 from explainers.app.comparing import Comparison, compared, mean_embedding
 from explainers.app.neighbours import neighbours
 from explainers.app.picture_files import Picture, check_writable, planned
@@ -48,7 +48,7 @@ def explain(options: Namespace) -> int:
             except InputError as error:
                 failures += 1
                 reason = str(error).removeprefix(f"{of_image[0].image}: ")
-                print(f"explainers: {printable(of_image[0].name)}: {reason}", file=sys.stderr, flush=True)
+                print(f"explainers: {in_one_line(f'{of_image[0].name}: {reason}')}", file=sys.stderr, flush=True)
     except KeyboardInterrupt as stopped:
         stopped.add_note(f"after {len(written)} of {len(pictures)} pictures")
         raise
@@ -77,17 +77,16 @@ def explained(
         explanation.save(picture.file)
         listed = ", ".join(f"{each.name} {each.score:.2f}" for each in explanation.classes)
         kind = explanation.quantity if options.texts else f"top {len(explanation.classes)}"
-        yield (
-            f"{printable(picture.name)}: {explanation.title} by {explanation.method} ->"
-            f" {printable(str(picture.file))} ({kind}: {listed})"
+        yield printable(
+            f"{picture.name}: {explanation.title} by {explanation.method} -> {picture.file} ({kind}: {listed})"
         )
 
 
 def compared_line(comparison: Comparison, name: str, file: Path) -> str:
     """Write the picture of a comparison, and return a line about it."""
     comparison.save(file)
-    likeness = f"{comparison.similarity:.2f} like {printable(comparison.other_name)}"
-    return f"{printable(name)}: {likeness} by {comparison.method} -> {printable(str(file))}"
+    likeness = f"{comparison.similarity:.2f} like {comparison.other_name}"
+    return printable(f"{name}: {likeness} by {comparison.method} -> {file}")
 
 
 def nearest(options: Namespace) -> int:

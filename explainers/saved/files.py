@@ -27,13 +27,19 @@ ABANDONED = 3600.0
 """Time since the last change, in seconds, after which no process still writes an unfinished file."""
 
 
-def printable(text: str) -> str:
-    r"""Replace control characters, line ends and bytes that are not UTF-8 by �.
+TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that turn the direction of text, so that gpj.exe may read exe.jpg."""
 
-    >>> printable("a\tb.png")
-    'a�b.png'
+
+def printable(text: str) -> str:
+    r"""Replace control characters, line ends, bytes that are not UTF-8, and characters that turn text, by �.
+
+    >>> printable("a\tb.png"), printable("\u202egpj.exe")
+    ('a�b.png', '�gpj.exe')
     """
-    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") else each for each in text)
+    return "".join(
+        "\ufffd" if each in TURNING or unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") else each for each in text
+    )
 
 
 def file_name(text: str, most: int = 200) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import timm.data
 
 from explainers.errors import InputError
+from explainers.saved.files import printable
 
 
 def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
@@ -34,12 +35,13 @@ def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
 def readable_names(classes: Sequence[str]) -> list[str]:
     """Names of classes as people read them: WordNet's for its numbers (wnids), spaces for underscores.
 
-    A name of WordNet that several classes have is followed by its definition, such as those of the two cranes.
+    A name of WordNet that several classes have is followed by its definition, such as those of the two cranes. Names
+    may be those of folders or files from elsewhere, so characters that are not `printable` are replaced.
 
     >>> readable_names(["n01440764", "polar_bear", "n99999999"])
     ['tench', 'polar bear', 'n99999999']
     """
-    names = [_described(name).split(", ")[0] if _wnid(name) else name.replace("_", " ") for name in classes]
+    names = [_described(name).split(", ")[0] if _wnid(name) else printable(name.replace("_", " ")) for name in classes]
     count = Counter(name.lower() for name in names)
     return [
         _described(original, detailed=True) if count[name.lower()] > 1 and _wnid(original) else name

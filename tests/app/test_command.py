@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 import explainers
 from explainers.app import command, page, session
 from explainers.app.session import Session
+from explainers.report.titles import wrapped
 from explainers.target import TargetModel
 from explainers.target.heads import save_head
 from explainers.text import TextHead
@@ -226,6 +227,23 @@ def test_a_head_of_another_task(run, folder, weights):
     save_head(head, folder / "head.safetensors", target.backbone_identity(), ["red", "green", "blue"])
     status, lines, _ = run("explain", "cat.jpg", "--head", "head.safetensors", "--class", "green", "--method", "GAE")
     assert status == 0 and lines[0].startswith("cat.jpg: green 0.")
+
+
+@pytest.mark.parametrize("turning", ["\u202e", "\u2066", "\u200f", "\u061c"])
+def test_characters_that_turn_text_are_in_no_line_title_or_file_name(turning, run, folder, weights):
+    (folder / "photos/dog.png").rename(folder / f"photos/{turning}gpj.png")
+    (folder / f"photos/{turning}broken.png").write_text("no image")
+    target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)))
+    classes = [f"{turning}red", "green", "blue"]
+    save_head(torch.nn.Linear(target.embed_dim, 3), folder / "h.safetensors", target.backbone_identity(), classes)
+    status, lines, errors = run("explain", "photos", "--head", "h.safetensors", "--class", "0", "--method", "GAE")
+    assert (
+        status == 1
+        and lines[0].startswith("\ufffdgpj.png: \ufffdred 0.")
+        and errors[0].startswith("explainers: \ufffdb")
+    )
+    assert turning not in "".join([*lines, *errors, *written(folder / "explained")])
+    assert wrapped(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
 
 
 BAD = {
