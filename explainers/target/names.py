@@ -75,10 +75,13 @@ def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes
         setting: name of the argument that `wanted` comes from, for messages.
 
     Raises:
-        InputError: if the class does not exist, with the names most like it.
+        InputError: if the class does not exist, with the names that have it as a word, or otherwise are most like it.
 
     >>> class_index("Polar_bear", ["zebra", "polar bear"])
     1
+    >>> class_index("bear", ["beaver", "bearskin", "polar bear"])
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected classes among the 3 classes of the model, got bear: did you mean polar bear?
     """
     if isinstance(wanted, bool) or not isinstance(wanted, int | str):
         raise InputError(f"expected {setting} as names or indices of classes, got {wanted!r}")
@@ -92,6 +95,7 @@ def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes
         if spelling in by_name:
             return by_name[spelling]
     containing = [name for name in by_name if plain and plain in name]
-    close = list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))[:5]
-    hint = f"did you mean {', '.join(names[by_name[name]] for name in close)}?" if close else "name it by its index"
+    as_words = [name for name in containing if re.search(rf"\b{re.escape(plain)}\b", name)]
+    close = as_words or list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))
+    hint = f"did you mean {', '.join(names[by_name[name]] for name in close[:5])}?" if close else "name it by its index"
     raise InputError(f"expected {setting} among the {len(names)} classes of the model, got {wanted}: {hint}")
