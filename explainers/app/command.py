@@ -18,6 +18,16 @@ from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
+AS_TYPED = {
+    "weights=FILE": "--weights FILE",
+    "target.head=...": "--head FILE",
+    "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
+    "trust_config=True builds": "explainers.load(FOLDER, trust_config=True) in a program builds",
+    "one image in image,": "one image as IMAGE,",
+    "one image in similar_to,": "one image as --similar-to,",
+}
+"""How messages of the library name a setting → what to type here."""
+
 EXAMPLES = """examples:
   explainers explain photo.jpg                          the predicted class, as explained/photo.png
   explainers explain photos/ --class tabby "espresso"   two classes of all images in a folder
@@ -118,7 +128,9 @@ def _one_line(
 
 
 def in_one_line(message: str) -> str:
-    """A message without line ends, and without characters of file names that could steer the terminal."""
+    """A message with the options of this command, without line ends and characters that could steer the terminal."""
+    for setting, option in AS_TYPED.items():
+        message = message.replace(setting, option)
     return printable(" ".join(message.splitlines()))
 
 

@@ -22,6 +22,7 @@ from explainers.saved.files import file_name, printable
 from explainers.share import load
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
+from explainers.target.names import class_index
 
 
 def explain(options: Namespace) -> int:
@@ -102,7 +103,8 @@ def nearest(options: Namespace) -> int:
 
 def class_of(session: Session, wanted: str) -> int:
     """The index of a class that a user named, or gave the number of."""
-    return session.class_index(int(wanted) if wanted.isdecimal() and wanted not in session.names else wanted)
+    number = wanted.isdecimal() and wanted not in session.names
+    return class_index(int(wanted) if number else wanted, session.names, "--class")
 
 
 def session_of(options: Namespace) -> Session:

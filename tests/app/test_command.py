@@ -151,7 +151,7 @@ def test_comparisons_and_the_nearest_images(run, folder):
     status, _, errors = run("nearest", "photos", "photos", "--method", "DirectPaths")
     assert (status, errors) == (
         1,
-        ["explainers: expected one image in image, got several: give one after the other"],
+        ["explainers: expected one image as IMAGE, got several: give one after the other"],
     )
 
 
@@ -251,8 +251,8 @@ BAD = {
     "empty": (1, "expected images below empty, got none"),
     "notes.txt": (1, "notes.txt"),
     "https://example.org/cat.jpg": (1, "URL"),
-    "cat.jpg --class tabbi": (1, "did you mean tabby"),
-    "cat.jpg --class 1000": (1, "from 0 to 999"),
+    "cat.jpg --class tabbi": (1, "expected --class among the 1000 classes of the model, got tabbi: did you mean tabby"),
+    "cat.jpg --class 1000": (1, "expected --class from 0 to 999"),
     "cat.jpg --method GEA": (1, "did you mean GenAtt, GAE?"),
     "cat.jpg --method RISE-PLUS": (1, "PLUS needs a method"),
     "cat.jpg --explainer runs/none": (1, "runs/none"),
@@ -264,7 +264,7 @@ BAD = {
     "cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
     "cat.jpg --text cat": (1, "expected an image tower of CLIP or SigLIP for texts, got test_vit: take one"),
     "cat.jpg --text cat --class tabby": (2, "not allowed with"),
-    "cat.jpg --similar-to photos": (1, "expected one image in similar_to, got several"),
+    "cat.jpg --similar-to photos": (1, "expected one image as --similar-to, got several"),
     "cat.jpg --similar-to gone.jpg": (1, "there is no such file"),
     "cat.jpg --similar-to cat.jpg --class tabby": (2, "not allowed with"),
     "cat.jpg --against cat": (1, "expected --text or --similar-to beside --against, got --against alone: name one"),
@@ -287,7 +287,7 @@ BAD_MODELS = {
     "--model test_resnet --weights {weights}": "got others: it lacks ",
     "--model test_vit --weights none.pth": "none.pth: there is no such file",
     "--model test_vit --weights cat.jpg": "expected weights as .safetensors",
-    "--model test_vit": "in the cache or from huggingface.co, got no download",
+    "--model test_vit": "give --weights FILE, or connect this machine",
 }
 
 
@@ -297,6 +297,12 @@ def test_a_model_that_cannot_be_built_gives_one_line(words, run, weights):
         "explain", "cat.jpg", "--method", "Chance", *words.format(weights=weights).split(), model=False
     )
     assert status == 1 and len(errors) == 1 and BAD_MODELS[words] in errors[0]
+
+
+def test_the_settings_that_the_command_translates_are_in_messages_of_the_library():
+    sources = [file.read_text() for file in ROOT.glob("explainers/**/*.py") if file.name != "command.py"]
+    said = {setting.partition("one image in ")[2].rstrip(",") or setting for setting in command.AS_TYPED}
+    assert all(any(setting in source for source in sources) for setting in said)
 
 
 def test_serve_passes_the_options_on(run, weights, monkeypatch):
