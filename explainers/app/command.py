@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from explainers import __version__
+from explainers.app.method_names import parse_methods
 from explainers.errors import InputError
 from explainers.saved.files import printable
 
@@ -32,6 +33,7 @@ EXAMPLES = """examples:
   explainers explain photo.jpg                          the predicted class, as explained/photo.png
   explainers explain photos/ --class tabby "espresso"   two classes of all images in a folder
   explainers explain photo.jpg --model resnet50 --method GradCAM --output map.png
+  explainers explain photo.jpg --method "GAE,RISE(masks=500)"  two methods, one of them with an option
   explainers explain photo.jpg --explainer runs/anyhead_pets
   explainers explain photo.jpg --model vit_base_patch16_clip_quickgelu_224.openai --text "a cat" "a dog"
   explainers explain a.jpg --similar-to b.jpg           why two images are alike
@@ -152,11 +154,12 @@ def parser() -> Parser:
     command.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
-    _add_explain(commands, [model, _method_options()])
+    passes = _passes_options()
+    _add_explain(commands, [model, _method_options(), passes])
     _add_nearest(commands, [model, _method_options()])
     _add_serve(commands, [model, _method_options()])
     _add_list(commands, [model])
-    _add_benchmark(commands, [model])
+    _add_benchmark(commands, [model, passes])
     return command
 
 
@@ -172,9 +175,26 @@ def _model_options() -> Parser:
 def _method_options() -> Parser:
     options = Parser(add_help=False)
     how = options.add_mutually_exclusive_group()
-    how.add_argument("--method", default="auto", metavar="NAME", help="see `explainers list` (default: auto)")
+    how.add_argument(
+        "--method",
+        type=parse_methods,
+        default=["auto"],
+        metavar="NAME",
+        help="see `explainers list`; with options as in 'RISE(masks=500)' (default: auto)",
+    )
     how.add_argument(
         "--explainer", metavar="FOLDER", help="a trained explainer: the folder of a run, or hf://user/name"
+    )
+    return options
+
+
+def _passes_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--passes",
+        type=positive,
+        metavar="N",
+        help="forward passes of methods that choose their number, such as RISE; AnyHead is refined by N passes",
     )
     return options
 
@@ -255,7 +275,7 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
     add = commands.add_parser("benchmark", parents=parents, help="compare how faithful explainers are on your images")
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
     add.add_argument(
-        "--methods", type=names, metavar="A,B", help="compared with chance (default: auto and a few others)"
+        "--methods", type=parse_methods, metavar="A,B", help="compared with chance (default: auto and a few others)"
     )
     add.add_argument("--limit", type=positive, default=100, metavar="N", help="the first N images (default: 100)")
     add.add_argument("--output", type=path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
@@ -272,15 +292,6 @@ def positive(text: str) -> int:
 def path(text: str) -> Path:
     """A path, in which ~ is the user's folder; an unknown user's ~name stays as it is."""
     return Path(os.path.expanduser(text))
-
-
-def names(text: str) -> list[str]:
-    """Names that commas separate.
-
-    >>> names("GAE, RISE")
-    ['GAE', 'RISE']
-    """
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def printed(text: str) -> str:

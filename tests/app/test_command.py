@@ -5,12 +5,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -21,10 +23,15 @@ from clips import random_directions
 from conftest import wake
 from PIL import Image
 from safetensors.torch import save_file
+from toys import VECTORS
 
 import explainers
-from explainers.app import command, page, session
+from explainers import progress
+from explainers.anyhead import AnyHead
+from explainers.app import command, page, passes, session
 from explainers.app.session import Session
+from explainers.errors import InputError
+from explainers.posthoc import soft_masks
 from explainers.report.titles import wrapped
 from explainers.target import TargetModel
 from explainers.target.heads import save_head
@@ -246,6 +253,71 @@ def test_characters_that_turn_text_are_in_no_line_title_or_file_name(turning, ru
     assert wrapped(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
 
 
+def test_several_methods_with_options_and_another_number_of_passes(run, folder):
+    status, lines, errors = run(
+        "explain", "cat.jpg", "--method", "GAE,RISE(cells=3)", "--passes", "16", "--output", "maps"
+    )
+    assert (status, errors) == (0, []) and " by GAE -> " in lines[0]
+    assert " by RISE(cells=3, masks=16) -> " in lines[1] and lines[2].endswith("--method GAE")
+    assert len(written(folder / "maps")) == 2
+    status, _, errors = run("nearest", "cat.jpg", "photos", "--method", "GAE,CAT")
+    assert (status, errors) == (1, ["explainers: expected one method in --method, got GAE, CAT: leave out all but one"])
+
+
+def test_many_passes_are_announced_and_reported_within_an_image(run, folder, monkeypatch):
+    monkeypatch.setattr(passes, "MANY", 10)
+    monkeypatch.setattr(progress, "EVERY", 0)
+    status, lines, errors = run("explain", "cat.jpg", "--method", "RISE(masks=24, chunk_size=8)", "--class", "1", "2")
+    assert status == 0 and len(lines) == 3
+    announced = (
+        r"RISE\(masks=24, .*\): 24 forward passes for each picture, about \d+ s for 2 pictures; --passes N sets .*"
+    )
+    assert re.fullmatch(announced, errors[0])
+    reported = [line.partition(" passes")[0] for line in errors[1:] if ": 0 of" not in line]
+    assert reported == [f"cat.jpg by RISE(masks=24, chunk_size=8): {n} of 24" for n in (8, 16, 24)] * 2
+
+
+def test_passes_refine_anyhead(target, grid):
+    explainer = AnyHead(target, grid, VECTORS).eval()
+    refined = SimpleNamespace(explainer=explainer, method="AnyHead", target=target)
+    passes.set_passes([refined], 16)
+    assert refined.method == "AnyHead(refine=16)" and passes.passes_of(refined) == 17
+    with pytest.raises(InputError, match="got --passes=4: take 16"):
+        passes.set_passes([refined], 4)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["explain photos --output out", pytest.param("benchmark photos --output out/b.json", marks=pytest.mark.slow)],
+)
+def test_what_sigterm_stops_amid_an_image_is_equal_when_it_is_started_again(words, run, folder, monkeypatch):
+    method = ["--method" + "s" * words.startswith("bench"), "RISE(masks=24, chunk_size=8)"]
+
+    def results():
+        files = {name: (folder / "out" / name).read_bytes() for name in written(folder / "out")}
+        content = json.loads(files["b.json"])["results"] if "b.json" in files else {}
+        numbers = {key: value for row in content.values() for key, value in row.items() if "second" not in key}
+        return numbers or files
+
+    assert run(*words.split(), *method)[0] == 0
+    expected = results()
+    shutil.rmtree(folder / "out")
+    made = []
+
+    def stopped(count):
+        made.append(count)
+        if len(made) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(soft_masks, "advance", stopped)
+        status, _, errors = run(*words.split(), *method)
+    assert status == 143 and len(errors) == 1 and errors[0].startswith("explainers: stopped after ")
+    assert not any("unfinished" in name or name.endswith(".json") for name in written(folder / "out"))
+    assert run(*words.split(), *method)[0] == 0
+    assert results() == expected
+
+
 BAD = {
     "missing.jpg": (1, "there is no such file"),
     "empty": (1, "expected images below empty, got none"),
@@ -255,6 +327,16 @@ BAD = {
     "cat.jpg --class 1000": (1, "expected --class from 0 to 999"),
     "cat.jpg --method GEA": (1, "did you mean GenAtt, GAE?"),
     "cat.jpg --method RISE-PLUS": (1, "PLUS needs a method"),
+    "cat.jpg --method RISE(mask=3)": (1, "RISE has no option mask; it has masks, cells, probability, chunk_size, seed"),
+    "cat.jpg --method RISE(masks=many)": (1, "expected masks of RISE as an integer, got masks=many"),
+    "cat.jpg --method RISE(100)": (
+        2,
+        "expected NAME or NAME(option=value, ...), got RISE(100), in which 100 has no value",
+    ),
+    "cat.jpg --method RISE(masks=1": (2, "expected NAME or NAME(option=value, ...), got RISE(masks=1 ("),
+    "cat.jpg --method GAE,GAE": (1, "expected each of methods once, got GAE, GAE: leave out the second GAE"),
+    "cat.jpg --method GAE,RISE --output map.png": (1, "expected a folder for 2 pictures"),
+    "cat.jpg --method GAE --passes 64": (1, "expected --passes with AnyHead, or one of GradientSHAP, "),
     "cat.jpg --explainer runs/none": (1, "runs/none"),
     "cat.jpg --head none.safetensors": (1, "no head at none.safetensors"),
     "cat.jpg --method GAE --explainer runs/none": (2, "not allowed with"),

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers.app.photos import decoded, is_single, photos_of
+from explainers import progress
+from explainers.app.photos import decoded, decoded_batches, is_single, photos_of
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, middle_square
 
@@ -111,6 +112,15 @@ def test_pipes_sockets_loops_of_links_and_closed_folders_are_left_out_and_named(
 def test_one_image_is_told_from_several(file):
     assert all(map(is_single, (str(file), file, IMAGE, PIXELS, torch.from_numpy(PIXELS), "gone.png")))
     assert not any(map(is_single, (file.parent, [file], (), PIXELS[None], torch.from_numpy(PIXELS)[None])))
+
+
+def test_passes_within_a_batch_move_the_bar(file, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0)
+    for _ in decoded_batches(photos_of([file, file]), 8, Image.Resampling.BICUBIC, batch=2, passes=10):
+        progress.advance(5)
+        progress.advance(100)
+    lines = [line.partition(" images")[0] for line in capsys.readouterr().err.splitlines()]
+    assert list(dict.fromkeys(lines)) == ["explaining: 0 of 2", "explaining: 0.5 of 2", "explaining: 2 of 2"]
 
 
 def test_a_strip_needs_no_memory_for_its_whole_length():
