@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError, check_distinct, check_positive, check_range
+from explainers.progress import advance
 
 Removal = Literal["zero", "black", "drop"]
 """How to hide patches. `zero` sets pixels to 0 after normalisation, the mean pixel (TVE). `black` sets them to 0 before
@@ -198,5 +199,9 @@ def in_chunks(
         sizes = masks.sum(-1)
         order, groups = sizes.argsort(stable=True), [count for count in sizes.bincount().tolist() if count]
     chunks = [chunk for group in order.split(groups) for chunk in group.split(chunk_size)]
-    outputs = torch.cat([function(images[chunk // keep.shape[1]], masks[chunk]) for chunk in chunks])
+    parts = []
+    for chunk in chunks:
+        parts.append(function(images[chunk // keep.shape[1]], masks[chunk]))
+        advance(len(chunk))
+    outputs = torch.cat(parts)
     return (outputs[order.argsort()] if by_size else outputs).unflatten(0, keep.shape[:2])

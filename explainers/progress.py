@@ -1,8 +1,14 @@
-"""Progress of long work: a bar in a terminal; elsewhere, such as in the log of a job, a line every half minute."""
+"""Progress of long work: a bar in a terminal; elsewhere, such as in the log of a job, a line every half minute.
+
+Methods with many forward passes say how many they have made, by `advance`, to whoever is `watching`.
+"""
 
 import io
 import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
@@ -39,7 +45,7 @@ class Lines(tqdm):
         super().set_postfix(ordered_dict, refresh=False, **values)
 
     def __str__(self) -> str:
-        units = f"{self.unit}{'es' if self.unit.endswith('ch') else 's'}"
+        units = f"{self.unit}{'es' if self.unit.endswith(('ch', 'ss')) else 's'}"
         line = f"{self.desc}: {self.n:.4g} of {self.total} {units} ({100 * self.n / max(self.total, 1):.0f} %)"
         done = self.n - self.initial
         if done > 0:
@@ -64,3 +70,48 @@ def progress(name: str, total: int, unit: str, initial: float = 0, shown: bool =
     scale = isinstance(initial, float)
     options = {"initial": initial, "leave": False, "disable": not shown, "delay": delay, "unit_scale": scale}
     return kind(desc=name, total=total, unit=unit, **options)
+
+
+_watcher: ContextVar[Callable[[int], object] | None] = ContextVar("watcher", default=None)
+
+
+def advance(passes: int) -> None:
+    """Say that so many images have gone through the model. An error of the watcher stops the computation."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(passes)
+
+
+def watched() -> bool:
+    """Whether this thread is `watching`."""
+    return _watcher.get() is not None
+
+
+@contextmanager
+def watching(watcher: Callable[[int], object]) -> Iterator[None]:
+    """Call a function with each number of passes that this thread makes. Inside another one, the outer one goes on.
+
+    >>> made = []
+    >>> with watching(made.append):
+    ...     advance(256)
+    >>> made
+    [256]
+    """
+    before = _watcher.get()
+    _watcher.set(before or watcher)
+    try:
+        yield
+    finally:
+        _watcher.set(before)
+
+
+@contextmanager
+def progress_of_passes(name: str, passes: int) -> Iterator[None]:
+    """Show after two seconds how many forward passes are made, unless somebody else is `watching`.
+
+    Args:
+        name: text before the bar.
+        passes: how many are expected.
+    """
+    with progress(name, passes, "pass", shown=not watched(), delay=2) as bar, watching(bar.update):
+        yield

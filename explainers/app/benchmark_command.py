@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from explainers import posthoc
 from explainers.app.command import printed
-from explainers.app.explain_command import session_of
+from explainers.app.explain_command import session_of, sessions_of, with_method
+from explainers.app.passes import announce_passes, passes_of, set_passes
 from explainers.app.photos import decoded_batches, photos_of
 from explainers.app.picture_files import check_writable
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
-from explainers.posthoc.names import labelled
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
 
@@ -30,26 +31,37 @@ def benchmark(options: Namespace) -> None:
     """Measure explainers on images without labels; print a table, and write a JSON file with all settings."""
     needs("torchmetrics", "methods", "explainers benchmark")
     from explainers.app.benchmark import COLUMNS, CURVES, LEVELS, measure
+    from explainers.evaluation.sweep import Sweep
     from explainers.report.differences import compared, difference_tables
     from explainers.report.tables import markdown, rows
 
-    output = Path(options.output).expanduser()
+    output: Path = options.output
     if output.is_dir():
         raise InputError(f"expected a file for the numbers, got the folder {output}: name a file, as in {output}.json")
     photos = photos_of(options.images)[: options.limit]
     check_writable(output.parent)
-    method = "auto" if options.methods is None or "auto" in options.methods else "Chance"
-    session = session_of(Namespace(**vars(options), method=method))
-    explainers = explainers_for(session, options.methods)
-    pictures = _Decoded(session, photos)
-    results, scores = measure(session.target, explainers, pictures)
+    sessions = sessions_for(options)
+    announce_passes(sessions, len(photos))
+    session = sessions[0]
+    explainers = {"Chance": posthoc.Chance(session.target, session.target.grid)}
+    explainers |= {each.method: each.explainer for each in sessions}
+    sweep = Sweep(session.target, session.target.grid, levels=LEVELS).forward_passes
+    pictures = _Decoded(session, photos, sum(map(passes_of, sessions)) + sweep * len(explainers))
+    try:
+        results, scores = measure(session.target, explainers, pictures)
+    except KeyboardInterrupt as stopped:
+        done = f"after {len(pictures.names)} of {len(photos)} images, without {output}"
+        stopped.add_note(f"{done}: the same command starts again with the first image")
+        raise
     task = f"{len(pictures.names)} image{'s' * (len(pictures.names) > 1)}"
     print(f"{session.target.name}: the predicted class of each image, hidden patches are zero\n")
     print(printed(markdown(rows({task: results}, COLUMNS))))
     curves: dict[str, str] = {name: COLUMNS[name] for name in CURVES}
     pairs = compared({task: results}, {task: scores}, curves) if len(pictures.names) > 1 else {}
     if pairs:
-        tables = difference_tables({task: results}, pairs, curves, minus=session.method)
+        methods = options.methods or ["auto"]
+        minus = sessions[methods.index("auto")].method if "auto" in methods else "Chance"
+        tables = difference_tables({task: results}, pairs, curves, minus=minus)
         print(printed(tables["differences.md"]))
     content = {
         "command": sys.argv,
@@ -65,39 +77,39 @@ def benchmark(options: Namespace) -> None:
     print(f"{output} has the numbers, curves and settings")
 
 
-def explainers_for(session: Session, methods: Sequence[str] | None) -> dict[str, Any]:
-    """Name → explainer: chance, the explainer of the session, and methods.
-
-    Args:
-        session: the model and its explainer.
-        methods: names of methods; `auto` is the explainer of the session. `None` takes the `USUAL` ones that explain
-            the model.
-    """
-    target = session.target
-    explainers: dict[str, Any] = {"Chance": posthoc.Chance(target, target.grid)}
-    for label, (name, settings) in labelled(methods if methods is not None else ["auto", *USUAL]).items():
-        if name == "auto":
-            explainers[session.method] = session.explainer
-            continue
-        try:
-            explainers[label] = posthoc.build(name, target, target.grid, settings)
-        except InputError:
-            if methods is not None:
-                raise
-    return explainers
+def sessions_for(options: Namespace) -> list[Session]:
+    """The model with each of the explainers that the options name; by default the `USUAL` ones that explain it."""
+    if options.methods is not None:
+        return sessions_of(Namespace(**vars(options), method=options.methods))
+    automatic = session_of(Namespace(**{**vars(options), "method": ["auto"], "passes": None}))
+    sessions = [automatic]
+    for method in USUAL:
+        with suppress(InputError):
+            sessions.append(with_method(automatic, method, "classes"))
+    if options.passes:
+        set_passes(sessions, options.passes)
+    return sessions
 
 
 class _Decoded:
-    """Batches of photos as the model sees them, uint8 (B, C, S, S), with the `names` of those that were read."""
+    """Batches of photos as the model sees them, uint8 (B, C, S, S), with the `names` of those that were read.
 
-    def __init__(self, session: Session, photos: Sequence[Any]) -> None:
+    Args:
+        session: the model.
+        photos: see `photos_of`.
+        passes: forward passes for each photo.
+    """
+
+    def __init__(self, session: Session, photos: Sequence[Any], passes: int) -> None:
         self.session = session
         self.photos = photos
+        self.passes = passes
         self.names: list[str] = []
 
     def __iter__(self) -> Iterator[Tensor]:
         size = self.session.target.grid.image_size
-        for photos, pixels, _ in decoded_batches(self.photos, size, self.session.resampling, BATCH, "measuring"):
+        reading = (size, self.session.resampling, BATCH, "measuring", self.passes)
+        for photos, pixels, _ in decoded_batches(self.photos, *reading):
             self.names += [photo.name for photo in photos]
             yield pixels
 

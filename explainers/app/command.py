@@ -1,22 +1,39 @@
 """The command `explainers`: explain images, serve the page, list what there is, compare explainers."""
 
 import argparse
+import errno
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from explainers import __version__
+from explainers.app.method_names import parse_methods
 from explainers.errors import InputError
+from explainers.saved.files import printable
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
+
+AS_TYPED = {
+    "weights=FILE": "--weights FILE",
+    "target.head=...": "--head FILE",
+    "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
+    "trust_config=True builds": "explainers.load(FOLDER, trust_config=True) in a program builds",
+    "one image in image,": "one image as IMAGE,",
+    "one image in similar_to,": "one image as --similar-to,",
+}
+"""How messages of the library name a setting → what to type here."""
 
 EXAMPLES = """examples:
   explainers explain photo.jpg                          the predicted class, as explained/photo.png
   explainers explain photos/ --class tabby "espresso"   two classes of all images in a folder
   explainers explain photo.jpg --model resnet50 --method GradCAM --output map.png
+  explainers explain photo.jpg --method "GAE,RISE(masks=500)"  two methods, one of them with an option
   explainers explain photo.jpg --explainer runs/anyhead_pets
   explainers explain photo.jpg --model vit_base_patch16_clip_quickgelu_224.openai --text "a cat" "a dog"
   explainers explain a.jpg --similar-to b.jpg           why two images are alike
@@ -33,33 +50,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line; `None` for those of this process.
 
     Returns:
-        Exit status: 0; 1 for an error that the message says how to correct; 130 after Ctrl-C. Wrong options exit with
-        2 by `SystemExit`.
+        Exit status: 0; 1 for an error that the message says how to correct; 128 and the number of the signal after
+        Ctrl-C, SIGTERM or SIGHUP. Wrong options exit with 2 by `SystemExit`.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # for names of files, where a terminal has few characters
     options = parser().parse_args(arguments)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _ended_by_signals():
             warnings.showwarning = _one_line  # type: ignore[assignment]
             run = getattr(import_module(options.module), options.run)  # here, because what computes takes seconds
-            return run(options) or 0
+            status = run(options) or 0
+            sys.stdout.flush()  # here, where a full disk gives one line
+            return status
     except InputError as error:
         return _failed(str(error))
-    except KeyboardInterrupt:
-        return _failed("stopped", 130)
+    except KeyboardInterrupt as stopped:
+        return _failed(
+            " ".join(["stopped", *getattr(stopped, "__notes__", [])]), 128 + getattr(stopped, "number", signal.SIGINT)
+        )
     except BrokenPipeError:  # as in `explainers list | head -1`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
     except OSError as error:
-        if error.filename is None or error.strerror is None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if error.strerror is None or error.filename is None and not full:
             raise
-        return _failed(f"cannot read or write {error.filename}: {error.strerror}: use another path")
+        if error.filename is None:  # the output of this command: Python would try to write the rest as it exits
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        advice = "free some space, or use another path" if full else "use another path"
+        return _failed(f"cannot read or write {error.filename or 'the output'}: {error.strerror}: {advice}")
+
+
+class Ended(KeyboardInterrupt):
+    """A signal has asked this process to end.
+
+    Args:
+        number: the number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End as after Ctrl-C on SIGTERM and SIGHUP, so that no half-written file stays; nohup's choice stays as it is."""
+
+    def end(number: int, _: Any) -> NoReturn:
+        raise Ended(number)
+
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _failed(message: str, status: int = 1) -> int:
-    print(f"explainers: {message}", file=sys.stderr, flush=True)
+    print(f"explainers: {in_one_line(message)}", file=sys.stderr, flush=True)
     return status
 
 
@@ -72,7 +126,14 @@ def _one_line(
     line: str | None = None,
 ) -> None:
     """Show a warning without the line of code that gave it; the arguments are those of `warnings.showwarning`."""
-    print(f"explainers: {message}", file=sys.stderr, flush=True)
+    print(f"explainers: {in_one_line(str(message))}", file=sys.stderr, flush=True)
+
+
+def in_one_line(message: str) -> str:
+    """A message with the options of this command, without line ends and characters that could steer the terminal."""
+    for setting, option in AS_TYPED.items():
+        message = message.replace(setting, option)
+    return printable(" ".join(message.splitlines()))
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,11 +154,12 @@ def parser() -> Parser:
     command.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
     model = _model_options()
-    _add_explain(commands, [model, _method_options()])
+    passes = _passes_options()
+    _add_explain(commands, [model, _method_options(), passes])
     _add_nearest(commands, [model, _method_options()])
     _add_serve(commands, [model, _method_options()])
     _add_list(commands, [model])
-    _add_benchmark(commands, [model])
+    _add_benchmark(commands, [model, passes])
     return command
 
 
@@ -113,9 +175,26 @@ def _model_options() -> Parser:
 def _method_options() -> Parser:
     options = Parser(add_help=False)
     how = options.add_mutually_exclusive_group()
-    how.add_argument("--method", default="auto", metavar="NAME", help="see `explainers list` (default: auto)")
+    how.add_argument(
+        "--method",
+        type=parse_methods,
+        default=["auto"],
+        metavar="NAME",
+        help="see `explainers list`; with options as in 'RISE(masks=500)' (default: auto)",
+    )
     how.add_argument(
         "--explainer", metavar="FOLDER", help="a trained explainer: the folder of a run, or hf://user/name"
+    )
+    return options
+
+
+def _passes_options() -> Parser:
+    options = Parser(add_help=False)
+    options.add_argument(
+        "--passes",
+        type=positive,
+        metavar="N",
+        help="forward passes of methods that choose their number, such as RISE; AnyHead is refined by N passes",
     )
     return options
 
@@ -157,7 +236,11 @@ def _add_explain(commands: Any, parents: list[Parser]) -> None:
     )
     add.add_argument("--top", type=positive, default=5, metavar="K", help="classes in a line (default: 5)")
     add.add_argument(
-        "--output", default="explained", metavar="PATH", help="a folder, or a file for one picture (default: explained)"
+        "--output",
+        type=path,
+        default="explained",
+        metavar="PATH",
+        help="a folder, or a file for one picture (default: explained)",
     )
     add.set_defaults(module="explainers.app.explain_command", run="explain")
 
@@ -169,7 +252,9 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
     add.add_argument("image", metavar="IMAGE", help="a file")
     add.add_argument("folder", metavar="FOLDER", help="the images to choose from, with all folders below it")
     add.add_argument("--k", type=positive, default=5, metavar="K", help="number of images (default: 5)")
-    add.add_argument("--output", default="explained", metavar="FOLDER", help="for the pictures (default: explained)")
+    add.add_argument(
+        "--output", type=path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
+    )
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -190,10 +275,10 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
     add = commands.add_parser("benchmark", parents=parents, help="compare how faithful explainers are on your images")
     add.add_argument("images", nargs="+", metavar="IMAGE", help="files or folders")
     add.add_argument(
-        "--methods", type=names, metavar="A,B", help="compared with chance (default: auto and a few others)"
+        "--methods", type=parse_methods, metavar="A,B", help="compared with chance (default: auto and a few others)"
     )
     add.add_argument("--limit", type=positive, default=100, metavar="N", help="the first N images (default: 100)")
-    add.add_argument("--output", default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
+    add.add_argument("--output", type=path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
 
 
@@ -204,13 +289,9 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def names(text: str) -> list[str]:
-    """Names that commas separate.
-
-    >>> names("GAE, RISE")
-    ['GAE', 'RISE']
-    """
-    return [name.strip() for name in text.split(",") if name.strip()]
+def path(text: str) -> Path:
+    """A path, in which ~ is the user's folder; an unknown user's ~name stays as it is."""
+    return Path(os.path.expanduser(text))
 
 
 def printed(text: str) -> str:

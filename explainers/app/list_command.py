@@ -38,6 +38,7 @@ def list_all(options: Namespace) -> None:
     print(textwrap.fill(", ".join(names), 98, initial_indent="  ", subsequent_indent="  "))
     if "DecompX" in names:
         print(f"  Behind a layerwise method: {', '.join(f'-{name}' for name in AGGREGATIONS)}, as in DecompX-SkipPLUS")
+    print("  With options, in quotes: --method 'RISE(masks=500)'; a name that is no option lists those of the method")
     print("\nExtras:")
     for extra, (packages, purpose) in EXTRAS.items():
         print(f"  {extra:8} {state(extra, packages)}, for {purpose}")
@@ -47,12 +48,12 @@ def methods_of_model(options: Namespace) -> tuple[list[str], str]:
     """Names of the methods that explain the model that the options name, and which they are, in words."""
     import timm  # here, because it takes seconds
 
-    from explainers.app.explain_command import model_and_method
+    from explainers.app.explain_command import model_and_methods
     from explainers.conversion import as_target
     from explainers.posthoc.names import methods_for
     from explainers.target.fetching import pretrained_config
 
-    model, weights, _ = model_and_method(options)
+    model, weights, _ = model_and_methods(options)
     if isinstance(model, str) and weights is None:  # the architecture decides, so nothing is downloaded
         pretrained_config(model)
         model = timm.create_model(model)

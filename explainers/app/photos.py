@@ -17,7 +17,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
 from explainers.images.listing import endings, list_images, several
-from explainers.progress import progress
+from explainers.progress import progress, watched, watching
 from explainers.saved.files import printable
 
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
@@ -98,7 +98,9 @@ def _of_path(given: str | Path) -> list[Photo]:
         _check_heif(path)
         return [Photo(printable(path.name), partial(_read, path), file=path)]
     if not os.path.isdir(path) or not str(given):
-        raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: there is no such file")
+        is_there = str(given) and os.path.lexists(path)
+        reason = "it is a pipe, socket or device, or a link that leads nowhere" if is_there else "there is no such file"
+        raise InputError(f"expected an image file or a folder, got {str(given)[:200]!r}: {reason}")
     (files,) = list_images([path])
     if not files:
         raise InputError(f"expected images below {path}, got none: give another folder")
@@ -172,11 +174,17 @@ def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | N
 
 
 def decoded_batches(
-    photos: Sequence[Photo], size: int, resampling: Image.Resampling, batch: int, doing: str = "explaining"
+    photos: Sequence[Photo],
+    size: int,
+    resampling: Image.Resampling,
+    batch: int,
+    doing: str = "explaining",
+    passes: int = 1,
 ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
     """Decode what a model sees of photos, one batch after the other.
 
-    Broken files of folders are left out with a warning. A progress bar appears after two seconds.
+    Broken files of folders are left out with a warning. A progress bar appears after two seconds, which also counts the
+    passes that the caller makes for a batch.
 
     Args:
         photos: see `photos_of`.
@@ -184,12 +192,16 @@ def decoded_batches(
         resampling: see `decoded`.
         batch: largest number of photos in a batch.
         doing: label of the progress bar.
+        passes: forward passes that the caller makes for each photo, at most.
 
     Yields:
         The photos, uint8 pixels (B, 3, size, size), and the numbers of the photos among all.
     """
     broken: list[Photo] = []
-    with progress(doing, len(photos), "image", delay=2) as bar:
+    with (
+        progress(doing, len(photos), "image", 0.0, shown=not watched(), delay=2) as bar,
+        watching(lambda made: bar.update(min(made / passes, len(photos) - bar.n))),
+    ):
         for start in range(0, len(photos), batch):
             squares = [decoded(photo, size, resampling) for photo in photos[start : start + batch]]
             broken += [photos[start + number] for number, square in enumerate(squares) if square is None]
@@ -197,7 +209,7 @@ def decoded_batches(
             if kept:
                 pixels = torch.stack([square for square in squares if square is not None])
                 yield [photos[number] for number in kept], pixels, kept
-            bar.update(len(squares))
+            bar.update(start + len(squares) - bar.n)
     tell_broken(broken, len(photos))
 
 

@@ -1,8 +1,9 @@
 """Which images `explainers explain` reads, and which files it writes: never over an image that is explained."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from explainers.app.photos import photos_of
@@ -18,68 +19,101 @@ class Picture:
     Args:
         image: file of the image.
         name: its name for the user.
+        method: label of what explains it.
         explained: the class, or text; `None` for the predicted class.
         file: where the picture is written.
     """
 
     image: Path
     name: str
+    method: str
     explained: str | None
     file: Path
 
 
-def planned(images: Sequence[str], explained: Sequence[str | None], output: Path, named: bool) -> list[Picture]:
-    """Plan which pictures are written, before anything is computed.
+def found_images(images: Sequence[str], pictures: int, output: Path) -> dict[Path, Path]:
+    """Find the images, and check that their pictures can be written, before anything is computed.
 
     Args:
         images: files and folders.
-        explained: the classes or texts to explain in each image.
+        pictures: number of pictures of each image.
         output: a folder; or a file, for a single picture.
-        named: whether pictures are named after what is explained.
+
+    Returns:
+        Each image file → its name below its folder.
 
     Raises:
-        InputError: for images that do not exist, and where a picture would replace an image.
+        InputError: for images that do not exist, a file for several pictures, and where a picture would replace an
+            image.
     """
-    single = output.suffix.lower() in endings() and not output.is_dir()
+    single = names_file(output)
     folder = output.parent if single else output
     found = dict(files_of(images, folder))
-    if single and len(found) * len(explained) > 1:
-        count = len(found) * len(explained)
+    count = len(found) * pictures
+    if single and count > 1:
         raise InputError(f"expected a folder for {count} pictures, got --output {output}: leave out {output.suffix}")
+    if single and real(output) in found:
+        raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
+    check_writable(folder)
+    return found
+
+
+def planned(
+    found: Mapping[Path, Path], methods: Sequence[str], explained: Sequence[str | None], output: Path, named: bool
+) -> list[Picture]:
+    """Plan the picture of each image, method, and class or text.
+
+    Args:
+        found: see `found_images`.
+        methods: labels of what computes the heatmaps; several are part of the pictures' names.
+        explained: the classes or texts to explain in each image.
+        output: a folder, or a file.
+        named: whether pictures are named after what is explained.
+    """
     pictures: list[Picture] = []
     taken = set(found)
     for image, name in found.items():
-        for each in explained:
-            suffix = f"_{each.replace(' ', '_')}" if each is not None and named else ""
-            file = output if single else unused(folder / name.parent / f"{file_name(name.stem + suffix)}.png", taken)
-            if file.resolve() in taken:
-                raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
-            taken.add(file.resolve())
-            pictures.append(Picture(image, name.as_posix(), each, file))
-    check_writable(folder)
+        for method, each in product(methods, explained):
+            parts = [name.stem, *([each] if each is not None and named else []), *([method] if methods[1:] else [])]
+            file = output
+            if not names_file(output):
+                stem = file_name("_".join(parts).replace(" ", "_"))
+                file = unused(output / name.parent / f"{stem}.png", taken)
+            taken.add(real(file))
+            pictures.append(Picture(image, name.as_posix(), method, each, file))
     return pictures
+
+
+def names_file(output: Path) -> bool:
+    """Whether an output is a file for one picture, not a folder."""
+    return output.suffix.lower() in endings() and not output.is_dir()
 
 
 def files_of(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each image file, and its name below its folder; without pictures that were written to `output` before."""
     for given in images:
-        folder = Path(given).expanduser()
+        folder = Path(os.path.expanduser(given))
         if not folder.is_dir():
             photos_of(given)  # says what is wrong with it
-            yield folder.resolve(), Path(folder.name)
+            yield real(folder), Path(folder.name)
             continue
         (files,) = list_images([folder])
-        own = [] if folder.resolve().is_relative_to(output.resolve()) else [output.resolve()]
-        kept = [file for file in files if not any(file.resolve().is_relative_to(each) for each in own)]
+        own = [] if real(folder).is_relative_to(real(output)) else [real(output)]
+        kept = [file for file in files if not any(real(file).is_relative_to(each) for each in own)]
         if not kept:
             raise InputError(f"expected images below {folder}, got none: give another folder")
-        yield from ((file.resolve(), file.relative_to(folder)) for file in kept)
+        yield from ((real(file), file.relative_to(folder)) for file in kept)
+
+
+def real(file: Path) -> Path:
+    """The path without links; `Path.resolve` raises an error for a loop of links."""
+    return Path(os.path.realpath(file))
 
 
 def unused(file: Path, taken: set[Path]) -> Path:
     """The file, or with a number if another picture, or an image, has its name."""
     numbered, number = file, 1
-    while numbered.resolve() in taken:
+    while real(numbered) in taken:
         number += 1
         numbered = file.with_name(f"{file.stem}_{number}{file.suffix}")
     return numbered

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,15 +26,17 @@ def save_picture(draw: Callable[[], Image.Image], path: str | Path, explained: S
     Raises:
         InputError: for an ending that Pillow does not write, or for the file of an explained image.
     """
-    path = Path(path).expanduser()
-    if path.resolve() in [file.resolve() for file in explained if file is not None]:
+    path = Path(os.path.expanduser(path))
+    if os.path.realpath(path) in [os.path.realpath(file) for file in explained if file is not None]:
         raise InputError(f"expected another file than the image itself, got {path.name}: rename it")
-    if Image.registered_extensions().get(path.suffix.lower()) not in FORMATS:
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind not in FORMATS:
         endings = ", ".join(sorted(end for end, kind in Image.registered_extensions().items() if kind in FORMATS))
         raise InputError(f"expected a file that ends in one of {endings}, got {path.name}")
-    picture = draw()
+    encoded = io.BytesIO()  # because Pillow's encoders do not say that a disk is full
+    draw().save(encoded, kind)
     with atomic(path) as unfinished:
-        picture.save(unfinished)
+        unfinished.write_bytes(encoded.getvalue())
     return path
 
 

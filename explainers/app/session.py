@@ -133,7 +133,8 @@ class Session:
         self, photos: Sequence[Photo], doing: str = "explaining"
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decoded_batches`."""
-        return decoded_batches(photos, self.target.grid.image_size, self.resampling, BATCH, doing)
+        passes = getattr(self.explainer, "forward_passes", 1)
+        return decoded_batches(photos, self.target.grid.image_size, self.resampling, BATCH, doing, passes)
 
     @torch.no_grad()
     def _classes(

@@ -28,7 +28,7 @@ def text_head_of(target: TargetModel, head: TextHead | None = None) -> TextHead:
         if not has_texts(target):
             raise InputError(
                 f"expected an image tower of CLIP or SigLIP for texts, got {target.name}: take one, such as"
-                " vit_base_patch16_clip_quickgelu_224.openai, or give text_head=, such as that of"
+                " vit_base_patch16_clip_quickgelu_224.openai, or in a program a text_head, such as that of"
                 " explainers.text.fit_text_head"
             )
         return clip_text_head(target).to(target.mean.device)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -35,8 +35,9 @@ def endings() -> frozenset[str]:
 def list_images(roots: Sequence[Path]) -> list[list[Path]]:
     """List all images below each folder, sorted by folder, then by name.
 
-    One warning counts and names the files that Pillow does not read. Hidden files are left out (macOS writes
-    ._image1.png). Links are followed, but each real folder is visited once, and no folder that contains the root.
+    Warnings count and name what is left out: files that Pillow does not read, links that lead nowhere, pipes, sockets
+    and devices, and folders that cannot be read. Hidden files are left out too (macOS writes ._image1.png). Links are
+    followed, but each real folder is visited once, and no folder that contains the root.
 
     Args:
         roots: folders, or files of single images.
@@ -44,14 +45,21 @@ def list_images(roots: Sequence[Path]) -> list[list[Path]]:
     Returns:
         The images of each root; a root that is a file is its only image.
     """
-    files = [list_files(root) if root.is_dir() else [root] for root in roots]
-    others = [path for paths in files for path in paths if path.suffix.lower() not in endings() and path not in roots]
-    if others:
-        heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
-        advice = "; for .heic, pip install pillow-heif" if heif else ""
-        warnings.warn(f"left out: {several(others)} that Pillow does not read{advice}", stacklevel=3)
-    left_out = set(others)
-    return [[path for path in paths if path not in left_out] for paths in files]
+    listed = [list_files(root) if root.is_dir() else ([root], []) for root in roots]
+    others = {path for files, _ in listed for path in files if path.suffix.lower() not in endings()} - set(roots)
+    heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
+    advice = "; for .heic, pip install pillow-heif" if heif else ""
+    unreadable = [path for _, paths in listed for path in paths]
+    for paths, reason in (
+        (sorted(others), f"Pillow does not read{advice}"),
+        (
+            unreadable,
+            "cannot be read: links that lead nowhere, pipes, sockets, devices, or folders that are closed to you",
+        ),
+    ):
+        if paths:
+            warnings.warn(f"left out: {several(paths)} that {reason}", stacklevel=3)
+    return [[path for path in files if path not in others] for files, _ in listed]
 
 
 def several(paths: Sequence[Path]) -> str:
@@ -64,19 +72,40 @@ def several(paths: Sequence[Path]) -> str:
     return f"{len(paths)} file{'s' * (len(paths) > 1)} ({names})"
 
 
-def list_files(root: Path) -> list[Path]:
-    """List all files below a folder that are not hidden, see `list_images`."""
-    paths: list[Path] = []
+def list_files(root: Path) -> tuple[list[Path], list[Path]]:
+    """List all files below a folder that are not hidden, see `list_images`; and the paths that cannot be read."""
+    files: list[Path] = []
+    unreadable: list[Path] = []
     visited = {str(parent) for parent in Path(root).resolve().parents}
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    waiting = [str(root)]
+    while waiting:
+        folder = waiting.pop()
         real = os.path.realpath(folder)
         if real in visited:
-            subfolders.clear()
             continue
         visited.add(real)
-        subfolders.sort()
-        paths += [Path(folder, name) for name in sorted(files) if not name.startswith(".")]
-    return paths
+        try:
+            with os.scandir(folder) as scanned:
+                entries = sorted(scanned, key=lambda entry: entry.name)
+        except OSError:
+            unreadable.append(Path(folder))
+            continue
+        subfolders = []
+        for entry in entries:
+            if _is(entry.is_dir):  # which asks the disk about links alone
+                subfolders.append(entry.path)
+            elif not entry.name.startswith("."):
+                (files if _is(entry.is_file) else unreadable).append(Path(entry.path))
+        waiting += reversed(subfolders)
+    return files, unreadable
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+    """What `is_dir` or `is_file` of an entry says; False for a loop of links, for which they raise an error."""
+    try:
+        return kind()
+    except OSError:
+        return False
 
 
 def existing_folder(root: str | Path, expected: str) -> Path:

@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -20,6 +22,9 @@ from explainers.target import TargetModel
 
 AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
 NEEDS_MAPS = Layerwise, "a map", "DecompX"
+PASSES = "masks", "samples", "steps"
+"""Names of the options that set the number of forward passes of a method."""
+
 REFERENCES = "Chance", "GreedyOrder"
 """Methods that tables list for comparison, and nobody takes to explain."""
 
@@ -122,14 +127,46 @@ def _check_aggregation(kind: type, aggregation: str) -> None:
 
 
 def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> None:
+    """Raise an InputError for an option that a method does not have, or whose value is of another kind."""
+    hints = get_type_hints(kind.__init__) | (get_type_hints(AGGREGATIONS[aggregation].__init__) if aggregation else {})  # type: ignore[misc]
     known = list(inspect.signature(kind).parameters)[2:]
     if aggregation:
         known = [option for option in known if option != "layer"]  # the aggregation chooses the layers
         known += _aggregation_options(aggregation)
-    for option in options:
+    name = f"{kind.__name__}-{aggregation}".rstrip("-")
+    for option, value in options.items():
         if option not in known:
-            name = f"{kind.__name__}-{aggregation}".rstrip("-")
             raise InputError(f"{name} has no option {option}; it has {', '.join(known) or 'none'}")
+        if not _fits(value, hints.get(option, Any)):
+            raise InputError(f"expected {option} of {name} as {_in_words(hints[option])}, got {option}={value}")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _in_words(hint: Any) -> str:
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+    return " or ".join(words.get(kind, str(kind)) for kind in _kinds(hint))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the kind that a type hint says; choices are checked by the method itself."""
+    if len(_kinds(hint)) > 1:
+        return any(_fits(value, kind) for kind in _kinds(hint))
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def passes_option(method: str) -> str | None:
+    """The option of a method by its name that sets its number of forward passes; `None` if it has none.
+
+    >>> [passes_option(method) for method in ("RISE", "LIME", "IntegratedGradients", "GAE")]
+    ['masks', 'samples', 'steps', None]
+    """
+    options = inspect.signature(_class(method.partition("-")[0])).parameters
+    return next((option for option in PASSES if option in options), None)
 
 
 def _aggregation_options(aggregation: str) -> list[str]:

@@ -9,6 +9,7 @@ from explainers import Details
 from explainers.errors import UnsupportedModel, check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
+from explainers.progress import advance
 from explainers.target import TargetModel
 from explainers.target.inputs import Functionals, checked_classes, functionals_at
 
@@ -62,6 +63,7 @@ def mean_gradients(
             scores = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
             gradients = torch.autograd.grad(scores.sum(), inputs)[0].unflatten(0, where.shape[:2])
             total += (gradients * factors * weights[numbers, None, None, None]).sum(1)
+            advance(len(inputs))
         sums.append(total)
     return torch.cat(sums)
 

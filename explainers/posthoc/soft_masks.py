@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.masking import PatchGrid
+from explainers.progress import advance
 from explainers.target import TargetModel
 
 Masks = Callable[[Tensor], Tensor]
@@ -45,6 +46,7 @@ def soft_masked_scores(
         if background is not None:
             masked = masked + (1 - mask) * background(pairs)
         scores.append(target.probabilities(masked).take_along_dim(classes[which, None], 1)[:, 0])
+        advance(len(pairs))
     return torch.cat(scores)
 
 

@@ -6,6 +6,8 @@ from contextlib import suppress
 
 from PIL import ImageFont
 
+from explainers.saved.files import printable
+
 FONTS = "DejaVuSans.ttf", "arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular.ttc", "msyh.ttc"
 """Fonts of Linux, Windows and macOS for titles with characters that Pillow's own font lacks."""
 
@@ -37,7 +39,7 @@ def wrapped(title: str, width: float, length: Callable[[str], float], most: int 
     >>> wrapped("a very long name 0.83", 9, len)
     ['a very', 'lon… 0.83']
     """
-    text = " ".join(title.split())
+    text = printable(" ".join(title.split()))
     start, _, last = text.rpartition(" ")
     if not start or len(last) > 20:
         start, last = text, ""

@@ -10,7 +10,8 @@ import unicodedata
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,23 @@ os.umask(UMASK)  # the umask can only be read by setting it
 SETTLED = 2.0
 """Age of a file, in seconds, above which its times reveal any later change. Hashes of younger files are not cached."""
 
+ABANDONED = 3600.0
+"""Time since the last change, in seconds, after which no process still writes an unfinished file."""
+
+
+TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that turn the direction of text, so that gpj.exe may read exe.jpg."""
+
 
 def printable(text: str) -> str:
-    r"""Replace control characters, line ends and bytes that are not UTF-8 by �.
+    r"""Replace control characters, line ends, bytes that are not UTF-8, and characters that turn text, by �.
 
-    >>> printable("a\tb.png")
-    'a�b.png'
+    >>> printable("a\tb.png"), printable("\u202egpj.exe")
+    ('a�b.png', '�gpj.exe')
     """
-    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") else each for each in text)
+    return "".join(
+        "\ufffd" if each in TURNING or unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") else each for each in text
+    )
 
 
 def file_name(text: str, most: int = 200) -> str:
@@ -58,7 +68,8 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file written there replaces `path` if the block succeeds.
 
     A reader of `path` sees the old file or the whole new one, even if the process is killed. If the block fails, the
-    temporary file is deleted.
+    temporary file is deleted, and an OSError that names no file, such as that of a full disk, names `path`. What killed
+    processes left in the folder is deleted too, see `delete_leftovers`.
 
     Args:
         path: the file to write.
@@ -67,6 +78,7 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    delete_leftovers(path.parent.absolute())
     # The suffix stays, because libraries infer the format from it
     owner = "" if alone else f".{os.getpid()}"
     unfinished = path.with_name(f".{path.stem}{owner}.unfinished{path.suffix}")
@@ -74,8 +86,25 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
         yield unfinished
         unfinished.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read its files
         unfinished.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@cache
+def delete_leftovers(folder: Path) -> None:
+    """Delete the temporary files of `atomic` in a folder that have not changed for `ABANDONED` seconds; once a folder.
+
+    Killed processes leave them: by SIGKILL, or with their machine.
+    """
+    with os.scandir(folder) as entries:
+        named = [entry for entry in entries if re.fullmatch(r"\..+\.\d+\.unfinished(\.\w+)?", entry.name)]
+    for entry in named:
+        with suppress(OSError):  # another process finished it, or deleted it
+            if time.time() - entry.stat().st_mtime > ABANDONED:
+                os.unlink(entry.path)
 
 
 def is_first_process() -> bool:

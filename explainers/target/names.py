@@ -10,6 +10,7 @@ from typing import Any
 import timm.data
 
 from explainers.errors import InputError
+from explainers.saved.files import printable
 
 
 def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
@@ -34,12 +35,13 @@ def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
 def readable_names(classes: Sequence[str]) -> list[str]:
     """Names of classes as people read them: WordNet's for its numbers (wnids), spaces for underscores.
 
-    A name of WordNet that several classes have is followed by its definition, such as those of the two cranes.
+    A name of WordNet that several classes have is followed by its definition, such as those of the two cranes. Names
+    may be those of folders or files from elsewhere, so characters that are not `printable` are replaced.
 
     >>> readable_names(["n01440764", "polar_bear", "n99999999"])
     ['tench', 'polar bear', 'n99999999']
     """
-    names = [_described(name).split(", ")[0] if _wnid(name) else name.replace("_", " ") for name in classes]
+    names = [_described(name).split(", ")[0] if _wnid(name) else printable(name.replace("_", " ")) for name in classes]
     count = Counter(name.lower() for name in names)
     return [
         _described(original, detailed=True) if count[name.lower()] > 1 and _wnid(original) else name
@@ -73,10 +75,13 @@ def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes
         setting: name of the argument that `wanted` comes from, for messages.
 
     Raises:
-        InputError: if the class does not exist, with the names most like it.
+        InputError: if the class does not exist, with the names that have it as a word, or otherwise are most like it.
 
     >>> class_index("Polar_bear", ["zebra", "polar bear"])
     1
+    >>> class_index("bear", ["beaver", "bearskin", "polar bear"])
+    Traceback (most recent call last):
+    explainers.errors.InputError: expected classes among the 3 classes of the model, got bear: did you mean polar bear?
     """
     if isinstance(wanted, bool) or not isinstance(wanted, int | str):
         raise InputError(f"expected {setting} as names or indices of classes, got {wanted!r}")
@@ -90,6 +95,7 @@ def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes
         if spelling in by_name:
             return by_name[spelling]
     containing = [name for name in by_name if plain and plain in name]
-    close = list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))[:5]
-    hint = f"did you mean {', '.join(names[by_name[name]] for name in close)}?" if close else "name it by its index"
+    as_words = [name for name in containing if re.search(rf"\b{re.escape(plain)}\b", name)]
+    close = as_words or list(dict.fromkeys([*difflib.get_close_matches(plain, by_name, 3), *containing]))
+    hint = f"did you mean {', '.join(names[by_name[name]] for name in close[:5])}?" if close else "name it by its index"
     raise InputError(f"expected {setting} among the {len(names)} classes of the model, got {wanted}: {hint}")

@@ -1,14 +1,18 @@
 """The command `explainers`, in this process: what it prints and writes, and one line for what a user can correct."""
 
+import errno
 import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -19,10 +23,16 @@ from clips import random_directions
 from conftest import wake
 from PIL import Image
 from safetensors.torch import save_file
+from toys import VECTORS
 
 import explainers
-from explainers.app import command, page, session
+from explainers import progress
+from explainers.anyhead import AnyHead
+from explainers.app import command, page, passes, session
 from explainers.app.session import Session
+from explainers.errors import InputError
+from explainers.posthoc import soft_masks
+from explainers.report.titles import wrapped
 from explainers.target import TargetModel
 from explainers.target.heads import save_head
 from explainers.text import TextHead
@@ -103,6 +113,18 @@ def test_no_picture_replaces_an_image_or_another_picture(run, folder):
     assert {"cat_2.png", "cat_3.png", "dog.png"} <= set(written(folder))
 
 
+def test_a_loop_of_links_and_an_unknown_user_s_folder_end_in_no_traceback(run, folder):
+    (folder / "photos/loop.jpg").symlink_to("loop.jpg")
+    status, lines, errors = run("explain", "photos", "--method", "Chance")
+    assert status == 0 and len(lines) == 3
+    assert len(errors) == 1 and errors[0].startswith("explainers: left out: 1 file (loop.jpg) that cannot be read: ")
+    for words in (["~nobody at all/a.jpg"], ["cat.jpg", "--output", "photos/loop.jpg/maps"]):
+        status, lines, errors = run("explain", *words, "--method", "Chance")
+        assert status == 1 and lines == [] and len(errors) == 1
+    assert run("explain", "cat.jpg", "--method", "Chance", "--output", "~nobody at all/maps")[0] == 0
+    assert written(folder / "~nobody at all") == ["maps/cat.png"]
+
+
 @pytest.fixture
 def text_head(monkeypatch):
     """The model has a text head, of random directions."""
@@ -136,7 +158,7 @@ def test_comparisons_and_the_nearest_images(run, folder):
     status, _, errors = run("nearest", "photos", "photos", "--method", "DirectPaths")
     assert (status, errors) == (
         1,
-        ["explainers: expected one image in image, got several: give one after the other"],
+        ["explainers: expected one image as IMAGE, got several: give one after the other"],
     )
 
 
@@ -167,6 +189,45 @@ def test_after_ctrl_c_it_says_how_far_it_came(run, monkeypatch):
     assert (status, len(lines), errors) == (130, 1, ["explainers: stopped after 1 of 2 pictures"])
 
 
+def test_sigterm_while_a_picture_is_written_leaves_no_half_of_it(run, folder, monkeypatch):
+    write = Path.write_bytes
+
+    def stopped(file, content):
+        write(file, content[:100])
+        if "dog" in file.name:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Path, "write_bytes", stopped)
+    status, lines, errors = run("explain", "cat.jpg", "photos", "--method", "Chance")
+    assert (status, len(lines), errors) == (143, 1, ["explainers: stopped after 1 of 3 pictures"])
+    assert written(folder / "explained") == ["cat.png"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("command_line", ["explain cat.jpg --output map.png", "benchmark cat.jpg --output b.json"])
+def test_a_full_disk_gives_one_line_and_no_half_of_a_file(command_line, run, folder, monkeypatch):
+    before = written(folder)
+
+    def full(file, content, *_):
+        file.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for write in ("write_bytes", "write_text"):
+        monkeypatch.setattr(Path, write, full)
+    method = "--methods" if command_line.startswith("benchmark") else "--method"
+    status, _, errors = run(*command_line.split(), method, "Chance")
+    reason = "No space left on device: free some space, or use another path"
+    assert (status, errors) == (1, [f"explainers: cannot read or write {command_line.split()[-1]}: {reason}"])
+    assert written(folder) == before
+
+
+def test_output_to_a_full_disk_gives_one_line(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
+        assert command.main(["list"]) == 1
+    assert capsys.readouterr().err.startswith("explainers: cannot read or write the output: No space left on device: ")
+
+
 def test_a_head_of_another_task(run, folder, weights):
     target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)))
     head = torch.nn.Linear(target.embed_dim, 3)
@@ -175,15 +236,107 @@ def test_a_head_of_another_task(run, folder, weights):
     assert status == 0 and lines[0].startswith("cat.jpg: green 0.")
 
 
+@pytest.mark.parametrize("turning", ["\u202e", "\u2066", "\u200f", "\u061c"])
+def test_characters_that_turn_text_are_in_no_line_title_or_file_name(turning, run, folder, weights):
+    (folder / "photos/dog.png").rename(folder / f"photos/{turning}gpj.png")
+    (folder / f"photos/{turning}broken.png").write_text("no image")
+    target = TargetModel(timm.create_model(MODEL, checkpoint_path=str(weights)))
+    classes = [f"{turning}red", "green", "blue"]
+    save_head(torch.nn.Linear(target.embed_dim, 3), folder / "h.safetensors", target.backbone_identity(), classes)
+    status, lines, errors = run("explain", "photos", "--head", "h.safetensors", "--class", "0", "--method", "GAE")
+    assert (
+        status == 1
+        and lines[0].startswith("\ufffdgpj.png: \ufffdred 0.")
+        and errors[0].startswith("explainers: \ufffdb")
+    )
+    assert turning not in "".join([*lines, *errors, *written(folder / "explained")])
+    assert wrapped(f"{turning}red 0.83", 20, len) == ["\ufffdred 0.83"]
+
+
+def test_several_methods_with_options_and_another_number_of_passes(run, folder):
+    status, lines, errors = run(
+        "explain", "cat.jpg", "--method", "GAE,RISE(cells=3)", "--passes", "16", "--output", "maps"
+    )
+    assert (status, errors) == (0, []) and " by GAE -> " in lines[0]
+    assert " by RISE(cells=3, masks=16) -> " in lines[1] and lines[2].endswith("--method GAE")
+    assert len(written(folder / "maps")) == 2
+    status, _, errors = run("nearest", "cat.jpg", "photos", "--method", "GAE,CAT")
+    assert (status, errors) == (1, ["explainers: expected one method in --method, got GAE, CAT: leave out all but one"])
+
+
+def test_many_passes_are_announced_and_reported_within_an_image(run, folder, monkeypatch):
+    monkeypatch.setattr(passes, "MANY", 10)
+    monkeypatch.setattr(progress, "EVERY", 0)
+    status, lines, errors = run("explain", "cat.jpg", "--method", "RISE(masks=24, chunk_size=8)", "--class", "1", "2")
+    assert status == 0 and len(lines) == 3
+    announced = (
+        r"RISE\(masks=24, .*\): 24 forward passes for each picture, about \d+ s for 2 pictures; --passes N sets .*"
+    )
+    assert re.fullmatch(announced, errors[0])
+    reported = [line.partition(" passes")[0] for line in errors[1:] if ": 0 of" not in line]
+    assert reported == [f"cat.jpg by RISE(masks=24, chunk_size=8): {n} of 24" for n in (8, 16, 24)] * 2
+
+
+def test_passes_refine_anyhead(target, grid):
+    explainer = AnyHead(target, grid, VECTORS).eval()
+    refined = SimpleNamespace(explainer=explainer, method="AnyHead", target=target)
+    passes.set_passes([refined], 16)
+    assert refined.method == "AnyHead(refine=16)" and passes.passes_of(refined) == 17
+    with pytest.raises(InputError, match="got --passes=4: take 16"):
+        passes.set_passes([refined], 4)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["explain photos --output out", pytest.param("benchmark photos --output out/b.json", marks=pytest.mark.slow)],
+)
+def test_what_sigterm_stops_amid_an_image_is_equal_when_it_is_started_again(words, run, folder, monkeypatch):
+    method = ["--method" + "s" * words.startswith("bench"), "RISE(masks=24, chunk_size=8)"]
+
+    def results():
+        files = {name: (folder / "out" / name).read_bytes() for name in written(folder / "out")}
+        content = json.loads(files["b.json"])["results"] if "b.json" in files else {}
+        numbers = {key: value for row in content.values() for key, value in row.items() if "second" not in key}
+        return numbers or files
+
+    assert run(*words.split(), *method)[0] == 0
+    expected = results()
+    shutil.rmtree(folder / "out")
+    made = []
+
+    def stopped(count):
+        made.append(count)
+        if len(made) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(soft_masks, "advance", stopped)
+        status, _, errors = run(*words.split(), *method)
+    assert status == 143 and len(errors) == 1 and errors[0].startswith("explainers: stopped after ")
+    assert not any("unfinished" in name or name.endswith(".json") for name in written(folder / "out"))
+    assert run(*words.split(), *method)[0] == 0
+    assert results() == expected
+
+
 BAD = {
     "missing.jpg": (1, "there is no such file"),
     "empty": (1, "expected images below empty, got none"),
     "notes.txt": (1, "notes.txt"),
     "https://example.org/cat.jpg": (1, "URL"),
-    "cat.jpg --class tabbi": (1, "did you mean tabby"),
-    "cat.jpg --class 1000": (1, "from 0 to 999"),
+    "cat.jpg --class tabbi": (1, "expected --class among the 1000 classes of the model, got tabbi: did you mean tabby"),
+    "cat.jpg --class 1000": (1, "expected --class from 0 to 999"),
     "cat.jpg --method GEA": (1, "did you mean GenAtt, GAE?"),
     "cat.jpg --method RISE-PLUS": (1, "PLUS needs a method"),
+    "cat.jpg --method RISE(mask=3)": (1, "RISE has no option mask; it has masks, cells, probability, chunk_size, seed"),
+    "cat.jpg --method RISE(masks=many)": (1, "expected masks of RISE as an integer, got masks=many"),
+    "cat.jpg --method RISE(100)": (
+        2,
+        "expected NAME or NAME(option=value, ...), got RISE(100), in which 100 has no value",
+    ),
+    "cat.jpg --method RISE(masks=1": (2, "expected NAME or NAME(option=value, ...), got RISE(masks=1 ("),
+    "cat.jpg --method GAE,GAE": (1, "expected each of methods once, got GAE, GAE: leave out the second GAE"),
+    "cat.jpg --method GAE,RISE --output map.png": (1, "expected a folder for 2 pictures"),
+    "cat.jpg --method GAE --passes 64": (1, "expected --passes with AnyHead, or one of GradientSHAP, "),
     "cat.jpg --explainer runs/none": (1, "runs/none"),
     "cat.jpg --head none.safetensors": (1, "no head at none.safetensors"),
     "cat.jpg --method GAE --explainer runs/none": (2, "not allowed with"),
@@ -193,7 +346,7 @@ BAD = {
     "cat.jpg --top -1": (2, "expected a whole number above 0, got -1"),
     "cat.jpg --text cat": (1, "expected an image tower of CLIP or SigLIP for texts, got test_vit: take one"),
     "cat.jpg --text cat --class tabby": (2, "not allowed with"),
-    "cat.jpg --similar-to photos": (1, "expected one image in similar_to, got several"),
+    "cat.jpg --similar-to photos": (1, "expected one image as --similar-to, got several"),
     "cat.jpg --similar-to gone.jpg": (1, "there is no such file"),
     "cat.jpg --similar-to cat.jpg --class tabby": (2, "not allowed with"),
     "cat.jpg --against cat": (1, "expected --text or --similar-to beside --against, got --against alone: name one"),
@@ -216,7 +369,7 @@ BAD_MODELS = {
     "--model test_resnet --weights {weights}": "got others: it lacks ",
     "--model test_vit --weights none.pth": "none.pth: there is no such file",
     "--model test_vit --weights cat.jpg": "expected weights as .safetensors",
-    "--model test_vit": "in the cache or from huggingface.co, got no download",
+    "--model test_vit": "give --weights FILE, or connect this machine",
 }
 
 
@@ -226,6 +379,12 @@ def test_a_model_that_cannot_be_built_gives_one_line(words, run, weights):
         "explain", "cat.jpg", "--method", "Chance", *words.format(weights=weights).split(), model=False
     )
     assert status == 1 and len(errors) == 1 and BAD_MODELS[words] in errors[0]
+
+
+def test_the_settings_that_the_command_translates_are_in_messages_of_the_library():
+    sources = [file.read_text() for file in ROOT.glob("explainers/**/*.py") if file.name != "command.py"]
+    said = {setting.partition("one image in ")[2].rstrip(",") or setting for setting in command.AS_TYPED}
+    assert all(any(setting in source for source in sources) for setting in said)
 
 
 def test_serve_passes_the_options_on(run, weights, monkeypatch):

@@ -1,7 +1,10 @@
 """Images as people have them become the square that a model sees, or one line that says what to do."""
 
+import os
 import re
+import stat
 import struct
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -11,7 +14,8 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers.app.photos import decoded, is_single, photos_of
+from explainers import progress
+from explainers.app.photos import decoded, decoded_batches, is_single, photos_of
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, middle_square
 
@@ -81,9 +85,42 @@ def test_a_folder_is_read_with_all_folders_below_it_and_the_others_are_named(tmp
     assert [photo.name for photo in photos_of([tmp_path / "a.webp", PIXELS, IMAGE])] == ["a.webp", "image 1", "image 2"]
 
 
+def test_pipes_sockets_loops_of_links_and_closed_folders_are_left_out_and_named(tmp_path, monkeypatch):
+    IMAGE.save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    os.mknod(tmp_path / "socket.jpg", stat.S_IFSOCK | 0o600)
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def scandir(folder):
+        if Path(folder).name == "closed":
+            raise PermissionError(13, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)  # because root may read every folder
+    with pytest.warns(
+        UserWarning, match=r"^left out: 5 files \(gone.jpg, loop.jpg, pipe.jpg, ...\) that cannot be read: "
+    ):
+        assert [photo.name for photo in photos_of(tmp_path)] == ["a.png"]
+    for name in ("pipe.jpg", "socket.jpg", "loop.jpg", "gone.jpg"):
+        with pytest.raises(InputError, match=f"{name}': it is a pipe, socket or device, or a link that leads nowhere"):
+            photos_of(tmp_path / name)
+
+
 def test_one_image_is_told_from_several(file):
     assert all(map(is_single, (str(file), file, IMAGE, PIXELS, torch.from_numpy(PIXELS), "gone.png")))
     assert not any(map(is_single, (file.parent, [file], (), PIXELS[None], torch.from_numpy(PIXELS)[None])))
+
+
+def test_passes_within_a_batch_move_the_bar(file, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0)
+    for _ in decoded_batches(photos_of([file, file]), 8, Image.Resampling.BICUBIC, batch=2, passes=10):
+        progress.advance(5)
+        progress.advance(100)
+    lines = [line.partition(" images")[0] for line in capsys.readouterr().err.splitlines()]
+    assert list(dict.fromkeys(lines)) == ["explaining: 0 of 2", "explaining: 0.5 of 2", "explaining: 2 of 2"]
 
 
 def test_a_strip_needs_no_memory_for_its_whole_length():

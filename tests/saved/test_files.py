@@ -2,6 +2,10 @@
 
 import hashlib
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -30,6 +34,24 @@ def test_what_a_killed_process_has_left_is_overwritten_by_the_next_that_is_alone
     with atomic(tmp_path / "last.ckpt", alone=True) as unfinished:
         unfinished.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_what_killed_processes_have_left_is_deleted_after_an_hour(tmp_path):
+    program = (
+        "import os, signal, sys\nfrom explainers.saved.files import atomic\n"
+        "with atomic(sys.argv[1]) as unfinished:\n"
+        "    unfinished.write_text('half')\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    (tmp_path / "a.json").write_text("old")
+    killed = subprocess.run([sys.executable, "-c", program, tmp_path / "a.json"], check=False)
+    assert killed.returncode == -signal.SIGKILL and (tmp_path / "a.json").read_text() == "old"
+    (left,) = tmp_path.glob(".*")
+    for age, kept in ((0, [left]), (files.ABANDONED + 60, [])):
+        os.utime(left, (time.time() - age,) * 2)
+        files.delete_leftovers.cache_clear()  # as in another process
+        with atomic(tmp_path / "b.json") as unfinished:
+            unfinished.write_text("whole")
+        assert list(tmp_path.glob(".*")) == kept
 
 
 @pytest.fixture
