@@ -13,7 +13,7 @@ from torch import Tensor
 
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
-from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients
+from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients, warn_if_incomplete
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
 from explainers.target import TargetModel
@@ -60,7 +60,7 @@ class SmoothGrad(PixelExplainer):
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
-        gradients = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
+        gradients, _ = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
         return gradients.abs().amax(1)
 
     def over_patches(self, pixels: Tensor) -> Tensor:
@@ -114,7 +114,12 @@ class IntegratedGradients(PixelExplainer):
             at = (1 + nodes[numbers, None, None, None]) / 2
             return at * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
 
-        return mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size).sum(1)
+        means, scores = mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size)
+        products = means if self.multiply_by_inputs else means * normalised
+        ends = scores[:, -1] - scores[:, 0]  # the outermost points are close to the image and to the reference
+        advice = f"steps={self.steps} is too small: set steps={4 * self.steps}, or take a method of masks, such as RISE"
+        warn_if_incomplete(products.flatten(1).sum(1), ends, "IntegratedGradients", advice)
+        return means.sum(1)
 
 
 class GradientSHAP(PixelExplainer):
@@ -162,7 +167,7 @@ class GradientSHAP(PixelExplainer):
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
-        return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size).sum(1)
+        return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)[0].sum(1)
 
 
 class DeepLift(PixelExplainer):
@@ -171,7 +176,7 @@ class DeepLift(PixelExplainer):
     The reference is the mean pixel, 0. captum has rules for the modules ReLU, ELU, sigmoid, tanh, softplus and
     max-pooling (inexact where windows overlap), but none for GELU, LayerNorm, attention, or functions such as F.relu.
     On transformers the result is therefore the input times the gradient, or the gradient alone without
-    `multiply_by_inputs`.
+    `multiply_by_inputs`; a warning says so where the attributions do not add up to the difference of the logits.
 
     Args:
         target: the model to explain.
@@ -181,6 +186,10 @@ class DeepLift(PixelExplainer):
     """
 
     forward_passes = 2
+    advice = (
+        "DeepLift has no rule for functions such as F.relu, nor for GELU, ReLU6, LayerNorm and attention, and takes their"
+        " gradient at the image: take IntegratedGradients"
+    )
 
     def __init__(
         self, target: TargetModel, grid: PatchGrid, multiply_by_inputs: bool = True, chunk_size: int = 64
@@ -198,7 +207,9 @@ class DeepLift(PixelExplainer):
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         from explainers.posthoc.rescale_rule import RescaleRule  # here, because all others do without captum
 
-        method = RescaleRule(Explained(self.target), self.multiply_by_inputs)
+        score, scores = Explained(self.target), []
+        score.register_forward_hook(lambda *call: scores.append(call[-1].detach()))  # of images, then of references
+        method = RescaleRule(score, self.multiply_by_inputs)
         half = max(1, self.chunk_size // 2)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")
@@ -206,4 +217,8 @@ class DeepLift(PixelExplainer):
                 method.attribute(images, additional_forward_args=(functionals,))
                 for images, functionals in zip(normalised.split(half), wanted.split(half), strict=True)
             ]
-        return torch.cat(parts).sum(1)
+        attributions = torch.cat(parts)
+        products = attributions if self.multiply_by_inputs else attributions * normalised
+        differences = torch.cat([torch.sub(*part.chunk(2)) for part in scores])
+        warn_if_incomplete(products.flatten(1).sum(1), differences, "DeepLift", self.advice)
+        return attributions.sum(1)
