@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from explainers import posthoc
+from explainers.app.choosing import COMPARED
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of
 from explainers.app.photos import decoded_batches, photos_of
@@ -19,9 +20,6 @@ from explainers.errors import InputError, needs
 from explainers.posthoc.names import labelled
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
-
-USUAL = ("DecompX-SkipPLUS", "GAE", "GradCAM")
-"""Methods that are compared unless others are named, where they explain the model."""
 
 BATCH = 8
 
@@ -70,12 +68,12 @@ def explainers_for(session: Session, methods: Sequence[str] | None) -> dict[str,
 
     Args:
         session: the model and its explainer.
-        methods: names of methods; `auto` is the explainer of the session. `None` takes the `USUAL` ones that explain
-            the model.
+        methods: names of methods; `auto` is the explainer of the session. `None` takes those of
+            `COMPARED` that explain the model.
     """
     target = session.target
     explainers: dict[str, Any] = {"Chance": posthoc.Chance(target, target.grid)}
-    for label, (name, settings) in labelled(methods if methods is not None else ["auto", *USUAL]).items():
+    for label, (name, settings) in labelled(methods if methods is not None else ["auto", *COMPARED]).items():
         if name == "auto":
             explainers[session.method] = session.explainer
             continue
