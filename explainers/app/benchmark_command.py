@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from explainers import posthoc
+from explainers.app.batch_size import batch_size_for
 from explainers.app.choosing import COMPARED
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of
@@ -22,6 +23,7 @@ from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
 
 BATCH = 8
+"""Largest number of images that are measured at once, unless another one is asked for."""
 
 
 def benchmark(options: Namespace) -> None:
@@ -39,7 +41,8 @@ def benchmark(options: Namespace) -> None:
     method = "auto" if options.methods is None or "auto" in options.methods else "Chance"
     session = session_of(Namespace(**vars(options), method=method))
     explainers = explainers_for(session, options.methods)
-    pictures = _Decoded(session, photos)
+    fitting = (batch_size_for(explainer, session.target) for explainer in explainers.values())
+    pictures = _Decoded(session, photos, options.batch_size or min(BATCH, *fitting))
     results, scores = measure(session.target, explainers, pictures)
     task = f"{len(pictures.names)} image{'s' * (len(pictures.names) > 1)}"
     print(f"{session.target.name}: the predicted class of each image, hidden patches are zero\n")
@@ -88,14 +91,16 @@ def explainers_for(session: Session, methods: Sequence[str] | None) -> dict[str,
 class _Decoded:
     """Batches of photos as the model sees them, uint8 (B, C, S, S), with the `names` of those that were read."""
 
-    def __init__(self, session: Session, photos: Sequence[Any]) -> None:
+    def __init__(self, session: Session, photos: Sequence[Any], batch_size: int) -> None:
         self.session = session
         self.photos = photos
+        self.batch_size = batch_size
         self.names: list[str] = []
 
     def __iter__(self) -> Iterator[Tensor]:
         size = self.session.target.grid.image_size
-        for photos, pixels, _ in decoded_batches(self.photos, size, self.session.resampling, BATCH, "measuring"):
+        batches = decoded_batches(self.photos, size, self.session.resampling, self.batch_size, "measuring")
+        for photos, pixels, _ in batches:
             self.names += [photo.name for photo in photos]
             yield pixels
 

@@ -115,7 +115,8 @@ def session_of(options: Namespace) -> Session:
     model, weights, method = model_and_method(options)
     compares = getattr(options, "similar_to", None) or hasattr(options, "k")
     purpose: Purpose = "likeness" if compares else "texts" if texts else "classes"
-    session = Session(model, method, weights, device_of(options), purpose=purpose)
+    batch_size = getattr(options, "batch_size", None)
+    session = Session(model, method, weights, device_of(options), purpose=purpose, batch_size=batch_size)
     if texts:
         session.text_head.embed([*texts, *(options.against or ())])
     for wanted in getattr(options, "classes", None) or ():
