@@ -51,12 +51,13 @@ def mean_gradients(
         points: images (b, C, H, W) and numbers i of points (n,) → points x_i (b, n, C, H, W), and factors a_i that can
             be broadcast to them.
         weights: w, one for each point, (points,).
-        chunk_size: maximum number of points in memory.
+        chunk_size: maximum number of points in memory, see `images_in_memory`.
 
     Returns:
         The sum (B, C, H, W), and the scores f(x_i), (B, points).
     """
     score, sums, scores = Explained(target), [], []
+    chunk_size = images_in_memory(chunk_size, normalised)
     for image in torch.arange(len(normalised), device=normalised.device).split(chunk_size):
         part = normalised[image]
         total, of_points = torch.zeros_like(part), []
@@ -70,6 +71,15 @@ def mean_gradients(
         sums.append(total)
         scores.append(torch.cat(of_points, 1))
     return torch.cat(sums), torch.cat(scores)
+
+
+def images_in_memory(chunk_size: int, images: Tensor) -> int:
+    """Number of images (B, C, H, W) in memory at once: `chunk_size` of 224 × 224 pixels, and fewer larger ones.
+
+    >>> images_in_memory(64, torch.empty(1, 3, 448, 448)), images_in_memory(64, torch.empty(1, 3, 32, 32))
+    (16, 64)
+    """
+    return max(1, chunk_size * 224**2 // max(224**2, images.shape[-2] * images.shape[-1]))
 
 
 def warn_if_incomplete(sums: Tensor, differences: Tensor, method: str, advice: str) -> None:
@@ -96,7 +106,7 @@ class PixelExplainer(nn.Module):
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        chunk_size: maximum number of images in memory.
+        chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
-from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients, warn_if_incomplete
+from explainers.posthoc.pixel_explainer import (
+    Explained,
+    PixelExplainer,
+    images_in_memory,
+    mean_gradients,
+    warn_if_incomplete,
+)
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
 from explainers.target import TargetModel
@@ -29,7 +35,7 @@ class SmoothGrad(PixelExplainer):
         grid: the patches of an image.
         samples: number of noisy copies of an image.
         noise: standard deviation of the noise, as a fraction of the image's range of values.
-        chunk_size: maximum number of noisy images in memory.
+        chunk_size: maximum number of noisy images in memory, see `images_in_memory`.
         seed: seed of the noise.
     """
 
@@ -73,7 +79,7 @@ class Saliency(SmoothGrad):
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        chunk_size: maximum number of images in memory.
+        chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int = 64) -> None:
@@ -90,7 +96,7 @@ class IntegratedGradients(PixelExplainer):
         grid: the patches of an image.
         steps: number of points of the quadrature.
         multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
-        chunk_size: maximum number of points in memory.
+        chunk_size: maximum number of points in memory, see `images_in_memory`.
     """
 
     def __init__(
@@ -134,7 +140,7 @@ class GradientSHAP(PixelExplainer):
         samples: number of random points.
         stdevs: standard deviation of the noise, in units of normalised pixels.
         multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
-        chunk_size: maximum number of points in memory.
+        chunk_size: maximum number of points in memory, see `images_in_memory`.
         seed: seed of r and of the noise.
     """
 
@@ -210,7 +216,7 @@ class DeepLift(PixelExplainer):
         score, scores = Explained(self.target), []
         score.register_forward_hook(lambda *call: scores.append(call[-1].detach()))  # of images, then of references
         method = RescaleRule(score, self.multiply_by_inputs)
-        half = max(1, self.chunk_size // 2)
+        half = max(1, images_in_memory(self.chunk_size, normalised) // 2)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")
             parts = [
