@@ -57,8 +57,8 @@ def train(cfg: DictConfig) -> float | None:
         module.export(folder)
     summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
     if exports and cfg.next:
-        choices = HydraConfig.get().runtime.choices
-        print("next:", next_command(Training(cfg, choices, relative(folder), getattr(images, "classes", ()))))
+        choices, classes = HydraConfig.get().runtime.choices, getattr(images, "classes", ())
+        print("next:", next_command(Training(cfg, choices, relative(folder), classes, getattr(module, "target", None))))
     return metrics.get(cfg.objective)
 
 

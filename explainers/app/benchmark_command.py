@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from explainers import posthoc
+from explainers.app.choosing import COMPARED
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of, sessions_of, with_method
 from explainers.app.passes import announce_passes, passes_of, set_passes
@@ -21,10 +22,8 @@ from explainers.errors import InputError, needs
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
 
-USUAL = ("DecompX-SkipPLUS", "GAE", "GradCAM")
-"""Methods that are compared unless others are named, where they explain the model."""
-
 BATCH = 8
+"""Largest number of images that are measured at once, unless another one is asked for."""
 
 
 def benchmark(options: Namespace) -> None:
@@ -46,7 +45,9 @@ def benchmark(options: Namespace) -> None:
     explainers = {"Chance": posthoc.Chance(session.target, session.target.grid)}
     explainers |= {each.method: each.explainer for each in sessions}
     sweep = Sweep(session.target, session.target.grid, levels=LEVELS).forward_passes
-    pictures = _Decoded(session, photos, sum(map(passes_of, sessions)) + sweep * len(explainers))
+    passes = sum(map(passes_of, sessions)) + sweep * len(explainers)
+    batch_size = options.batch_size or min(BATCH, *(each.batch_size for each in sessions))
+    pictures = _Decoded(session, photos, batch_size, passes)
     try:
         results, scores = measure(session.target, explainers, pictures)
     except KeyboardInterrupt as stopped:
@@ -78,12 +79,12 @@ def benchmark(options: Namespace) -> None:
 
 
 def sessions_for(options: Namespace) -> list[Session]:
-    """The model with each of the explainers that the options name; by default the `USUAL` ones that explain it."""
+    """The model with each of the explainers that the options name; by default those of `COMPARED` that explain it."""
     if options.methods is not None:
         return sessions_of(Namespace(**vars(options), method=options.methods))
     automatic = session_of(Namespace(**{**vars(options), "method": ["auto"], "passes": None}))
     sessions = [automatic]
-    for method in USUAL:
+    for method in COMPARED:
         with suppress(InputError):
             sessions.append(with_method(automatic, method, "classes"))
     if options.passes:
@@ -97,18 +98,20 @@ class _Decoded:
     Args:
         session: the model.
         photos: see `photos_of`.
+        batch_size: number of photos in a batch.
         passes: forward passes for each photo.
     """
 
-    def __init__(self, session: Session, photos: Sequence[Any], passes: int) -> None:
+    def __init__(self, session: Session, photos: Sequence[Any], batch_size: int, passes: int) -> None:
         self.session = session
         self.photos = photos
+        self.batch_size = batch_size
         self.passes = passes
         self.names: list[str] = []
 
     def __iter__(self) -> Iterator[Tensor]:
         size = self.session.target.grid.image_size
-        reading = (size, self.session.resampling, BATCH, "measuring", self.passes)
+        reading = (size, self.session.resampling, self.batch_size, "measuring", self.passes)
         for photos, pixels, _ in decoded_batches(self.photos, *reading):
             self.names += [photo.name for photo in photos]
             yield pixels

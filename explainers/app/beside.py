@@ -7,27 +7,18 @@ from torch import Tensor
 
 from explainers import posthoc
 from explainers.app.benchmark import CURVES, measure
-from explainers.errors import InputError
+from explainers.app.choosing import quick_method
 from explainers.masking import PatchGrid
 from explainers.metrics.perturbation import curve_columns
 from explainers.target import TargetModel
-
-FITTING = ("DecompX-SkipPLUS", "GradCAM", "IntegratedGradients")
-"""Methods for transformers, for CNNs, and for any other model."""
 
 SHOWN = curve_columns(CURVES)
 """Number of an explainer → title of its column."""
 
 
 def beside(target: TargetModel, grid: PatchGrid) -> dict[str, Any]:
-    """Name → explainer: the first method of `FITTING` that explains the target on this grid, and chance."""
-    chance = posthoc.build("Chance", target, grid)
-    for method in FITTING:
-        try:
-            return {method: posthoc.build(method, target, grid), "chance": chance}
-        except InputError:
-            continue
-    return {"chance": chance}
+    """Name → explainer: the first quick method that explains the target on this grid, and chance."""
+    return {**quick_method(target, grid), "chance": posthoc.build("Chance", target, grid)}
 
 
 def heatmaps_beside(explainer: Any, images: Tensor) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from torch import nn
 
 from explainers import posthoc
 from explainers.errors import InputError, checks_choices
+from explainers.masking import PatchGrid
 from explainers.posthoc.names import labelled
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, for_target, not_shipped
@@ -22,11 +24,18 @@ Purpose = Literal["classes", "texts", "likeness"]
 """What is explained: classes, texts, or why images are alike."""
 
 FITTING: dict[Purpose, tuple[Any, ...]] = {
-    "classes": ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "Occlusion"),
+    "classes": ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
     "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM", "IntegratedGradients"),
     "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM"),
 }
-"""Methods that `auto` tries in this order, if no trained explainer is known: for transformers, CNNs, and any model."""
+"""Methods that are tried in this order, if no trained explainer is known: for transformers, CNNs, and any model. For
+classes: by the fidelities in docs/results/posthoc.md; DecompX-PLUS, which is as faithful, marks empty corners."""
+
+COMPARED = (*FITTING["classes"][:2], "GAE")
+"""Methods that are compared with others where none are named, if they explain the model."""
+
+QUICK = 100
+"""Largest number of forward passes of a method that is measured on many images without being asked for."""
 
 CHEAP = 25
 """Largest number of forward passes of an explainer that is tried before it is chosen."""
@@ -75,6 +84,16 @@ def choose(target: TargetModel, method: Any = "auto", purpose: Purpose = "classe
     ):
         return _named(copy.deepcopy(method).to(target.mean.device))
     return _named(method)
+
+
+def quick_method(target: TargetModel, grid: PatchGrid) -> dict[str, Any]:
+    """Label → explainer: the first method of `FITTING` for classes that takes `QUICK` passes at most; empty if none."""
+    for label, (name, options) in labelled(FITTING["classes"]).items():
+        with suppress(InputError):
+            method = posthoc.build(name, target, grid, options)
+            if getattr(method, "forward_passes", 1) <= QUICK:
+                return {label: method}
+    return {}
 
 
 def _loaded(folder: str | Path, target: TargetModel) -> Any:

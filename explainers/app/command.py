@@ -255,6 +255,7 @@ def _add_nearest(commands: Any, parents: list[Parser]) -> None:
     add.add_argument(
         "--output", type=path, default="explained", metavar="FOLDER", help="for the pictures (default: explained)"
     )
+    _add_batch_size(add)
     add.set_defaults(module="explainers.app.explain_command", run="nearest")
 
 
@@ -279,7 +280,12 @@ def _add_benchmark(commands: Any, parents: list[Parser]) -> None:
     )
     add.add_argument("--limit", type=positive, default=100, metavar="N", help="the first N images (default: 100)")
     add.add_argument("--output", type=path, default="benchmark.json", metavar="FILE", help="(default: benchmark.json)")
+    _add_batch_size(add)
     add.set_defaults(module="explainers.app.benchmark_command", run="benchmark")
+
+
+def _add_batch_size(add: Parser) -> None:
+    add.add_argument("--batch-size", type=positive, metavar="N", help="images at once (default: what fits into 4 GB)")
 
 
 def positive(text: str) -> int:

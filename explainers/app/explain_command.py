@@ -142,7 +142,8 @@ def sessions_of(options: Namespace) -> list[Session]:
     model, weights, methods = model_and_methods(options)
     compares = getattr(options, "similar_to", None) or hasattr(options, "k")
     purpose: Purpose = "likeness" if compares else "texts" if texts else "classes"
-    first = Session(model, methods[0], weights, device_of(options), purpose=purpose)
+    batch_size = getattr(options, "batch_size", None)
+    first = Session(model, methods[0], weights, device_of(options), purpose=purpose, batch_size=batch_size)
     if texts:
         first.text_head.embed([*texts, *(options.against or ())])
     for wanted in getattr(options, "classes", None) or ():

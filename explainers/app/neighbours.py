@@ -8,7 +8,7 @@ import torch
 
 from explainers.app.comparing import Comparison, comparisons, embed, embedded, one_image
 from explainers.app.photos import Photo, decoded, photos_of
-from explainers.app.session import BATCH, Session
+from explainers.app.session import Session
 from explainers.errors import InputError, check_integers, check_positive
 from explainers.likeness import nearest as nearest_embeddings
 
@@ -62,8 +62,8 @@ def neighbours(session: Session, image: Any, folder: Any, k: int = 5) -> Iterato
     centre = embeddings.mean(0) if len(embeddings) >= MANY else None
     own = embed(session, square[None])
     chosen = [numbers[place] for place in nearest_embeddings(embeddings, own, k, centre)[1][0].tolist()]
-    for start in range(0, len(chosen), BATCH):
-        batch = [photos[number] for number in chosen[start : start + BATCH]]
+    for start in range(0, len(chosen), session.batch_size):
+        batch = [photos[number] for number in chosen[start : start + session.batch_size]]
         squares = [decoded(each, session.target.grid.image_size, session.resampling) for each in batch]
         pixels = torch.stack([square for square in squares if square is not None])
         yield from comparisons(session, [photo] * len(pixels), square.expand_as(pixels), batch, pixels, centre)

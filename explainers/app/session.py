@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from explainers import PreparedExplainer, VectorExplainer
+from explainers.app.batch_size import batch_size_for
 from explainers.app.choosing import choose
 from explainers.app.explanation import Explanation
 from explainers.app.models import model_of_colour
@@ -21,9 +22,6 @@ from explainers.errors import InputError, check_positive, checks_choices
 from explainers.target.heads import NoHead
 from explainers.target.names import class_index, class_names
 from explainers.text import TextHead
-
-BATCH = 16
-"""Number of images that are explained at once."""
 
 
 class Session:
@@ -38,6 +36,7 @@ class Session:
             loaded when a text is explained.
         purpose: what the method `auto` chooses an explainer for; `auto` for classes, or for texts if there is a
             `text_head`, or if the model has no classes.
+        batch_size: number of images that are explained at once; `None` for as many as `batch_size_for` finds.
 
     Attributes:
         target: the model.
@@ -55,16 +54,25 @@ class Session:
         device: str | torch.device | None = None,
         text_head: TextHead | None = None,
         purpose: Literal["auto", "classes", "texts", "likeness"] = "auto",
+        batch_size: int | None = None,
     ) -> None:
+        if batch_size is not None:
+            check_positive(batch_size=batch_size)
         self.target = model_of_colour(model, weights, device)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"
         self.names = [] if without and purpose != "classes" else class_names(self.target)
         self.explainer, self.method = choose(self.target, method, purpose)
+        self._batch_size = batch_size
         self._text_head = None if text_head is None else text_head_of(self.target, text_head)
         config = timm.data.resolve_model_data_config(self.target.backbone)
         self.resampling = getattr(Image.Resampling, config["interpolation"].upper(), Image.Resampling.BICUBIC)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of images that are explained at once."""
+        return self._batch_size or batch_size_for(self.explainer, self.target)
 
     @cached_property
     def text_head(self) -> TextHead:
@@ -134,7 +142,7 @@ class Session:
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decoded_batches`."""
         passes = getattr(self.explainer, "forward_passes", 1)
-        return decoded_batches(photos, self.target.grid.image_size, self.resampling, BATCH, doing, passes)
+        return decoded_batches(photos, self.target.grid.image_size, self.resampling, self.batch_size, doing, passes)
 
     @torch.no_grad()
     def _classes(

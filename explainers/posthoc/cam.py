@@ -1,4 +1,4 @@
-"""Class activation maps on the tokens that enter each layer of a transformer: Σ_c w_c x_c with weights of gradients.
+"""Class activation maps on the tokens of each layer of a transformer: Σ_c w_c x_c with weights of gradients.
 
 The layers of a CNN are its stages, and what they output takes the place of the tokens: layer −1 is the last feature
 map, as in the papers.
@@ -9,6 +9,8 @@ follow a ReLU and are not negative. Tokens have both signs, so formulas that div
 
 from collections.abc import Callable
 from functools import partial
+from math import isqrt
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,8 +20,12 @@ from explainers.posthoc.gradients import input_x_gradient
 from explainers.posthoc.layerwise import Layerwise
 from explainers.posthoc.white_box import Gradients, Output
 from explainers.target import TargetModel
-from explainers.transformer.blocks import is_transformer
+from explainers.transformer.blocks import is_transformer, num_prefix_tokens
 from explainers.transformer.recording import Record
+
+Tokens = Literal["norm1", "input"]
+"""`norm1`: the patches behind the first normalisation of the layer, as pytorch-grad-cam recommends for ViT and Swin;
+`input`: all tokens that enter the layer, whose maps SkipPLUS adds."""
 
 
 def cam(features: Tensor, gradient: Tensor) -> Tensor:
@@ -90,7 +96,7 @@ def _positions(gradient: Tensor) -> tuple[int, ...]:
 
 
 class GradCAM(Layerwise):
-    """Grad-CAM on the tokens that enter a layer: by default the last layer, and without the ReLU of Grad-CAM.
+    """Grad-CAM on the tokens of a layer: by default the last layer, and without the ReLU of Grad-CAM.
 
     Args:
         target: the model to explain, a timm transformer, or a model with square feature maps.
@@ -98,6 +104,8 @@ class GradCAM(Layerwise):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0, as Grad-CAM does; SkipPLUS sums maps with both signs.
+        tokens: which tokens of a transformer's layer have a map, see `Tokens`; `None` for `norm1`, and for `input` where
+            the maps of several layers are added.
     """
 
     linear = True
@@ -106,16 +114,47 @@ class GradCAM(Layerwise):
 
     @checks_choices
     def __init__(
-        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = False
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        output: Output = "logit",
+        layer: int = -1,
+        relu: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
         super().__init__(target, grid, output, layer)
         self.relu = relu
+        self.tokens = tokens
+        self.norms = not self.on_stages and tokens != "input"
         self.linear = self.linear and not relu
 
+    def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
+        if not self.norms:
+            return super().heatmaps(record, gradients)
+        return self._maps_of_patches(record.normalised[self.start : self.start + 1], gradients)[0]
+
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
+        if self.tokens == "norm1" and self.norms:
+            return self._maps_of_patches(record.normalised[start:], gradients)
         tokens = record.inputs[start:]
-        maps = [self.weighted(x, gradient) for x, gradient in zip(tokens, gradients(tokens), strict=True)]
-        return [self.on_grid(scores.clamp(min=0) if self.relu else scores) for scores in maps]
+        return [self._map(x, gradient) for x, gradient in zip(tokens, gradients(tokens), strict=True)]
+
+    def _maps_of_patches(self, tokens: list[Tensor], gradients: Gradients) -> list[Tensor]:
+        """Compute the maps (B, V, P, P) of the patches alone, without prefix tokens."""
+        pairs = zip(tokens, gradients(tokens), strict=True)
+        return [self._map(self._patches(x, 1), self._patches(gradient, 2)) for x, gradient in pairs]
+
+    def _patches(self, tokens: Tensor, dim: int) -> Tensor:
+        """Cut the dimension of tokens to those of patches, as rows and columns."""
+        if tokens.dim() == dim + 3:  # Swin has them already
+            return tokens
+        prefix = num_prefix_tokens(self.target)
+        patches = tokens.narrow(dim, prefix, tokens.shape[dim] - prefix)
+        return patches.unflatten(dim, (isqrt(patches.shape[dim]), -1))
+
+    def _map(self, features: Tensor, gradient: Tensor) -> Tensor:
+        scores = self.weighted(features, gradient)
+        return self.on_grid(scores.clamp(min=0) if self.relu else scores)
 
 
 class SizedCAM(GradCAM):
@@ -128,6 +167,7 @@ class SizedCAM(GradCAM):
         layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0.
         signed: weights of x_c, as the method's own paper has them.
+        tokens: see `GradCAM`.
     """
 
     @checks_choices
@@ -139,14 +179,15 @@ class SizedCAM(GradCAM):
         layer: int = -1,
         relu: bool = False,
         signed: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
-        super().__init__(target, grid, output, layer, relu)
+        super().__init__(target, grid, output, layer, relu, tokens)
         self.signed = signed
         self.weighted = partial(type(self).weighted, signed=signed)
 
 
 class XGradCAM(SizedCAM):
-    """XGrad-CAM on the tokens that enter a layer, see `x_grad_cam`.
+    """XGrad-CAM on the tokens of a layer, see `x_grad_cam`.
 
     SkipPLUS and LibraGrad call the default XGradCAM+, and the one with `signed` XGradCAM (SkipPLUS, Section E.1.1).
     """
@@ -155,17 +196,18 @@ class XGradCAM(SizedCAM):
 
 
 class GradCAMPlusPlus(SizedCAM):
-    """Grad-CAM++ on the tokens that enter a layer, see `grad_cam_plus_plus`."""
+    """Grad-CAM++ on the tokens of a layer, see `grad_cam_plus_plus`."""
 
     linear = False
     weighted = staticmethod(grad_cam_plus_plus)
 
 
 class HiResCAM(GradCAM):
-    """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the tokens that enter a late layer. Its PLUS is `CAT`.
+    """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the tokens of a late layer. Its PLUS is `CAT`.
 
-    The map of the last layer is 0 up to rounding if the head reads the class token: patches act on it behind a
-    LayerNorm alone, which ignores their length. The default is therefore the layer before; in a CNN, it is the last.
+    The map of all tokens that enter the last layer is 0 up to rounding if the head reads the class token: patches act
+    on it behind a LayerNorm alone, which ignores their length. With `tokens="input"`, the default is therefore the
+    layer before.
 
     Args:
         target: the model to explain, a timm transformer.
@@ -173,6 +215,7 @@ class HiResCAM(GradCAM):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last; `None` for the default.
         relu: set negative scores to 0.
+        tokens: see `GradCAM`.
     """
 
     weighted = staticmethod(input_x_gradient)
@@ -185,20 +228,21 @@ class HiResCAM(GradCAM):
         output: Output = "logit",
         layer: int | None = None,
         relu: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
-        default = -2 if is_transformer(target) else -1
-        super().__init__(target, grid, output, default if layer is None else layer, relu)
+        default = -2 if tokens == "input" and is_transformer(target) else -1
+        super().__init__(target, grid, output, default if layer is None else layer, relu, tokens)
 
 
 class ElementWiseCAM(GradCAM):
-    """GradCAMElementWise on the tokens that enter a layer, see `element_wise_cam`."""
+    """GradCAMElementWise on the tokens of a layer, see `element_wise_cam`."""
 
     linear = False
     weighted = staticmethod(element_wise_cam)
 
 
 class LayerCAM(GradCAM):
-    """LayerCAM on the tokens that enter a layer, see `layer_cam`.
+    """LayerCAM on the tokens of a layer, see `layer_cam`.
 
     LayerCAM also scales the map of each layer to equal maxima. SkipPLUS leaves that out (Section 3.4), as does PLUS
     here.

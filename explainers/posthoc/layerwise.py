@@ -134,6 +134,7 @@ class Aggregation(WhiteBox):
         self.rules = method.rules
         self.attention = method.attention
         self.biases = method.biases
+        self.norms = method.norms
         self.ignores_classes = method.ignores_classes
         self.linear = method.linear
 

@@ -1,5 +1,6 @@
 """What the methods of `pixel_gradients` share: weighted sums of the gradients of scores at pixels."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,9 @@ from explainers.target.inputs import Functionals, checked_classes, functionals_a
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 """See the argument `points` of `mean_gradients`."""
+
+INCOMPLETE = 0.5
+"""Largest error of sums of attributions that is no reason for a warning, relative to what they should add up to."""
 
 
 class Explained(nn.Module):
@@ -38,7 +42,7 @@ class Explained(nn.Module):
 
 def mean_gradients(
     target: TargetModel, normalised: Tensor, wanted: Tensor, points: Points, weights: Tensor, chunk_size: int
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Compute Σ_i w_i a_i ⊙ ∇f(x_i): a weighted sum of gradients at several points x_i for each image.
 
     Args:
@@ -48,24 +52,54 @@ def mean_gradients(
         points: images (b, C, H, W) and numbers i of points (n,) → points x_i (b, n, C, H, W), and factors a_i that can
             be broadcast to them.
         weights: w, one for each point, (points,).
-        chunk_size: maximum number of points in memory.
+        chunk_size: maximum number of points in memory, see `images_in_memory`.
 
     Returns:
-        (B, C, H, W).
+        The sum (B, C, H, W), and the scores f(x_i), (B, points).
     """
-    score, sums = Explained(target), []
+    score, sums, scores = Explained(target), [], []
+    chunk_size = images_in_memory(chunk_size, normalised)
     for image in torch.arange(len(normalised), device=normalised.device).split(chunk_size):
         part = normalised[image]
-        total = torch.zeros_like(part)
+        total, of_points = torch.zeros_like(part), []
         for numbers in torch.arange(len(weights), device=part.device).split(max(1, chunk_size // len(part))):
             where, factors = points(part, numbers)
             inputs = where.flatten(0, 1).detach().requires_grad_()
-            scores = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
-            gradients = torch.autograd.grad(scores.sum(), inputs)[0].unflatten(0, where.shape[:2])
+            at_points = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
+            gradients = torch.autograd.grad(at_points.sum(), inputs)[0].unflatten(0, where.shape[:2])
             total += (gradients * factors * weights[numbers, None, None, None]).sum(1)
             advance(len(inputs))
+            of_points.append(at_points.detach().unflatten(0, where.shape[:2]))
         sums.append(total)
-    return torch.cat(sums)
+        scores.append(torch.cat(of_points, 1))
+    return torch.cat(sums), torch.cat(scores)
+
+
+def images_in_memory(chunk_size: int, images: Tensor) -> int:
+    """Number of images (B, C, H, W) in memory at once: `chunk_size` of 224 × 224 pixels, and fewer larger ones.
+
+    >>> images_in_memory(64, torch.empty(1, 3, 448, 448)), images_in_memory(64, torch.empty(1, 3, 32, 32))
+    (16, 64)
+    """
+    return max(1, chunk_size * 224**2 // max(224**2, images.shape[-2] * images.shape[-1]))
+
+
+def warn_if_incomplete(sums: Tensor, differences: Tensor, method: str, advice: str) -> None:
+    """Warn if attributions do not add up to the difference of the scores of the images and of blank images.
+
+    Args:
+        sums: sum of the attributions of each image, (B,).
+        differences: score of each image minus that of the blank one, (B,).
+        method: name of the method.
+        advice: the likely cause, and what to do.
+    """
+    error = ((sums - differences).abs().sum() / differences.abs().sum().clamp(min=1e-12)).item()
+    if error > INCOMPLETE:
+        warnings.warn(
+            f"{method}: expected attributions that add up to the score of the image minus that of a blank image, got"
+            f" sums that are more than {100 * INCOMPLETE:.0f} % off: {advice}",
+            stacklevel=2,
+        )
 
 
 class PixelExplainer(nn.Module):
@@ -74,7 +108,7 @@ class PixelExplainer(nn.Module):
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        chunk_size: maximum number of images in memory.
+        chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
-from explainers.posthoc.pixel_explainer import Explained, PixelExplainer, mean_gradients
+from explainers.posthoc.pixel_explainer import (
+    Explained,
+    PixelExplainer,
+    images_in_memory,
+    mean_gradients,
+    warn_if_incomplete,
+)
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
 from explainers.target import TargetModel
@@ -29,7 +35,7 @@ class SmoothGrad(PixelExplainer):
         grid: the patches of an image.
         samples: number of noisy copies of an image.
         noise: standard deviation of the noise, as a fraction of the image's range of values.
-        chunk_size: maximum number of noisy images in memory.
+        chunk_size: maximum number of noisy images in memory, see `images_in_memory`.
         seed: seed of the noise.
     """
 
@@ -60,7 +66,7 @@ class SmoothGrad(PixelExplainer):
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
-        gradients = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
+        gradients, _ = mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)
         return gradients.abs().amax(1)
 
     def over_patches(self, pixels: Tensor) -> Tensor:
@@ -73,7 +79,7 @@ class Saliency(SmoothGrad):
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        chunk_size: maximum number of images in memory.
+        chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int = 64) -> None:
@@ -90,7 +96,7 @@ class IntegratedGradients(PixelExplainer):
         grid: the patches of an image.
         steps: number of points of the quadrature.
         multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
-        chunk_size: maximum number of points in memory.
+        chunk_size: maximum number of points in memory, see `images_in_memory`.
     """
 
     def __init__(
@@ -114,7 +120,12 @@ class IntegratedGradients(PixelExplainer):
             at = (1 + nodes[numbers, None, None, None]) / 2
             return at * part[:, None], part[:, None] if self.multiply_by_inputs else 1.0
 
-        return mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size).sum(1)
+        means, scores = mean_gradients(self.target, normalised, wanted, points, halves / 2, self.chunk_size)
+        products = means if self.multiply_by_inputs else means * normalised
+        ends = scores[:, -1] - scores[:, 0]  # the outermost points are close to the image and to the reference
+        advice = f"steps={self.steps} is too small: set steps={4 * self.steps}, or take a method of masks, such as RISE"
+        warn_if_incomplete(products.flatten(1).sum(1), ends, "IntegratedGradients", advice)
+        return means.sum(1)
 
 
 class GradientSHAP(PixelExplainer):
@@ -129,7 +140,7 @@ class GradientSHAP(PixelExplainer):
         samples: number of random points.
         stdevs: standard deviation of the noise, in units of normalised pixels.
         multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
-        chunk_size: maximum number of points in memory.
+        chunk_size: maximum number of points in memory, see `images_in_memory`.
         seed: seed of r and of the noise.
     """
 
@@ -162,7 +173,7 @@ class GradientSHAP(PixelExplainer):
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         weights = torch.full((self.samples,), 1 / self.samples, device=normalised.device)
-        return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size).sum(1)
+        return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)[0].sum(1)
 
 
 class DeepLift(PixelExplainer):
@@ -171,7 +182,7 @@ class DeepLift(PixelExplainer):
     The reference is the mean pixel, 0. captum has rules for the modules ReLU, ELU, sigmoid, tanh, softplus and
     max-pooling (inexact where windows overlap), but none for GELU, LayerNorm, attention, or functions such as F.relu.
     On transformers the result is therefore the input times the gradient, or the gradient alone without
-    `multiply_by_inputs`.
+    `multiply_by_inputs`; a warning says so where the attributions do not add up to the difference of the logits.
 
     Args:
         target: the model to explain.
@@ -181,6 +192,10 @@ class DeepLift(PixelExplainer):
     """
 
     forward_passes = 2
+    advice = (
+        "DeepLift has no rule for functions such as F.relu, nor for GELU, ReLU6, LayerNorm and attention, and takes their"
+        " gradient at the image: take IntegratedGradients"
+    )
 
     def __init__(
         self, target: TargetModel, grid: PatchGrid, multiply_by_inputs: bool = True, chunk_size: int = 64
@@ -198,12 +213,18 @@ class DeepLift(PixelExplainer):
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         from explainers.posthoc.rescale_rule import RescaleRule  # here, because all others do without captum
 
-        method = RescaleRule(Explained(self.target), self.multiply_by_inputs)
-        half = max(1, self.chunk_size // 2)
+        score, scores = Explained(self.target), []
+        score.register_forward_hook(lambda *call: scores.append(call[-1].detach()))  # of images, then of references
+        method = RescaleRule(score, self.multiply_by_inputs)
+        half = max(1, images_in_memory(self.chunk_size, normalised) // 2)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")
             parts = [
                 method.attribute(images, additional_forward_args=(functionals,))
                 for images, functionals in zip(normalised.split(half), wanted.split(half), strict=True)
             ]
-        return torch.cat(parts).sum(1)
+        attributions = torch.cat(parts)
+        products = attributions if self.multiply_by_inputs else attributions * normalised
+        differences = torch.cat([torch.sub(*part.chunk(2)) for part in scores])
+        warn_if_incomplete(products.flatten(1).sum(1), differences, "DeepLift", self.advice)
+        return attributions.sum(1)

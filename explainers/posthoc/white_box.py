@@ -69,7 +69,7 @@ class WhiteBox(nn.Module):
     """Base class of methods that record one forward pass and take gradients of it.
 
     Subclasses compute heatmaps in `heatmaps`. Attributes configure the passes: `rules` change the backward pass,
-    `attention` and `biases` say whether each is recorded, and `start` is the first layer to record. A method is
+    `attention`, `biases` and `norms` say whether each is recorded, and `start` is the first layer to record. A method is
     `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it. It
     `projects` if it reads the values of single heads after their projection, and `takes_stages` if the stages of a CNN
     can be its layers.
@@ -83,6 +83,7 @@ class WhiteBox(nn.Module):
     rules: Rules = Rules()
     attention: bool = False
     biases: bool = False
+    norms: bool = False
     start: int = 0
     ignores_classes: bool = False
     linear: bool = False
@@ -148,7 +149,7 @@ class WhiteBox(nn.Module):
             return record_stages(self.target, self.start)
         # A method that ignores classes needs no gradients, so no layer keeps its graph
         start = len(blocks_of(self.target)) if self.ignores_classes else self.start
-        return record_pass(self.target, self.rules, self.attention, self.biases, start)
+        return record_pass(self.target, self.rules, self.attention, self.biases, start, self.norms)
 
     def layers(self) -> list[nn.Module]:
         """Return the layers: the blocks of a transformer, or the stages of a CNN if the method takes them."""

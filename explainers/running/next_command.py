@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -15,7 +16,11 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from explainers.app.choosing import quick_method
+from explainers.running.folder import relative
 from explainers.running.weights import FILE
+from explainers.share.catalogue import WEIGHTS, for_target
+from explainers.share.reading import CONFIG
 from explainers.training.network_explainer import INITIAL_WEIGHTS
 
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
@@ -24,7 +29,6 @@ OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "l
 PHOTO = "my/photo.jpg"
 PHOTOS = ["experiment=explain", "data.root=photos/"]
 WITHOUT_CLASSES = ("texts", "images", "isotropic")  # what AnyHead learns for where there are no classes to explain
-ANY_METHOD = ["methods=[IntegratedGradients]"]
 
 
 @dataclass
@@ -36,12 +40,14 @@ class Training:
         choices: group → its file, as Hydra has chosen them.
         folder: the run's folder, relative to the working directory.
         classes: names of the classes of the images; empty if they have none.
+        target: the classifier that was trained; `None` after other trainings.
     """
 
     cfg: DictConfig
     choices: Mapping[str, Any]
     folder: Path
     classes: Sequence[str]
+    target: Any = None
 
     @property
     def module(self) -> dict[str, Any]:
@@ -98,7 +104,23 @@ def _measure_classifier(run: Training) -> str:
         classes = run.module["num_classes"] or len(run.classes)
         file = f"{run.folder}/target.safetensors"
         target["model"] |= {"pretrained": False, "checkpoint_path": file, "num_classes": classes}
-    return _measure(run, ANY_METHOD, {"target": target}, on_task=True)
+    given, settings = _shipped(run) or (_without_training(run), {})
+    return _measure(run, given, settings | {"target": target}, on_task=True)
+
+
+def _shipped(run: Training) -> tuple[list[str], dict[str, Any]] | None:
+    """The overrides and the settings of the AnyHead that is shipped for the backbone and the grid, if there is one."""
+    for known in for_target(run.target):
+        settings = yaml.safe_load((known.folder / CONFIG).read_text())["explainer"]
+        if known.explainer == "anyhead" and settings["grid"] == _plain(run.cfg.grid):
+            given = ["explainers=[chance,anyhead]", f"explainers.anyhead.weights={relative(known.folder / WEIGHTS)}"]
+            return given, {"explainers": {"anyhead": _without(settings, {"target", "grid"})}}
+    return None
+
+
+def _without_training(run: Training) -> list[str]:
+    """The override that chooses the method without training that fits the model best."""
+    return [f"methods=[{','.join(quick_method(run.target, run.target.grid))}]"]
 
 
 def _measure_model(run: Training) -> str:
@@ -108,7 +130,7 @@ def _measure_model(run: Training) -> str:
     if run.module.get("alpha", 0) < 1:
         given = ["explainers=[chance,self_explainer]", f"explainers.self_explainer.weights={_text(file)}"]
     else:
-        given = ANY_METHOD
+        given = _without_training(run)
     own_classes = run.module.get("projection", "that of `onto`") is not None
     return _measure(run, given, {"target": target}, own_classes or _knows_classes(run))
 
@@ -141,7 +163,8 @@ def _measure(run: Training, given: list[str], wanted: Mapping[str, Any], on_task
         given = [f"tasks=[{task}]", *own, *given]
         wanted = {"grid": run.cfg.grid, **wanted, "data_dir": run.cfg.data_dir, "tasks": {task: {"data": run.images}}}
     else:
-        given = [*PHOTOS, *given, *(["methods=[]"] if given != ANY_METHOD else [])]
+        named = any(override.startswith("methods=") for override in given)
+        given = [*PHOTOS, *given, *([] if named else ["methods=[]"])]
         wanted = {"grid": run.cfg.grid, **wanted}
     return _command("eval", [*given, *run.chosen("target"), f"name={_text(f'{run.cfg.name}_eval')}"], wanted)
 

@@ -27,12 +27,14 @@ class Record(TorchFunctionMode):
         attention: if True, record attention weights and value vectors.
         biases: if True, record the biases and the outputs of their layers.
         start: index of the first block whose gradients are wanted.
+        norms: if True, record the outputs of the first normalisations.
         rows: function from the number of tokens T to a mask (T,) of the rows of attention to record, without gradients;
             of the tokens, only `final` is then recorded. `None` records all rows and tokens, with their graph.
 
     Attributes:
         inputs: the input x_l of each block, (B, T, D); for Swin (B, height, width, D).
         outputs: the output of each block.
+        normalised: the output of each block's first normalisation, if `norms`.
         middles: the tokens between attention and MLP, after the skip connection. Recorded with the attention.
         attention: attention weights of each of `blocks`, (B, A, T, T); rows attend to columns.
         values: value vectors of each of `blocks`, (B, A, T, d). Recorded with the attention.
@@ -48,6 +50,7 @@ class Record(TorchFunctionMode):
         attention: bool,
         biases: bool = False,
         start: int = 0,
+        norms: bool = False,
         rows: Callable[[int], Tensor] | None = None,
     ) -> None:
         super().__init__()
@@ -56,9 +59,11 @@ class Record(TorchFunctionMode):
         self.records_attention = attention
         self.records_biases = biases
         self.start = start
+        self.norms = norms
         self.rows = rows
         self.entered = 0
         self.inputs: list[Tensor] = []
+        self.normalised: list[Tensor] = []
         self.middles: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.attention: list[Tensor] = []
@@ -122,6 +127,10 @@ class Record(TorchFunctionMode):
         self.biases.append([])
         return tokens, *args[1:]
 
+    def leave_norm(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        """Record the output of a block's first normalisation (a forward hook)."""
+        self.normalised.append(output)
+
     def leave_attention(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Record the input of a block's second normalisation (a forward pre-hook)."""
         if self.records_attention and self.rows is None:
@@ -176,7 +185,12 @@ def attention_scores(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | N
 
 @contextmanager
 def record_pass(
-    target: TargetModel, rules: Rules | None = None, attention: bool = False, biases: bool = False, start: int = 0
+    target: TargetModel,
+    rules: Rules | None = None,
+    attention: bool = False,
+    biases: bool = False,
+    start: int = 0,
+    norms: bool = False,
 ) -> Iterator[Record]:
     """Record the forward pass of a transformer that runs inside this context, with its graph.
 
@@ -188,6 +202,7 @@ def record_pass(
         attention: if True, record attention weights and value vectors. Attention is then not fused, hence slower.
         biases: if True, record the biases and the outputs of their layers.
         start: index of the first block whose gradients are wanted.
+        norms: if True, record the outputs of the first normalisations.
 
     Raises:
         InputError: if the model has no transformer blocks, or unless exactly one forward pass ran inside.
@@ -200,7 +215,7 @@ def record_pass(
     >>> len(record.inputs), record.attention[0].shape, gradients[0].shape
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
-    record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start)
+    record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start, norms)
     with gradients_of_inputs(target), attached(record, target):
         yield record
 
@@ -231,6 +246,8 @@ def attached(record: Record, target: TargetModel) -> Iterator[None]:
     with ExitStack() as stack:
         for number, block in enumerate(blocks):
             stack.callback(block.register_forward_pre_hook(record.enter_block).remove)
+            if record.norms:
+                stack.callback(block.norm1.register_forward_hook(record.leave_norm).remove)
             stack.callback(block.norm2.register_forward_pre_hook(record.leave_attention).remove)
             stack.callback(block.register_forward_hook(record.leave_block).remove)
             if number in record.blocks:

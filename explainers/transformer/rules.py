@@ -167,17 +167,14 @@ def _rms_norm(rules: Rules, *args: Any, **options: Any) -> Tensor:
     return (rms_norm if rules.norm == "frozen" else F.rms_norm)(*args, **options)
 
 
-def _gelu(rules: Rules, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    y = F.gelu(x, *args, **options)
-    return activation(x, y) if rules.activation == "ratio" else y
+def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The rule of an activation function f that is 0 at 0."""
 
+    def compute(rules: Rules, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        y = function(x.clone(), *args, **options)  # of a copy, because some work in place
+        return activation(x, y) if rules.activation == "ratio" else y
 
-def _silu(rules: Rules, x: Tensor, inplace: bool = False) -> Tensor:
-    return activation(x, F.silu(x)) if rules.activation == "ratio" else F.silu(x)
-
-
-def _relu(rules: Rules, x: Tensor, inplace: bool = False) -> Tensor:
-    return activation(x, F.relu(x)) if rules.activation == "ratio" else F.relu(x)
+    return compute
 
 
 def _sigmoid(rules: Rules, x: Tensor) -> Tensor:
@@ -191,13 +188,14 @@ def _multiply(rules: Rules, x: Tensor, other: Any) -> Tensor:
     return torch.mul(x, other)
 
 
+ACTIVATIONS = (F.gelu, F.silu, F.relu, F.hardtanh, F.leaky_relu, F.elu, F.celu, F.selu, F.mish, F.hardswish)
+"""Activation functions of timm's transformers that are 0 at 0; ReLU6 calls F.hardtanh."""
+
 RULED: dict[Any, Callable[..., Tensor]] = {
     F.linear: _linear,
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
-    F.gelu: _gelu,
-    F.silu: _silu,
-    F.relu: _relu,
+    **{function: _elementwise(function) for function in ACTIVATIONS},
     torch.sigmoid: _sigmoid,
     torch.Tensor.sigmoid: _sigmoid,
     torch.Tensor.mul: _multiply,

@@ -13,7 +13,9 @@ from toys import LIGHT, VECTORS, equal, state
 import explainers
 from explainers import PreparedExplainer
 from explainers.anyhead import AnyHead
-from explainers.app import choosing, session
+from explainers import posthoc
+from explainers.app import batch_size, choosing
+from explainers.app.batch_size import batch_size_for
 from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.conversion.plain import plain_target
@@ -176,7 +178,7 @@ def test_auto_says_why_a_shipped_explainer_does_not_do(target, anyhead, capsys):
 
 
 def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "BATCH", 2)
+    monkeypatch.setattr(batch_size, "LARGEST", 2)
     for name in "abd":
         Image.fromarray(PIXELS + ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "c.png").write_bytes(b"broken")
@@ -187,6 +189,25 @@ def test_a_broken_file_in_a_folder_is_left_out_and_named(target, tmp_path, monke
         (tmp_path / f"{name}.png").unlink()
     with pytest.raises(InputError, match=r"^expected images, got 1 file \(c.png\) that cannot be decoded"):
         explainers.explain(tmp_path, target, method="Chance")
+
+
+def test_large_images_are_explained_one_by_one_by_methods_that_keep_attention_maps(make_target):
+    large, small = (make_target(img_size=size, patch_size=7, num_heads=3) for size in (518, 28))
+    for target, method, expected in ((large, "GAE", 1), (large, "DecompX-PLUS", 16), (small, "GAE", 16)):
+        assert batch_size_for(posthoc.build(method, target, target.grid), target) == expected
+
+
+def test_a_session_explains_as_many_images_at_once_as_it_is_told(target):
+    sizes = []
+
+    def seen(images, classes):
+        sizes.append(len(images))
+        return torch.zeros(len(images), 4, 4)
+
+    Session(target, seen, batch_size=2).explain(np.stack([PIXELS] * 5))
+    assert sizes == [2, 2, 1]
+    with pytest.raises(InputError, match="^expected batch_size above 0, got batch_size=0"):
+        Session(target, seen, batch_size=0)
 
 
 def test_a_list_gives_a_list_and_one_image_one_explanation(target):

@@ -34,14 +34,14 @@ def images(images):
 @pytest.mark.parametrize("layer", [0, -1])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_map_of_a_layer_is_that_of_the_network_from_this_layer_on(double, grid, images, name, layer):
-    heatmaps = posthoc.build(name, double, grid, {"layer": layer})(images, LABELS)
+    heatmaps = posthoc.build(name, double, grid, {"layer": layer, "tokens": "input"})(images, LABELS)
     index = range(len(double.backbone.blocks))[layer]
     assert_same(heatmaps, references.maps(double, images, LABELS, index, METHODS[name]))
 
 
 @pytest.mark.parametrize("name", SIGNED)
 def test_weights_may_have_the_signs_of_the_features(double, grid, images, name):
-    heatmaps = posthoc.build(name, double, grid, {"layer": 0, "signed": True})(images, LABELS)
+    heatmaps = posthoc.build(name, double, grid, {"layer": 0, "tokens": "input", "signed": True})(images, LABELS)
     assert_same(heatmaps, references.maps(double, images, LABELS, 0, SIGNED[name]))
 
 
@@ -67,14 +67,18 @@ def test_captum_has_the_same_gradients_of_layers(make_target, grid, images, laye
         peer = LayerGradientXActivation(lambda pixels: target.classify(target.embed(pixels)), block, None, multiplied)
         theirs = peer.attribute(target.normalise(images), LABELS, attribute_to_layer_input=True)[:, 1:]
         expected = theirs.sum(-1) if multiplied else theirs.norm(dim=-1)
-        found = posthoc.build(name, target, grid, {"layer": layer})(images, LABELS).flatten(1)
+        of_inputs = {"tokens": "input"} if multiplied else {}
+        found = posthoc.build(name, target, grid, {"layer": layer} | of_inputs)(images, LABELS).flatten(1)
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
 def test_the_last_map_of_hirescam_is_zero_behind_layer_norm(make_target, grid, images):
     target = references.in_double(make_target(depth=3))
-    last, before = (posthoc.HiResCAM(target, grid, layer=layer)(images, LABELS).abs().max() for layer in (-1, -2))
-    assert last < 1e-3 * before
+    last, before, default = (
+        posthoc.HiResCAM(target, grid, layer=layer, tokens="input")(images, LABELS) for layer in (-1, -2, None)
+    )
+    assert last.abs().max() < 1e-3 * before.abs().max() and torch.equal(before, default)
+    assert posthoc.HiResCAM(target, grid)(images, LABELS).abs().max() > 0.1 * before.abs().max()
 
 
 def test_only_relu_hides_what_speaks_against_a_class(target, grid, images):

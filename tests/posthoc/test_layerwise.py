@@ -150,7 +150,8 @@ def test_a_probability_is_explained_by_its_functional(target, grid, images):
 def test_plus_sums_feature_maps_of_a_swin_on_one_grid(make_target, grid, images, method):
     """The layers have 8 × 8, 8 × 8 and 4 × 4 positions, and the grid 4 × 4 patches."""
     target = references.in_double(make_target("swin_tiny_patch4_window7_224", **SWIN))
-    single = sum(method(target, grid, layer=layer)(images, LABELS) for layer in range(3))
+    of_inputs = {"tokens": "input"} if issubclass(method, GradCAM) else {}
+    single = sum(method(target, grid, layer=layer, **of_inputs)(images, LABELS) for layer in range(3))
     assert_same(PLUS(target, grid, method)(images, LABELS), single)
     assert single.abs().max() > 0
 

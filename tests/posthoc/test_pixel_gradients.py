@@ -2,6 +2,9 @@
 
 import copy
 import math
+import re
+import warnings
+from functools import partial
 
 import captum.attr
 import pytest
@@ -12,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from toys import state
 
+from explainers.conversion import as_target
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.posthoc.pixel_explainer import Explained, mean_gradients
@@ -172,15 +176,49 @@ def test_deep_lift_is_the_gradient_on_a_transformer_and_adds_up_on_a_relu_networ
     """Max-pooling is replaced, because captum's rule for it is not exact."""
     vit, resnet = make_target(), make_target("test_resnet")
     resnet.backbone.maxpool = nn.AvgPool2d(3, 2, 1)
-    gradients = mean_gradients(
+    gradients, _ = mean_gradients(
         vit, vit.normalise(images), CLASSES, lambda x, s: (x[:, None], x[:, None]), torch.ones(1), 64
     )
     lift = DeepLift(vit, grid)
-    close(lift(images, CLASSES), lift.over_patches(gradients.sum(1)))
+    with pytest.warns(UserWarning, match="DeepLift has no rule for functions such as F.relu"):
+        close(lift(images, CLASSES), lift.over_patches(gradients.sum(1)))
     with torch.no_grad():
         blank = resnet.classify(resnet.embed(torch.zeros(1, 3, 32, 32)))[0, CLASSES]
         difference = resnet(images).take_along_dim(CLASSES[:, None], 1)[:, 0] - blank
     torch.testing.assert_close(DeepLift(resnet, grid)(images, CLASSES).sum((1, 2)), difference, rtol=1e-3, atol=1e-3)
+
+
+class FunctionalReLU(nn.Module):
+    """ReLU without the module, whose calls DeepLift does not see."""
+
+    def forward(self, x):
+        return torch.nn.functional.relu(x)
+
+
+@pytest.mark.parametrize(
+    ("of", "hidden", "expected"),
+    [
+        (DeepLift, nn.ReLU, None),
+        (DeepLift, FunctionalReLU, "^DeepLift: expected attributions that add up .* F.relu, .* take Integrated"),
+        (partial(DeepLift, multiply_by_inputs=False), FunctionalReLU, "^DeepLift: expected attributions that add up"),
+        (IntegratedGradients, FunctionalReLU, None),
+        (partial(IntegratedGradients, multiply_by_inputs=False), FunctionalReLU, None),
+        (partial(IntegratedGradients, steps=1), FunctionalReLU, ": steps=1 is too small: set steps=4, or take a method of"),
+    ],
+)
+def test_attributions_that_do_not_add_up_are_told(grid, images, of, hidden, expected):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 8, 8), hidden(), nn.Conv2d(8, 8, 1), hidden(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = nn.Sequential(*layers, nn.Linear(8, 5))
+    with torch.no_grad():
+        network[0].weight *= 10
+        network[2].bias.fill_(-1)
+    target = as_target(network, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        of(target, grid)(images, CLASSES)
+    messages = [str(each.message) for each in told if "add up" in str(each.message)]
+    assert bool(messages) == bool(expected) and all(re.search(expected, message) for message in messages)
 
 
 def test_another_seed_is_other_noise_and_more_noise_is_another_map(target, grid, images):

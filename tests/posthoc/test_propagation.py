@@ -13,6 +13,7 @@ from explainers.posthoc.attention import PartialLRP
 from explainers.posthoc.gradients import FullGrad
 from explainers.posthoc.layerwise import PLUS, SkipPLUS
 from explainers.posthoc.propagation import (
+    FROZEN,
     LRP,
     AttnLRP,
     ConservativeLRP,
@@ -23,6 +24,7 @@ from explainers.posthoc.propagation import (
     positive_seeds,
 )
 from explainers.transformer import rules
+from explainers.transformer.recording import Record
 
 frozen_full_grad = libra(FullGrad)
 METHODS = {
@@ -149,6 +151,19 @@ def test_rules_conserve_relevance():
     shared = (x[..., None, :] * weight > 0).any(-1)  # an output without positive summands keeps its relevance
     torch.testing.assert_close(of_x.sum(-1), shared.sum(-1).double())
     assert (of_x >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Mish, nn.Hardswish, nn.GELU, nn.SiLU]
+)
+def test_every_activation_of_a_block_passes_on_its_relevance(activation):
+    x = torch.linspace(-3, 7, 8, dtype=torch.double).requires_grad_()
+    record = Record((), FROZEN, attention=False)
+    record.entered = 1
+    with record:
+        y = activation()(x)
+    torch.testing.assert_close(y, activation()(x))
+    torch.testing.assert_close(x * torch.autograd.grad(y.sum(), x)[0], y)
 
 
 def test_a_sum_without_positive_summands_has_nobody_to_give_relevance_to():

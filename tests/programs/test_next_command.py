@@ -12,17 +12,18 @@ from omegaconf import OmegaConf
 
 from explainers.running.next_command import Training, next_command
 from explainers.running.weights import use_weights
+from explainers.share.catalogue import Catalogue, available
 
 FOLDER = Path("runs/x=1")  # of a sweep's job
 
 
-def following(*overrides, folder, classes=10):
-    """The config of a training, the program that follows, and its config."""
+def following(*overrides, folder, classes=10, target=None):
+    """The config of a training of a target, the program that follows, and its config."""
     cfg = composed(*overrides, folder=folder)
     use_weights(cfg)
     choices = HydraConfig.get().runtime.choices
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
-        command = next_command(Training(cfg, choices, FOLDER, [str(name) for name in range(classes)]))
+        command = next_command(Training(cfg, choices, FOLDER, [str(name) for name in range(classes)], target))
     python, program, *words = shlex.split(command)
     assert python == "python"
     got = composed(*words, folder=folder, config=program.removesuffix(".py"))
@@ -72,24 +73,40 @@ def test_after_an_explainer_of_a_task_a_command_measures_the_same_network(overri
     assert same(cfg.data, got.tasks.digits.data, "batch_size", "size")
 
 
-def test_after_a_head_a_command_measures_with_it_on_the_task(tmp_path):
+def test_after_a_head_a_command_measures_with_it_on_the_task(tmp_path, target):
     (weights_file := tmp_path / "vit.safetensors").touch()
     given = ("target=vit_tiny", f"weights={weights_file}", "data=folder", "data.root=/my/images", "data_dir=/d")
-    cfg, program, got = following("experiment=linear_head", *given, folder=tmp_path)
+    cfg, program, got = following("experiment=linear_head", *given, folder=tmp_path, target=target)
     assert program == "eval.py" and got.target.head == got.tasks.folder.target.head == "runs/x=1/head.safetensors"
     assert (got.tasks.folder.data.root, got.data_dir) == ("/my/images", "/d")
-    assert same(cfg.target, got.target, "head") and list(got.methods) == ["IntegratedGradients"]
-    _, _, got = following("experiment=quickstart_head", "data.task=odd", folder=tmp_path, classes=2)
+    assert same(cfg.target, got.target, "head") and list(got.methods) == ["DecompX-SkipPLUS"]
+    _, _, got = following("experiment=quickstart_head", "data.task=odd", folder=tmp_path, classes=2, target=target)
     assert got.tasks.digits.data.task == "odd"
 
 
-def test_after_a_target_a_command_explains_it(tmp_path, monkeypatch):
+def test_after_a_head_on_a_backbone_with_an_anyhead_a_command_measures_the_anyhead(tmp_path, target, monkeypatch):
+    (known,) = [each for each in available() if each.explainer == "anyhead"]
+    monkeypatch.setattr("explainers.running.next_command.for_target", lambda found: Catalogue([known]))
+    given = ("experiment=linear_head", "target=vit_tiny", "data=imagenette")
+    _, program, got = following(*given, folder=tmp_path, target=target)
+    assert program == "eval.py" and got.target.head == "runs/x=1/head.safetensors" and not got.methods
+    settings = OmegaConf.create((known.folder / "config.yaml").read_text()).explainer
+    found = got.explainers.anyhead
+    assert Path(found.weights).samefile(known.folder / "explainer.safetensors")
+    assert found.network == settings.network and (found.temperature, found.blend) == (2.0, 0.5)
+    _, _, got = following(*given, "grid.patch_size=32", folder=tmp_path, target=target)
+    assert list(got.methods) == ["DecompX-SkipPLUS"]  # it has the vectors of other patches
+
+
+def test_after_a_target_a_command_explains_it(tmp_path, monkeypatch, make_target):
     monkeypatch.chdir(tmp_path)
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / FOLDER / "target.safetensors").touch()
-    cfg, program, got = following("experiment=full_finetuning", "target=vit_base", folder=tmp_path, classes=7)
+    cfg, program, got = following(
+        "experiment=full_finetuning", "target=vit_base", folder=tmp_path, classes=7, target=make_target("test_resnet")
+    )
     model = {"pretrained": False, "num_classes": 7, "checkpoint_path": "runs/x=1/target.safetensors"}
-    assert program == "eval.py" and list(got.tasks) == ["imagenette"]
+    assert program == "eval.py" and list(got.tasks) == ["imagenette"] and list(got.methods) == ["GradCAM"]
     assert OmegaConf.to_container(got.target.model) == OmegaConf.to_container(cfg.target.model) | model
 
 
@@ -111,15 +128,15 @@ def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
         (("experiment=explainability_vector",), True, "cats_vs_dogs"),
     ],
 )
-def test_after_a_model_that_explains_itself_a_command_measures_it(overrides, explains, task, tmp_path):
-    cfg, program, got = following(*overrides, folder=tmp_path)
+def test_after_a_model_that_explains_itself_a_command_measures_it(overrides, explains, task, tmp_path, target):
+    cfg, program, got = following(*overrides, folder=tmp_path, target=target)
     assert program == "eval.py" and list(got.tasks) == [task] and same(cfg.grid, got.grid)
     assert got.target._target_ == "explainers.vectors.exported_target"
     assert got.target.head == "runs/x=1/model.safetensors" and same(cfg.target.model, got.target.model)
     if explains:
         assert got.explainers.self_explainer.weights == got.target.head
     else:
-        assert list(got.methods) == ["IntegratedGradients"]
+        assert list(got.methods) == ["DecompX-SkipPLUS"]
 
 
 @pytest.mark.slow

@@ -151,18 +151,39 @@ def test_cam_of_pytorch_grad_cam_on_a_resnet_is_ours(make_target, name):
     assert_same_up_to_scale(ours, theirs)
 
 
-def test_cam_of_pytorch_grad_cam_on_a_vit_is_ours(make_target, grid, images):
-    """What leaves a block is what enters the next one."""
-    target, classes = make_target(depth=3), [4, 0, 2, 1, 1]
+SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 4)}
+RECOMMENDED = {
+    "ViT": (
+        "vit_tiny_patch16_224",
+        {"depth": 3},
+        8,
+        lambda backbone: backbone.blocks[-1].norm1,
+        lambda tokens: tokens[:, 1:].mT.unflatten(-1, (4, 4)),
+    ),
+    "Swin": (
+        "swin_tiny_patch4_window7_224",
+        SWIN,
+        4,
+        lambda backbone: backbone.layers[-1].blocks[-1].norm1,
+        lambda tokens: tokens.movedim(-1, 1),
+    ),
+}
+"""A model of timm and its patches; the target layer and the reshape_transform that pytorch-grad-cam documents."""
+
+
+@pytest.mark.parametrize("family", RECOMMENDED)
+@pytest.mark.parametrize("name", [*CAMS, "XGradCAM"])
+def test_cam_of_pytorch_grad_cam_at_the_layer_that_it_recommends_for_transformers_is_ours(
+    make_target, images, name, family
+):
+    name_in_timm, settings, patch_size, layer_of, as_maps = RECOMMENDED[family]
+    target, classes = make_target(name_in_timm, **settings), [4, 0, 2, 1, 1]
     model = NormalisedModel(target)
-
-    def as_maps(tokens):
-        return tokens[:, 1:].mT.unflatten(-1, (4, 4))
-
-    with peer("HiResCAM")(model, [model.target.backbone.blocks[0]], as_maps) as method:
+    with peer(CAMS.get(name, name))(model, [layer_of(model.target.backbone)], as_maps) as method:
         method.get_target_width_height = lambda inputs: None
         theirs = method(target.normalise(images), [lambda logits, k=k: logits[k] for k in classes])
-    ours = posthoc.HiResCAM(target, grid, layer=1)(images, torch.tensor(classes))
+    signed = {} if name in CAMS else {"signed": True}
+    ours = getattr(posthoc, name)(target, PatchGrid(32, patch_size), **signed)(images, torch.tensor(classes))
     assert_same_up_to_scale(ours, theirs)
 
 
