@@ -111,6 +111,7 @@ class GradCAM(Layerwise):
         super().__init__(target, grid, output, layer)
         self.relu = relu
         self.linear = self.linear and not relu
+        self.signed = self.signed and not relu
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]
@@ -127,7 +128,7 @@ class SizedCAM(GradCAM):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0.
-        signed: weights of x_c, as the method's own paper has them.
+        signed: weights of x_c, as the method's own paper has them; the attribute `signed` is that of `Explainer`.
     """
 
     @checks_choices
@@ -141,7 +142,6 @@ class SizedCAM(GradCAM):
         signed: bool = False,
     ) -> None:
         super().__init__(target, grid, output, layer, relu)
-        self.signed = signed
         self.weighted = partial(type(self).weighted, signed=signed)
 
 
@@ -194,6 +194,7 @@ class ElementWiseCAM(GradCAM):
     """GradCAMElementWise on the tokens that enter a layer, see `element_wise_cam`."""
 
     linear = False
+    signed = False
     weighted = staticmethod(element_wise_cam)
 
 

@@ -135,6 +135,7 @@ class Aggregation(WhiteBox):
         self.attention = method.attention
         self.biases = method.biases
         self.ignores_classes = method.ignores_classes
+        self.signed = method.signed
         self.linear = method.linear
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ class SmoothGrad(PixelExplainer):
         seed: seed of the noise.
     """
 
+    signed = False
+
     def __init__(
         self,
         target: TargetModel,
