@@ -15,10 +15,11 @@ from explainers.app.choosing import Purpose
 from explainers.app.command import DEFAULT_MODEL
 from explainers.app.comparing import Comparison, compared, mean_embedding
 from explainers.app.neighbours import neighbours
-from explainers.app.picture_files import Picture, check_writable, planned
+from explainers.app.picture_files import Picture, check_writable, found_images, planned
+from explainers.app.saving import picture_name
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.saved.files import file_name, printable
+from explainers.saved.files import printable
 from explainers.share import load
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
@@ -30,11 +31,11 @@ def explain(options: Namespace) -> int:
     Returns:
         1 if an image could not be explained, else 0.
     """
-    like = options.similar_to and f"like_{Path(options.similar_to).stem}"
-    wanted = options.texts or options.classes or [like]
-    named = bool(options.texts or like) or len(wanted) > 1
-    pictures = planned(options.images, wanted, Path(options.output).expanduser(), named)
+    wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
+    output = Path(options.output).expanduser()
+    images = found_images(options.images, len(wanted), output)
     session = session_of(options)
+    pictures = planned(images, wanted, output, session.method)
     centre = mean_embedding(session, options.against) if options.similar_to and options.against else None
     failures = 0
     written: list[Path] = []
@@ -95,9 +96,8 @@ def nearest(options: Namespace) -> int:
     output = Path(options.output).expanduser()
     check_writable(output)
     session = session_of(options)
-    stem = Path(options.image).stem
     for number, comparison in enumerate(neighbours(session, options.image, options.folder, options.k), 1):
-        file = output / f"{file_name(f'{stem}_nearest_{number}')}.png"
+        file = output / picture_name(options.image, comparison.method, f"nearest {number}")
         print(f"{number}. {compared_line(comparison, comparison.name, file)}", flush=True)
     return 0
 

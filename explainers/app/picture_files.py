@@ -1,14 +1,14 @@
 """Which images `explainers explain` reads, and which files it writes: never over an image that is explained."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from explainers.app.photos import photos_of
+from explainers.app.saving import picture_name
 from explainers.errors import InputError
 from explainers.images.listing import endings, list_images
-from explainers.saved.files import file_name
 
 
 @dataclass(frozen=True)
@@ -28,36 +28,57 @@ class Picture:
     file: Path
 
 
-def planned(images: Sequence[str], explained: Sequence[str | None], output: Path, named: bool) -> list[Picture]:
-    """Plan which pictures are written, before anything is computed.
+def found_images(images: Sequence[str], pictures: int, output: Path) -> dict[Path, Path]:
+    """Find the images, and check that their pictures can be written, before anything is computed.
 
     Args:
         images: files and folders.
-        explained: the classes or texts to explain in each image.
+        pictures: number of pictures of each image.
         output: a folder; or a file, for a single picture.
-        named: whether pictures are named after what is explained.
+
+    Returns:
+        Each image file → its name below its folder.
 
     Raises:
-        InputError: for images that do not exist, and where a picture would replace an image.
+        InputError: for images that do not exist, a file for several pictures, and where a picture would replace an
+            image.
     """
-    single = output.suffix.lower() in endings() and not output.is_dir()
+    single = names_file(output)
     folder = output.parent if single else output
     found = dict(files_of(images, folder))
-    if single and len(found) * len(explained) > 1:
-        count = len(found) * len(explained)
+    count = len(found) * pictures
+    if single and count > 1:
         raise InputError(f"expected a folder for {count} pictures, got --output {output}: leave out {output.suffix}")
+    if single and output.resolve() in found:
+        raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
+    check_writable(folder)
+    return found
+
+
+def planned(found: Mapping[Path, Path], explained: Sequence[str | None], output: Path, method: str) -> list[Picture]:
+    """Plan the picture of each image and class or text; its name says the method, unless the output is a file.
+
+    Args:
+        found: see `found_images`.
+        explained: the classes or texts to explain in each image; `None` for the predicted class.
+        output: a folder, or a file.
+        method: what computes the heatmaps.
+    """
     pictures: list[Picture] = []
     taken = set(found)
     for image, name in found.items():
         for each in explained:
-            suffix = f"_{each.replace(' ', '_')}" if each is not None and named else ""
-            file = output if single else unused(folder / name.parent / f"{file_name(name.stem + suffix)}.png", taken)
-            if file.resolve() in taken:
-                raise InputError(f"expected another file than the image itself, got --output {output}: rename it")
+            file = output
+            if not names_file(output):
+                file = unused(output / name.parent / picture_name(name.name, method, each), taken)
             taken.add(file.resolve())
             pictures.append(Picture(image, name.as_posix(), each, file))
-    check_writable(folder)
     return pictures
+
+
+def names_file(output: Path) -> bool:
+    """Whether an output is a file for one picture, not a folder."""
+    return output.suffix.lower() in endings() and not output.is_dir()
 
 
 def files_of(images: Sequence[str], output: Path) -> Iterator[tuple[Path, Path]]:
