@@ -14,7 +14,7 @@ from explainers.errors import InputError
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 
 EXAMPLES = """examples:
-  explainers explain photo.jpg                          the predicted class, as explained/photo.png
+  explainers explain photo.jpg                          the predicted class, as explained/photo_AnyHead.png
   explainers explain photos/ --class tabby "espresso"   two classes of all images in a folder
   explainers explain photo.jpg --model resnet50 --method GradCAM --output map.png
   explainers explain photo.jpg --explainer runs/anyhead_pets

@@ -43,7 +43,7 @@ def draw_heatmaps(
     scales = {
         name: [colour_scale(heatmap, signed.get(name)) for heatmap in by_image] for name, by_image in heatmaps.items()
     }
-    bars = sorted({scale.signed for each in scales.values() for scale in each if not scale.constant}, reverse=True)
+    bars = sorted({scale.signed for each in scales.values() for scale in each if not scale.constant})
     figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.4 + 0.5 * len(bars)))
     figure.set_layout_engine("constrained", h_pad=0.08)  # inches: titles above square panels would be cut
     axes = figure.subplots(len(images), len(columns), squeeze=False)
