@@ -37,6 +37,7 @@ class Heatmaps(Callback):
         self.images = images
         self.seconds = seconds
         self.compared: dict[str, Tensor] | None = None
+        self.signed: dict[str, bool | None] = {}
         self.batch: dict[str, Any] | None = None
         self.drawn = -math.inf  # when
         self.step = -1  # of the last figure
@@ -76,8 +77,12 @@ class Heatmaps(Callback):
             self.compared = {}
             return
         if self.compared is None:  # they stay as they are
-            self.compared = heatmaps_beside(explainer, images) if hasattr(explainer, "target") else {}
-        figure = draw_heatmaps(images, heatmaps | self.compared, samples.get("truth"))
+            self.signed = {type(explainer).__name__: getattr(explainer, "signed", None)}
+            self.compared = {}
+            if hasattr(explainer, "target"):
+                self.compared, signed = heatmaps_beside(explainer, images)
+                self.signed |= signed
+        figure = draw_heatmaps(images, heatmaps | self.compared, samples.get("truth"), signed=self.signed)
         path = self.folder / f"{self.name}.png"
         with atomic(path) as unfinished:
             figure.savefig(unfinished, dpi=120)

@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 class Explainer(Protocol):
     """Interface of every explainer, learned or post-hoc: a function from images and classes to heatmaps.
 
-    The constructor of every explainer takes the model to explain as the keyword argument `target`. Four attributes are
+    The constructor of every explainer takes the model to explain as the keyword argument `target`. Five attributes are
     optional:
 
     - `forward_passes`: number of forward passes of the target for each image; 1 if the attribute is missing. An
@@ -78,6 +78,9 @@ class Explainer(Protocol):
     - `passes_vary`: True if the number of passes depends on the image; `forward_passes` is then an upper bound.
     - `ignores_classes`: True if the heatmaps do not depend on `classes`, for example because the explainer chooses the
       class itself.
+    - `signed`: True if a value below 0 means that a patch opposes the class; False if values cannot be negative, or if
+      their zero has no meaning, as in attention. Pictures have one colour for each sign, or shades from less to more
+      important. Where the attribute is missing, heatmaps with values below 0 are drawn as signed.
     - `timed`: False if the heatmaps come from a cache, so that the time of a call does not measure the explainer.
     """
 

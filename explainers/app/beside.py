@@ -21,11 +21,16 @@ def beside(target: TargetModel, grid: PatchGrid) -> dict[str, Any]:
     return {**quick_method(target, grid), "chance": posthoc.build("Chance", target, grid)}
 
 
-def heatmaps_beside(explainer: Any, images: Tensor) -> dict[str, Tensor]:
-    """Heatmaps (B, P, P) of the predicted classes of uint8 images (B, C, H, W), by what stands beside an explainer."""
+def heatmaps_beside(explainer: Any, images: Tensor) -> tuple[dict[str, Tensor], dict[str, bool]]:
+    """What stands beside an explainer, for the predicted classes of uint8 images (B, C, H, W).
+
+    Returns:
+        Name → heatmaps (B, P, P), and name → whether they are signed.
+    """
     classes = explainer.target(images).argmax(-1)
     compared = beside(explainer.target, explainer.grid)
-    return {name: method(images, classes) for name, method in compared.items()}
+    heatmaps = {name: other(images, classes) for name, other in compared.items()}
+    return heatmaps, {name: other.signed for name, other in compared.items()}
 
 
 def fidelities(explainer: Any, batches: Iterable[Tensor], levels: int) -> dict[str, dict[str, float]]:

@@ -30,7 +30,7 @@ AS_TYPED = {
 """How messages of the library name a setting → what to type here."""
 
 EXAMPLES = """examples:
-  explainers explain photo.jpg                          the predicted class, as explained/photo.png
+  explainers explain photo.jpg                          the predicted class, as explained/photo_AnyHead.png
   explainers explain photos/ --class tabby "espresso"   two classes of all images in a folder
   explainers explain photo.jpg --model resnet50 --method GradCAM --output map.png
   explainers explain photo.jpg --method "GAE,RISE(masks=500)"  two methods, one of them with an option

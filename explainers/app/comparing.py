@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.app.photos import Photo, decoded, is_single, photos_of
-from explainers.app.saving import data_url, save_picture
+from explainers.app.saving import data_url, picture_name, save_picture
 from explainers.app.session import Session
 from explainers.errors import InputError, check_positive
 from explainers.likeness import Likeness, likeness
@@ -98,15 +98,17 @@ class Comparison:
             smooth,
             size,
             legend,
+            self.method,
         )
 
     def show(self) -> None:
         """Show the picture in the program that the system has for images."""
         self.picture().show()
 
-    def save(self, path: str | Path, **drawing: Any) -> Path:
+    def save(self, path: str | Path = ".", **drawing: Any) -> Path:
         """Write the picture to an image file, whole or not at all, with the arguments of `Explanation.save`."""
-        return save_picture(lambda: self.picture(**drawing), path, self.files)
+        name = picture_name(self.name, self.method, f"like {Path(self.other_name).stem}")
+        return save_picture(lambda: self.picture(**drawing), path, name, self.files)
 
     def __repr__(self) -> str:
         return f"Comparison of {self.name} and {self.other_name}: similarity {self.similarity:.2f}, by {self.method}"

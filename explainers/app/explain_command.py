@@ -19,11 +19,12 @@ from explainers.app.comparing import Comparison, compared, mean_embedding
 from explainers.app.neighbours import neighbours
 from explainers.app.passes import announce_passes, passes_of, set_passes
 from explainers.app.picture_files import Picture, check_writable, found_images, planned
+from explainers.app.saving import picture_name
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.posthoc.names import labelled
 from explainers.progress import progress_of_passes
-from explainers.saved.files import file_name, printable
+from explainers.saved.files import printable
 from explainers.share import load
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
@@ -36,12 +37,10 @@ def explain(options: Namespace) -> int:
     Returns:
         1 if an image could not be explained, else 0.
     """
-    like = options.similar_to and f"like_{Path(options.similar_to).stem}"
-    wanted = options.texts or options.classes or [like]
-    named = bool(options.texts or like) or len(wanted) > 1
+    wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
     found = found_images(options.images, len(wanted) * len(labelled(options.method)), options.output)
     sessions = {session.method: session for session in sessions_of(options)}
-    pictures = planned(found, list(sessions), wanted, options.output, named)
+    pictures = planned(found, list(sessions), wanted, options.output)
     announce_passes(list(sessions.values()), len(found) * len(wanted))
     first = next(iter(sessions.values()))
     centre = mean_embedding(first, options.against) if options.similar_to and options.against else None
@@ -112,9 +111,8 @@ def nearest(options: Namespace) -> int:
     """Find the images of a folder that are most like an image; write a picture and print a line for each."""
     check_writable(options.output)
     session = session_of(options)
-    stem = Path(options.image).stem
     for number, comparison in enumerate(neighbours(session, options.image, options.folder, options.k), 1):
-        file = options.output / f"{file_name(f'{stem}_nearest_{number}')}.png"
+        file = options.output / picture_name(options.image, comparison.method, f"nearest {number}")
         print(f"{number}. {compared_line(comparison, comparison.name, file)}", flush=True)
     return 0
 

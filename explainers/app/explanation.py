@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from explainers.app.saving import data_url, save_picture
+from explainers.app.saving import data_url, picture_name, save_picture
 from explainers.target.names import class_index
 
 
@@ -42,6 +42,7 @@ class Explanation:
         quantity: what the scores are: `probability`; for texts `similarity`, the cosine, or `score`.
         against: what the class or text is told apart from, in words; empty for nothing.
         score_of: scores further texts, (1,) each; `None` for classes.
+        signed: whether values below 0 oppose what is explained; `None` if the explainer does not say so, see `overlay`.
     """
 
     image: Tensor
@@ -58,6 +59,7 @@ class Explanation:
     quantity: str = "probability"
     against: str = ""
     score_of: Callable[[str], Tensor] | None = None
+    signed: bool | None = None
 
     @property
     def explained(self) -> ExplainedClass:
@@ -96,11 +98,12 @@ class Explanation:
     def picture(
         self, opacity: float = 0.8, smooth: bool = False, size: int | None = None, legend: bool = True
     ) -> Image.Image:
-        """Draw the heatmap over the grey image, with class, score and legend, see `overlays.annotated`."""
+        """Draw the heatmap over the grey image, with class, score, method and legend, see `overlays.annotated`."""
         from explainers.report.overlays import annotated  # so that an explanation does not load what draws
 
         drawing: dict[str, Any] = {"opacity": opacity, "smooth": smooth, "size": size, "legend": legend}
-        return annotated(self.image, self.heatmap, self.title, **drawing, explained=self.kind)
+        what = {"explained": self.kind, "method": self.method, "signed": self.signed}
+        return annotated(self.image, self.heatmap, self.title, **drawing, **what)
 
     @property
     def kind(self) -> str:
@@ -111,17 +114,22 @@ class Explanation:
         """Show the picture in the program that the system has for images."""
         self.picture().show()
 
-    def save(self, path: str | Path, **drawing: Any) -> Path:
+    def save(self, path: str | Path = ".", **drawing: Any) -> Path:
         """Write the picture to an image file, whole or not at all. Missing folders are made.
 
         Args:
-            path: the file, whose ending chooses the format, such as `.png`.
+            path: the file, whose ending chooses the format, such as `.png`; or a folder, in which the file is named
+                after the image, the method and the class.
             drawing: arguments of `picture`.
+
+        Returns:
+            The file.
 
         Raises:
             InputError: for an ending that Pillow does not write, or for the image's own file.
         """
-        return save_picture(lambda: self.picture(**drawing), path, [self.file])
+        name = picture_name(self.name, self.method, self.explained.name)
+        return save_picture(lambda: self.picture(**drawing), path, name, [self.file])
 
     def __repr__(self) -> str:
         return f"Explanation of {self.name}: {self.title}, by {self.method}"

@@ -7,9 +7,9 @@ from itertools import product
 from pathlib import Path
 
 from explainers.app.photos import photos_of
+from explainers.app.saving import picture_name
 from explainers.errors import InputError
 from explainers.images.listing import endings, list_images
-from explainers.saved.files import file_name
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,23 @@ def found_images(images: Sequence[str], pictures: int, output: Path) -> dict[Pat
 
 
 def planned(
-    found: Mapping[Path, Path], methods: Sequence[str], explained: Sequence[str | None], output: Path, named: bool
+    found: Mapping[Path, Path], methods: Sequence[str], explained: Sequence[str | None], output: Path
 ) -> list[Picture]:
-    """Plan the picture of each image, method, and class or text.
+    """Plan the picture of each image, method, and class or text; its name says them, unless the output is a file.
 
     Args:
         found: see `found_images`.
-        methods: labels of what computes the heatmaps; several are part of the pictures' names.
-        explained: the classes or texts to explain in each image.
+        methods: labels of what computes the heatmaps.
+        explained: the classes or texts to explain in each image; `None` for the predicted class.
         output: a folder, or a file.
-        named: whether pictures are named after what is explained.
     """
     pictures: list[Picture] = []
     taken = set(found)
     for image, name in found.items():
         for method, each in product(methods, explained):
-            parts = [name.stem, *([each] if each is not None and named else []), *([method] if methods[1:] else [])]
             file = output
             if not names_file(output):
-                stem = file_name("_".join(parts).replace(" ", "_"))
-                file = unused(output / name.parent / f"{stem}.png", taken)
+                file = unused(output / name.parent / picture_name(name.name, method, each), taken)
             taken.add(real(file))
             pictures.append(Picture(image, name.as_posix(), method, each, file))
     return pictures

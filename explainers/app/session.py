@@ -217,6 +217,7 @@ class Session:
                 self.target.name,
                 heatmap_of=partial(heatmap_of, row),
                 score_of=None if score_of is None else partial(score_of, row),
+                signed=getattr(self.explainer, "signed", None),
                 file=photo.file,
                 **settings,
             )

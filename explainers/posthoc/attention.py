@@ -37,6 +37,7 @@ class RawAttention(Transitions):
     """
 
     ignores_classes = True
+    signed = False
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         return [weights.mean(1)[:, None] for weights in record.attention[start:]]
@@ -78,6 +79,7 @@ class AttentionGradCAM(Transitions):
     ) -> None:
         super().__init__(target, grid, output, layer)
         self.relu = relu
+        self.signed = not relu
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, prefix = record.attention[start:], num_prefix_tokens(self.target)
@@ -96,6 +98,7 @@ class GenAtt(Transitions):
     """
 
     identity, weight = 1.0, 1.0
+    signed = False
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps = record.attention[start:]
@@ -122,6 +125,7 @@ class PartialLRP(Transitions):
     """Relevance of the attention in the last layer, its positive part, mean over heads (Voita et al., 2019)."""
 
     rules = LRP_RULES
+    signed = False
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:
         return positive_seeds(embeddings, functionals)
@@ -153,6 +157,7 @@ class TransformerAttribution(WhiteBox):
     """
 
     attention = True
+    signed = False
     forward_passes = 2
 
     @checks_choices
@@ -188,6 +193,7 @@ class TAM(WhiteBox):
     """
 
     attention = True
+    signed = False
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", steps: int = 20) -> None:
@@ -224,6 +230,7 @@ class LeGrad(WhiteBox):
     """
 
     attention = True
+    signed = False
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)

@@ -127,6 +127,7 @@ class GradCAM(Layerwise):
         self.tokens = tokens
         self.norms = not self.on_stages and tokens != "input"
         self.linear = self.linear and not relu
+        self.signed = self.signed and not relu
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         if not self.norms:
@@ -166,7 +167,7 @@ class SizedCAM(GradCAM):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0.
-        signed: weights of x_c, as the method's own paper has them.
+        signed: weights of x_c, as the method's own paper has them; the attribute `signed` is that of `Explainer`.
         tokens: see `GradCAM`.
     """
 
@@ -182,7 +183,6 @@ class SizedCAM(GradCAM):
         tokens: Tokens | None = None,
     ) -> None:
         super().__init__(target, grid, output, layer, relu, tokens)
-        self.signed = signed
         self.weighted = partial(type(self).weighted, signed=signed)
 
 
@@ -238,6 +238,7 @@ class ElementWiseCAM(GradCAM):
     """GradCAMElementWise on the tokens of a layer, see `element_wise_cam`."""
 
     linear = False
+    signed = False
     weighted = staticmethod(element_wise_cam)
 
 

@@ -23,6 +23,7 @@ class Chance(nn.Module):
 
     forward_passes = 0
     ignores_classes = True
+    signed = False
 
     def __init__(self, target: TargetModel, grid: PatchGrid, seed: int = 0) -> None:
         super().__init__()

@@ -67,6 +67,7 @@ class AttIN(Transitions):
     """
 
     ignores_classes = True
+    signed = False
     projects = True
 
     @torch.no_grad()
@@ -90,6 +91,7 @@ class GlobEnc(Transitions):
     """
 
     ignores_classes = True
+    signed = False
     projects = True
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
@@ -115,6 +117,7 @@ class ALTI(Transitions):
     """
 
     ignores_classes = True
+    signed = False
     projects = True
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 

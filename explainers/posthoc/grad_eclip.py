@@ -54,6 +54,7 @@ class GradECLIP(WhiteBox):
             the attention, as in the released code.
     """
 
+    signed = False
     attention = True  # queries, keys, values and outputs of its heads
 
     @checks_choices

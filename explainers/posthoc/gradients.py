@@ -54,7 +54,7 @@ class TokenGradient(Layerwise):
     ) -> None:
         super().__init__(target, grid, output, layer)
         self.channels = channels
-        self.linear = channels == "sum"
+        self.linear = self.signed = channels == "sum"
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         of_tokens = gradients(record.inputs[start:])

@@ -104,6 +104,8 @@ class GreedyOrder(nn.Module):
         chunk_size: maximum number of masked images in memory.
     """
 
+    signed = False
+
     @checks_choices
     def __init__(
         self,

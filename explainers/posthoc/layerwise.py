@@ -136,6 +136,7 @@ class Aggregation(WhiteBox):
         self.biases = method.biases
         self.norms = method.norms
         self.ignores_classes = method.ignores_classes
+        self.signed = method.signed
         self.linear = method.linear
 
     def seeds(self, embeddings: Tensor, functionals: Tensor) -> Tensor:

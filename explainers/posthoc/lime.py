@@ -95,6 +95,8 @@ class LIME(nn.Module):
         seed: seed of the samples.
     """
 
+    signed = True
+
     @checks_choices
     def __init__(
         self,

@@ -41,6 +41,8 @@ class Occlusion(nn.Module):
         chunk_size: maximum number of masked images in memory.
     """
 
+    signed = True
+
     @checks_choices
     def __init__(
         self,
@@ -126,6 +128,8 @@ class RISE(nn.Module):
         seed: seed of the masks.
     """
 
+    signed = False
+
     def __init__(
         self,
         target: TargetModel,
@@ -190,6 +194,8 @@ class ScoreCAM(nn.Module):
         block: index of the transformer block, or of the stage of Swin and ResNet; negative from the last.
         chunk_size: maximum number of masked images in memory.
     """
+
+    signed = False
 
     @checks_choices
     def __init__(

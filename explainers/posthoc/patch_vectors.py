@@ -33,6 +33,7 @@ class PatchVectors(nn.Module):
     """
 
     linear = True
+    signed = True
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:

@@ -111,6 +111,8 @@ class PixelExplainer(nn.Module):
         chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
+    signed: bool = True
+
     def __init__(self, target: TargetModel, grid: PatchGrid, chunk_size: int) -> None:
         super().__init__()
         check_positive(chunk_size=chunk_size)

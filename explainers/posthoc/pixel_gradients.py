@@ -39,6 +39,8 @@ class SmoothGrad(PixelExplainer):
         seed: seed of the noise.
     """
 
+    signed = False
+
     def __init__(
         self,
         target: TargetModel,

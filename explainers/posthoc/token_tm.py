@@ -72,6 +72,7 @@ class TokenTM(WhiteBox):
     """
 
     attention = True
+    signed = False
 
     @checks_choices
     def __init__(

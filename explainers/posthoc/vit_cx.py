@@ -117,6 +117,8 @@ class ViTCX(nn.Module):
         seed: seed of the noise and of the random masks.
     """
 
+    signed = False
+
     @checks_choices
     def __init__(
         self,

@@ -80,6 +80,7 @@ class WhiteBox(nn.Module):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
+    signed: bool = True
     rules: Rules = Rules()
     attention: bool = False
     biases: bool = False

@@ -117,6 +117,8 @@ class Refined(nn.Module):
             does not support the model.
     """
 
+    signed = True
+
     @checks_choices
     def __init__(
         self,

@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -19,13 +19,13 @@ from explainers.errors import InputError
 from explainers.metrics.pairs import Pairs
 from explainers.report.differences import Compared
 from explainers.report.labels import colours_of, names_in, title_of
-from explainers.report.overlays import BLUE, ENDS, GREY, RED, colour_scale
+from explainers.report.overlays import BLUE, CONSTANT, RED, SEQUENTIAL, colour_scale, ends, legend_colours
 from explainers.report.tables import rows
 from explainers.results.reading import Results
 from explainers.saved.files import write_atomically
 
 STEPS = 127
-"""Number of steps between the median of a stored heatmap and the full colour."""
+"""Number of steps from no colour to the full colour of a stored heatmap."""
 
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
@@ -48,6 +48,7 @@ class Picture:
         classes: name → probability of the explained classes; the first is the one that all explainers explain.
         heatmaps: explainer → class → heatmap (P, P); an explainer of a single class has only that.
         truth: True in the boxes of the object, boolean (H, W); `None` if it is unknown.
+        signed: explainer → whether its heatmaps are signed, see `overlay`.
 
     Raises:
         InputError: for images, heatmaps or objects of other shapes or types, for NaN, and for classes that are not
@@ -60,6 +61,7 @@ class Picture:
     classes: Mapping[str, float]
     heatmaps: Mapping[str, Mapping[str, Tensor]]
     truth: Tensor | None = None
+    signed: Mapping[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or len(self.image) != 3:
@@ -134,8 +136,9 @@ def gallery_html(
         "notes": list(notes),
         "red": RED,
         "blue": BLUE,
-        "grey": GREY,
-        "ends": ENDS,
+        "sequential": SEQUENTIAL,
+        "constant": CONSTANT,
+        "legends": [_legend(signed) for signed in (True, False)],
         "steps": STEPS,
         "explainers": [
             {"name": title_of(name), "colour": _hexadecimal(colour)} for name, colour in colours_of(explainers).items()
@@ -224,10 +227,22 @@ def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
         "truth": None if picture.truth is None else _url(Image.fromarray(picture.truth.cpu().numpy()), "png"),
         "classes": [{"name": name, "probability": _finite(value)} for name, value in picture.classes.items()],
         "heatmaps": [
-            {"explainer": explainers.index(name), "maps": [_quantised(by_class.get(each)) for each in picture.classes]}
+            {"explainer": explainers.index(name), **_heatmaps(by_class, picture.classes, picture.signed.get(name))}
             for name, by_class in sorted(picture.heatmaps.items(), key=lambda item: explainers.index(item[0]))
         ],
     }
+
+
+def _heatmaps(by_class: Mapping[str, Tensor], classes: Iterable[str], signed: bool | None) -> dict[str, Any]:
+    """The heatmaps of classes by one explainer, quantised, and whether they are signed."""
+    if signed is None:
+        signed = any(colour_scale(heatmap).signed for heatmap in by_class.values())
+    return {"signed": signed, "maps": [_quantised(by_class.get(each), signed) for each in classes]}
+
+
+def _legend(signed: bool) -> dict[str, Any]:
+    """The bar that explains the colours of signed or unsigned heatmaps."""
+    return {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)}
 
 
 def _url(image: Image.Image, kind: str) -> str:
@@ -236,10 +251,9 @@ def _url(image: Image.Image, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _quantised(heatmap: Tensor | None) -> str | None:
-    """Distances from the median, −127 to 127 for the full colours: base64 of signed bytes, row by row."""
+def _quantised(heatmap: Tensor | None, signed: bool) -> str | None:
+    """The shades of `overlays`, −127 to 127 for the full colours: base64 of signed bytes, row by row."""
     if heatmap is None:
         return None
-    centre, limit = colour_scale(heatmap)
-    values = ((heatmap.detach().float().cpu() - centre) / limit).clamp(-1, 1)
-    return base64.b64encode(values.mul(STEPS).round().to(torch.int8).numpy().tobytes()).decode()
+    shades = colour_scale(heatmap, signed).shades(heatmap)
+    return base64.b64encode(shades.mul(STEPS).round().to(torch.int8).numpy().tobytes()).decode()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
+from types import MappingProxyType
 from typing import Any
 
 from matplotlib.cm import ScalarMappable
@@ -10,7 +11,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from explainers.report.labels import title_of
-from explainers.report.overlays import BLUE, ENDS, GREY, RED, overlay
+from explainers.report.overlays import colour_scale, ends, legend_colours, overlay
+
+EMPTY: Mapping[str, bool | None] = MappingProxyType({})
 
 
 def draw_heatmaps(
@@ -18,16 +21,18 @@ def draw_heatmaps(
     heatmaps: Mapping[str, Tensor],
     truth: Tensor | None = None,
     titles: Sequence[str] | None = None,
+    signed: Mapping[str, bool | None] = EMPTY,
 ) -> Figure:
     """Draw one row per image: the image with the object's outline, then the `overlay` of each explainer's heatmap.
 
-    Each heatmap has its own colour scale, see `colour_scale`.
+    Each heatmap has its own colour scale, see `colour_scale`; one without differences between patches says so.
 
     Args:
         images: uint8, (B, 3, H, W).
         heatmaps: explainer's name → heatmaps (B, P, P).
         truth: True in the boxes of the object, boolean (B, H, W); `None` draws no outlines.
         titles: label of each row.
+        signed: explainer's name → whether its heatmaps are signed, see `overlay`.
 
     >>> import torch
     >>> images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
@@ -35,11 +40,19 @@ def draw_heatmaps(
     5
     """
     columns = ["image", *map(title_of, heatmaps)]
-    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.9))
+    scales = {
+        name: [colour_scale(heatmap, signed.get(name)) for heatmap in by_image] for name, by_image in heatmaps.items()
+    }
+    bars = sorted({scale.signed for each in scales.values() for scale in each if not scale.constant})
+    figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.4 + 0.5 * len(bars)))
     figure.set_layout_engine("constrained", h_pad=0.08)  # inches: titles above square panels would be cut
     axes = figure.subplots(len(images), len(columns), squeeze=False)
     for row, image in enumerate(images.cpu()):
-        shown = [image, *(overlay(image, heatmap[row]) for heatmap in heatmaps.values())]
+        shown = [image]
+        for name, heatmap in heatmaps.items():
+            shown.append(overlay(image, heatmap[row], signed=scales[name][row].signed))
+            if scales[name][row].constant:
+                axes[row, len(shown) - 1].set_xlabel("constant", fontsize=8)
         for axis, name, picture in zip(axes[row], columns, shown, strict=True):
             axis.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
             axis.set_xticks([])
@@ -51,14 +64,17 @@ def draw_heatmaps(
             axes[row, 0].contour(outline, levels=[0.5], colors="lime", linewidths=1)
         if titles is not None:
             axes[row, 0].set_ylabel(fill(titles[row], 24), fontsize=8, parse_math=False)
-    _colour_bar(figure, axes)
+    for each in bars:
+        _draw_colour_bar(figure, axes, each)
     return figure
 
 
-def _colour_bar(figure: Figure, axes: Any) -> None:
+def _draw_colour_bar(figure: Figure, axes: Any, signed: bool) -> None:
     """Explain the colours of `overlay`, below all panels."""
-    stops = [[channel / 255 for channel in colour] for colour in (BLUE, GREY, RED)]
-    scale = ScalarMappable(Normalize(-1, 1), LinearSegmentedColormap.from_list("overlay", stops))
-    bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=[-1, 0, 1])
-    bar.ax.set_xticklabels(ENDS, fontsize=8)
+    stops = [[channel / 255 for channel in colour] for colour in legend_colours(signed, 65)]
+    scale = ScalarMappable(Normalize(0, 1), LinearSegmentedColormap.from_list("overlay", stops))
+    words = ends(signed)
+    places = [place / (len(words) - 1) for place in range(len(words))]
+    bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=places)
+    bar.ax.set_xticklabels(words, fontsize=8)
     bar.outline.set_visible(False)  # type: ignore[operator]

@@ -1,6 +1,8 @@
-"""Heatmaps as colours over images: red supports the class, blue opposes it. This needs no plotting library."""
+"""Heatmaps as colours over images: the one scale that all pictures and pages share. This needs no plotting library."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +14,19 @@ from explainers.errors import InputError, check_range
 from explainers.report.titles import font_for, wrapped
 
 RED, BLUE = (220, 20, 40), (20, 60, 220)
-"""RGB of the highest and the lowest values."""
+"""RGB of the highest and the lowest values of signed heatmaps."""
+
+SEQUENTIAL = (33, 145, 140), (94, 201, 98), (253, 231, 37)
+"""RGB of unsigned heatmaps, from the low to the high values: the upper half of viridis."""
 
 GREY = (140, 140, 140)
-"""RGB of the median in legends; in overlays the median has the grey of the image."""
+"""RGB of the values without colour in legends; in overlays they have the grey of the image."""
 
-ENDS = "opposes the class", "median", "supports it"
-"""What the lowest value, the median and the highest value mean."""
+IMPORTANCE = "less important", "more important"
+"""What the ends of the scale of an unsigned heatmap mean."""
+
+CONSTANT = "constant: no patch differs from another"
+"""What pictures say of a heatmap whose patches have one value, which has no colours."""
 
 TEXT = (28, 30, 33)
 """RGB of letters."""
@@ -29,33 +37,93 @@ PIXELATED = 160
 SATURATED = 0.05
 """Fraction of patches that have the full colour, so that one outlier does not make all others pale."""
 
+ROUNDING = 1e-6
+"""Differences of values, relative to the largest, that are rounding errors: such a heatmap is constant."""
 
-def colour_scale(heatmap: Tensor) -> tuple[float, float]:
-    """The median of a heatmap (P, P), which has no colour, and the distance from it that has the full colour.
 
-    >>> colour_scale(torch.tensor([[1.0, 2.0], [3.0, 100.0]]))
-    (2.0, 98.0)
+@dataclass(frozen=True)
+class ColourScale:
+    """How the values of a heatmap become colours.
+
+    Args:
+        centre: the value without colour: 0 of a signed heatmap, a low value of an unsigned one.
+        limit: the distance from it that has the full colour; 0 for a constant heatmap, which has no colours.
+        signed: whether values below and above the centre have colours of their own, see `Explainer`.
     """
-    heatmap = heatmap.detach().float().cpu()
-    distances = (heatmap - heatmap.median()).abs()
+
+    centre: float
+    limit: float
+    signed: bool
+
+    @property
+    def constant(self) -> bool:
+        """Whether all patches have the same value."""
+        return self.limit == 0
+
+    def shades(self, heatmap: Tensor) -> Tensor:
+        """The strength of the colour of each patch: from −1, the full blue, or from 0 if unsigned, to 1."""
+        if self.constant:
+            return torch.zeros(heatmap.shape)
+        return ((heatmap.detach().float().cpu() - self.centre) / self.limit).clamp(-1 if self.signed else 0, 1)
+
+
+def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:
+    """The colours of a heatmap (P, P); `signed` as explainers have it, `None` asks whether there are negative values.
+
+    >>> colour_scale(torch.tensor([[-1.0, 2.0], [3.0, 100.0]]))
+    ColourScale(centre=0.0, limit=100.0, signed=True)
+    >>> colour_scale(torch.tensor([[1.0, 2.0], [3.0, 100.0]]))
+    ColourScale(centre=1.0, limit=99.0, signed=False)
+    """
+    values = heatmap.detach().float().cpu()
+    low, high = (end.item() for end in values.aminmax())
+    signed = low < 0 if signed is None else signed
+    if high - low <= ROUNDING * max(abs(low), abs(high)):
+        return ColourScale(0.0, 0.0, signed)
+    lowest = values.quantile(SATURATED, interpolation="lower").item()
+    centre = 0.0 if signed else low if lowest == high else lowest
+    distances = (values - centre).abs()
     limit = distances.quantile(1 - SATURATED, interpolation="higher")
-    return heatmap.median().item(), limit.item() or distances.max().item() or 1.0
+    return ColourScale(centre, limit.item() or distances.max().item(), signed)
 
 
-def shades(heatmap: Tensor) -> Tensor:
-    """A heatmap (P, P) relative to its `colour_scale`: from −1, the full blue, to 1, the full red."""
-    centre, limit = colour_scale(heatmap)
-    return ((heatmap.detach().float().cpu() - centre) / limit).clamp(-1, 1)
+def tints(shades: Tensor, signed: bool) -> Tensor:
+    """The colours of `ColourScale.shades` (...) at full opacity, RGB from 0 to 255: (..., 3)."""
+    if signed:
+        return torch.where(shades[..., None] > 0, torch.tensor(RED), torch.tensor(BLUE)).float()
+    stops = torch.tensor(SEQUENTIAL).float()
+    at = shades * (len(stops) - 1)
+    lower = at.long().clamp(max=len(stops) - 2)
+    return stops[lower].lerp(stops[lower + 1], (at - lower)[..., None])
 
 
-def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool = False) -> Tensor:
-    """Lay a heatmap over the grey image: the farther a patch is from the median, the stronger its red or blue.
+def legend_colours(signed: bool, count: int) -> list[list[int]]:
+    """RGB of the scale from its lowest to its highest shade, in `count` even steps."""
+    shades = torch.linspace(-1 if signed else 0, 1, count)
+    grey = torch.tensor(GREY).float()
+    return grey.lerp(tints(shades, signed), shades.abs()[:, None]).round().int().tolist()
+
+
+def ends(signed: bool, explained: str = "class") -> tuple[str, ...]:
+    """What the scale says, from its lowest to its highest value, when a `class` or a `text` is explained."""
+    return (f"opposes the {explained}", "0", "supports it") if signed else IMPORTANCE
+
+
+def overlay(
+    image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool = False, signed: bool | None = None
+) -> Tensor:
+    """Lay a heatmap over the grey image, in colours that become stronger with its values.
+
+    A signed heatmap is red above 0 and blue below; the strongest values of both signs share one scale. An unsigned one
+    has no colour at its lowest values, and turns over green to yellow. A constant one has no colours.
 
     Args:
         image: uint8, (3, H, W).
         heatmap: (P, P); higher is more important.
         opacity: opacity of the strongest colours, from 0 to 1.
         smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
+        signed: whether values below 0 oppose what is explained, as the attribute `signed` of the explainer says; `None`
+            for whether there are any.
 
     Returns:
         uint8, (3, H, W).
@@ -64,16 +132,16 @@ def overlay(image: Tensor, heatmap: Tensor, opacity: float = 0.8, smooth: bool =
         InputError: unless both are of one image, and for NaN.
 
     >>> image = torch.full((3, 2, 2), 100, dtype=torch.uint8)
-    >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1)[:, 1].tolist()
+    >>> overlay(image, torch.tensor([[0.0, 0.0], [0.0, 1.0]]), opacity=1, signed=True)[:, 1].tolist()
     [[100, 220], [100, 20], [100, 40]]
     """
     check_drawn(image, heatmap, opacity)
+    scale = colour_scale(heatmap, signed)
     mode = "bilinear" if smooth else "nearest"
-    values = F.interpolate(shades(heatmap)[None, None], image.shape[-2:], mode=mode)[0]  # (1, H, W)
-    grey = image.cpu().float().mean(0, keepdim=True)
-    red, blue = (torch.tensor(colour).view(3, 1, 1) for colour in (RED, BLUE))
-    strength = opacity * values.abs()
-    return (grey + strength * (torch.where(values > 0, red, blue) - grey)).round().to(torch.uint8)
+    shades = F.interpolate(scale.shades(heatmap)[None, None], image.shape[-2:], mode=mode)[0, 0]  # (H, W)
+    grey = image.cpu().float().mean(0)[..., None]
+    strength = opacity * shades.abs()[..., None]
+    return grey.lerp(tints(shades, scale.signed), strength).round().to(torch.uint8).permute(2, 0, 1)
 
 
 def check_drawn(image: Tensor, heatmap: Tensor, opacity: float) -> None:
@@ -97,8 +165,12 @@ def annotated(
     size: int | None = None,
     legend: bool = True,
     explained: str = "class",
+    method: str = "",
+    signed: bool | None = None,
 ) -> Image.Image:
     """Draw the `overlay` of an image large, below a title and above a legend of its colours.
+
+    A picture of a constant heatmap says so below the title, and has no legend.
 
     Args:
         image: uint8, (3, H, W).
@@ -110,6 +182,8 @@ def annotated(
         size: longer side of the overlay in pixels, from 192 to 8192; by default that of the image, and at least 448.
         legend: whether to draw the legend.
         explained: what the legend says that patches oppose: the class, or such as the `text`.
+        method: what computed the heatmap, in small letters below the title.
+        signed: see `overlay`.
 
     Raises:
         InputError: for what `overlay` refuses, and for other sizes.
@@ -121,20 +195,52 @@ def annotated(
     check_drawn(image, heatmap, opacity)
     side = max(448, *image.shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
-    picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth))
-    width, margin, step = max(picture.width, 192), side // 32, side // 16
-    font = font_for(title, side / 20)
-    lines = wrapped(title, width, font.getlength)
-    top = margin + len(lines) * step
-    below = side // 10 if legend else 0
+    scale = colour_scale(heatmap, signed)
+    picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth, scale.signed))
+    width, margin = max(picture.width, 192), side // 32
+    lines = heading(title, ", ".join(filter(None, (method, CONSTANT if scale.constant else ""))), side, width)
+    top = margin + sum(line.height for line in lines)
+    below = side // 10 if legend and not scale.constant else 0
     canvas = Image.new("RGB", (width + 2 * margin, top + picture.height + margin + below), "white")
     draw = ImageDraw.Draw(canvas)
-    for number, line in enumerate(lines):
-        draw.text((margin, margin // 2 + number * step), line, TEXT, font)
+    draw_heading(draw, margin, lines)
     canvas.paste(picture, (margin + (width - picture.width) // 2, top))
-    if legend:
-        draw_legend(draw, (margin, top + picture.height + margin), width, (f"opposes the {explained}", *ENDS[1:]))
+    if below:
+        corner = margin, top + picture.height + margin
+        draw_legend(draw, corner, width, scale.signed, ends(scale.signed, explained))
     return canvas
+
+
+class Line(NamedTuple):
+    """A line of text above a picture, with its font and its height in pixels."""
+
+    text: str
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+    height: int
+
+
+def heading(title: str, subtitle: str, side: int, width: int) -> list[Line]:
+    """The lines above a picture: at most two of the title, and a smaller one of the subtitle.
+
+    Args:
+        title: a long one is shortened in the middle.
+        subtitle: empty for none.
+        side: of the picture, in pixels, which the letters follow.
+        width: of the lines, in pixels.
+    """
+    lines = []
+    for text, size, height, most in ((title, side / 20, side // 16, 2), (subtitle, side / 28, side // 20, 1)):
+        font = font_for(text, size)
+        lines += [Line(line, font, height) for line in wrapped(text, width, font.getlength, most)]
+    return lines
+
+
+def draw_heading(draw: ImageDraw.ImageDraw, margin: int, lines: Sequence[Line]) -> None:
+    """Draw the lines of a `heading` from the top of a canvas on."""
+    top = margin // 2
+    for line in lines:
+        draw.text((margin, top), line.text, TEXT, line.font)
+        top += line.height
 
 
 def resized(image: Tensor, side: int) -> Tensor:
@@ -151,15 +257,15 @@ def pillow(image: Tensor) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
 
 
-def draw_legend(draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, ends: Sequence[str]) -> None:
-    """Draw a bar from the colour of the lowest value to that of the highest, and below it the `ends`."""
+def draw_legend(
+    draw: ImageDraw.ImageDraw, corner: tuple[int, int], width: int, signed: bool, words: Sequence[str]
+) -> None:
+    """Draw a bar from the colour of the lowest value to that of the highest, and below it two or three words."""
     left, top = corner
     height = width // 40
-    for column in range(width):
-        value = 2 * column / max(1, width - 1) - 1
-        end = RED if value > 0 else BLUE
-        colour = tuple(round(grey + abs(value) * (full - grey)) for grey, full in zip(GREY, end, strict=True))
-        draw.line([(left + column, top), (left + column, top + height)], colour)
+    for column, colour in enumerate(legend_colours(signed, width)):
+        draw.line([(left + column, top), (left + column, top + height)], tuple(colour))
     font = ImageFont.load_default(max(9, width / 28))
-    for text, anchor, share in zip(ends, ("la", "ma", "ra"), (0, 0.5, 1), strict=True):
+    places = (("la", 0), ("ma", 0.5), ("ra", 1)) if len(words) == 3 else (("la", 0), ("ra", 1))
+    for text, (anchor, share) in zip(words, places, strict=True):
         draw.text((left + share * width, top + 1.4 * height), text, TEXT, font, anchor)

@@ -1,5 +1,6 @@
 """Collects the heatmaps of some images while explainers are measured, and keeps them in a file beside the results."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -53,6 +54,7 @@ class Pictures(Callback):
         self.classes = classes
         self.settings = dict(settings or {})
         self.chosen_classes: list[int] = []
+        self.signed: dict[str, bool | None] = {}
         self.rows: dict[str, dict[int, Tensor]] = {}
         """Entry of the file → index of the image → its row."""
 
@@ -94,6 +96,7 @@ class Pictures(Callback):
         passes = forward_passes(module.explainers)
         for name in module.names:
             explainer = module.explainers[name]
+            self.signed[name] = getattr(explainer, "signed", None)
             heatmaps = [outputs["heatmaps"][name][chosen]]  # of the class of the metrics
             if not getattr(explainer, "ignores_classes", False):
                 if self.chosen_classes:
@@ -125,8 +128,12 @@ class Pictures(Callback):
         index = sorted(rows["image"])
         tensors = {key: torch.stack([values[i] for i in index]) for key, values in rows.items()}
         names = class_names(pl_module.target, trainer.datamodule.class_names("test"))
-        files = [image_name(trainer.datamodule.dataset("test"), i) for i in index]
-        write_pictures(self.path, tensors, files, names, self.settings)
+        files = image_names(trainer.datamodule.dataset("test"), index)
+        signed = {
+            name: bool((tensors[f"heatmaps/{name}"] < 0).any()) if own is None else own
+            for name, own in self.signed.items()
+        }
+        write_pictures(self.path, tensors, files, names, signed, self.settings)
         for logger in trainer.loggers:
             if hasattr(logger, "log_table"):  # the logger of W&B
                 log_pictures(logger, self.path.stem, read_pictures(self.path, pl_module.names))
@@ -138,9 +145,15 @@ def picture_file(folder: Path, task: str) -> Path:
     return folder / "pictures" / f"{file_name(task)}.safetensors"
 
 
-def image_name(samples: Any, index: int) -> str:
-    """The name of an image's file, or its number in a data set that is not made of files."""
-    return printable(samples.path(index).name) if hasattr(samples, "path") else f"image {index}"
+def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
+    """The files of images below the folder that all images of a data set share; numbers where there are no files.
+
+    Images of different folders, such as those of classes, may have equal file names.
+    """
+    if not hasattr(samples, "path"):
+        return [f"image {index}" for index in indices]
+    folder = os.path.commonpath([samples.path(index).parent for index in range(len(samples))])
+    return [printable(samples.path(index).relative_to(folder).as_posix()) for index in indices]
 
 
 def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int]:
@@ -164,9 +177,23 @@ def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int
 
 
 def write_pictures(
-    path: Path, tensors: Mapping[str, Tensor], files: list[str], names: list[str], settings: Mapping[str, str] = EMPTY
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    files: list[str],
+    names: list[str],
+    signed: Mapping[str, bool],
+    settings: Mapping[str, str] = EMPTY,
 ) -> None:
-    """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal."""
+    """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal.
+
+    Args:
+        path: the file.
+        tensors: entry of the file → its rows, one for each image.
+        files: name of each image.
+        names: name of each class.
+        signed: explainer → whether its heatmaps are signed, see `overlay`.
+        settings: explainer → hash of what its heatmaps depend on.
+    """
     identity, earlier = read_tensors(path) if path.exists() else ({}, {})
     same = earlier and all(
         key in earlier and torch.equal(earlier[key], tensors[key]) for key in ("image", "label", "classes")
@@ -180,7 +207,8 @@ def write_pictures(
     }
     own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
     others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
-    described = {"files": files, "classes": used, "settings": (others if kept else {}) | own}
+    signs = {name: each for name, each in identity.get("signed", {}).items() if f"heatmaps/{name}" in kept} | signed
+    described = {"files": files, "classes": used, "settings": (others if kept else {}) | own, "signed": signs}
     save_tensors(kept | dict(tensors), path, described)
 
 
@@ -209,6 +237,7 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
                 classes=dict(zip(classes, tensors["probabilities"][row].tolist(), strict=True)),
                 heatmaps={name: dict(zip(classes, by_class, strict=False)) for name, by_class in maps.items()},
                 truth=tensors["truth"][row] if "truth" in tensors else None,
+                signed=identity["signed"],
             )
         )
     return pictures

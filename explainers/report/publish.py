@@ -11,6 +11,7 @@ import torch
 from explainers.report.differences import compared, difference_tables
 from explainers.report.gallery import Picture, write_gallery
 from explainers.report.heatmap_figure import draw_heatmaps
+from explainers.report.labels import title_of
 from explainers.report.overlays import annotated
 from explainers.report.pictures import of_other_settings, picture_file, read_pictures
 from explainers.report.tables import Reference, in_all_formats
@@ -92,7 +93,10 @@ def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[
             pictures = more
         elif [(one.name, one.classes) for one in pictures] == [(other.name, other.classes) for other in more]:
             pairs = zip(pictures, more, strict=True)
-            pictures = [replace(one, heatmaps={**other.heatmaps, **one.heatmaps}) for one, other in pairs]
+            pictures = [
+                replace(one, heatmaps={**other.heatmaps, **one.heatmaps}, signed={**other.signed, **one.signed})
+                for one, other in pairs
+            ]
     return pictures
 
 
@@ -125,7 +129,8 @@ def _draw(pictures: Sequence[Picture], path: Path, every_class: bool) -> None:
     }
     outlines = [picture.truth for picture in chosen if picture.truth is not None]
     truth = torch.stack(outlines) if len(outlines) == len(chosen) else None
-    figure = draw_heatmaps(torch.stack([picture.image for picture in chosen]), heatmaps, truth, titles)
+    images = torch.stack([picture.image for picture in chosen])
+    figure = draw_heatmaps(images, heatmaps, truth, titles, chosen[0].signed)
     with atomic(path) as unfinished:
         figure.savefig(unfinished, dpi=120)
 
@@ -135,10 +140,11 @@ def _write_overlays(pictures: Sequence[Picture], folder: Path, every_class: bool
     # Overlays of an earlier command that are not written again are removed
     earlier = {path for path in folder.glob("*.png") if NUMBERED.match(path.name)}
     for number, picture in enumerate(pictures):
-        image = file_name(Path(picture.name).stem, 120)
+        image = file_name("_".join([*Path(picture.name).parent.parts, Path(picture.name).stem]), 120)
         for explainer, heatmaps in picture.heatmaps.items():
             for own, heatmap in list(heatmaps.items())[: None if every_class else 1]:
-                drawn = annotated(picture.image, heatmap, f"{own} {picture.classes[own]:.2f}")
+                title, signed = f"{own} {picture.classes[own]:.2f}", picture.signed.get(explainer)
+                drawn = annotated(picture.image, heatmap, title, method=title_of(explainer), signed=signed)
                 of_class = f"_{file_name(own, 40)}" if every_class and len(heatmaps) > 1 else ""
                 path = folder / f"{number:04d}_{image}_{file_name(explainer, 60)}{of_class}.png"
                 earlier.discard(path)

@@ -6,11 +6,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.report.overlays import TEXT, check_drawn, draw_legend, overlay, pillow, resized
-from explainers.report.titles import font_for, wrapped
+from explainers.report.overlays import check_drawn, draw_heading, draw_legend, heading, overlay, pillow, resized
 
-ENDS = "unlike the other", "median", "like the other"
-"""What the lowest value, the median and the highest value mean."""
+LIKENESS = "unlike the other", "0", "like the other"
+"""What the lowest value, 0 and the highest value mean."""
 
 MARKS = (250, 204, 21), (34, 197, 94), (6, 182, 212), (249, 115, 22), (232, 121, 249)
 """RGB of the pairs of patches, in their order; from the sixth pair on they repeat."""
@@ -30,6 +29,7 @@ def side_by_side(
     smooth: bool = False,
     size: int | None = None,
     legend: bool = True,
+    method: str = "",
 ) -> Image.Image:
     """Draw two heatmaps over their images, and numbered lines between patches that match.
 
@@ -42,6 +42,7 @@ def side_by_side(
         smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
         size: side of each image in pixels, from 192 to 8192; by default that of the larger image, and at least 448.
         legend: whether to draw the legend.
+        method: what computed the heatmaps, in small letters below the title.
 
     Raises:
         InputError: for what `overlay` refuses, and for other sizes.
@@ -50,25 +51,23 @@ def side_by_side(
         check_drawn(image, heatmap, opacity)
     side = max(448, *images[0].shape[1:], *images[1].shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
-    margin, step, gap = side // 32, side // 16, side // 8
+    margin, gap = side // 32, side // 8
     width = 2 * side + gap
-    font = font_for(title, side / 20)
-    lines = wrapped(title, width, font.getlength)
-    top = margin + len(lines) * step
+    lines = heading(title, method, side, width)
+    top = margin + sum(line.height for line in lines)
     below = side // 10 if legend else 0
     canvas = Image.new("RGB", (width + 2 * margin, top + side + margin + below), "white")
     draw = ImageDraw.Draw(canvas)
-    for number, line in enumerate(lines):
-        draw.text((margin, margin // 2 + number * step), line, TEXT, font)
+    draw_heading(draw, margin, lines)
     corners = (margin, top), (margin + side + gap, top)
     for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
-        canvas.paste(pillow(overlay(resized(image, side), heatmap, opacity, smooth)), corner)
+        canvas.paste(pillow(overlay(resized(image, side), heatmap, opacity, smooth, signed=True)), corner)
     sides = [len(heatmap) for heatmap in heatmaps]
     for number, pair in reversed(list(enumerate(pairs))):  # the strongest last, over the others
         boxes = [_box(patch, across, corner, side) for patch, across, corner in zip(pair, sides, corners, strict=True)]
         _draw_pair(draw, boxes, number, max(side // 200, 2), side / 24)
     if legend:
-        draw_legend(draw, (margin, top + side + margin), side, ENDS)
+        draw_legend(draw, (margin, top + side + margin), side, True, LIKENESS)
     return canvas
 
 

@@ -7,11 +7,13 @@ import numpy as np
 from torch import Tensor
 
 from explainers.report.gallery import Picture
-from explainers.report.overlays import overlay
+from explainers.report.overlays import CONSTANT, colour_scale, overlay
 
 
 def log_pictures(logger: Any, task: str, pictures: Sequence[Picture]) -> None:
     """Log a table with a row for each image: the image, its label, the explained class, and all overlays of it.
+
+    The caption of an overlay says what its colours mean.
 
     Args:
         logger: Lightning's logger of W&B.
@@ -20,14 +22,19 @@ def log_pictures(logger: Any, task: str, pictures: Sequence[Picture]) -> None:
     """
     import wandb  # slow to import, and only needed here
 
-    def shown(image: Tensor) -> Any:
-        return wandb.Image(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    def shown(image: Tensor, caption: str | None = None) -> Any:
+        return wandb.Image(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), caption=caption)
+
+    def drawn(picture: Picture, explainer: str, heatmap: Tensor) -> Any:
+        scale = colour_scale(heatmap, picture.signed.get(explainer))
+        colours = "red supports the class, blue opposes it" if scale.signed else "yellow is more important"
+        return shown(overlay(picture.image, heatmap, signed=scale.signed), CONSTANT if scale.constant else colours)
 
     rows = []
     for picture in pictures:
         own = next(iter(picture.classes))
-        overlays = [overlay(picture.image, heatmaps[own]) for heatmaps in picture.heatmaps.values()]
-        rows.append([picture.name, picture.label, own, shown(picture.image), *map(shown, overlays)])
+        overlays = [drawn(picture, name, heatmaps[own]) for name, heatmaps in picture.heatmaps.items()]
+        rows.append([picture.name, picture.label, own, shown(picture.image), *overlays])
     columns = ["name", "label", "class", "image", *pictures[0].heatmaps]
     logger.log_table(key=f"{task}/pictures", columns=columns, data=rows)
 

@@ -45,7 +45,8 @@ def printable(text: str) -> str:
 def file_name(text: str, most: int = 200) -> str:
     """Make a file or folder name from any `text`; it is not hidden, and names nothing outside its folder.
 
-    A name that was changed or shortened ends in a hash of `text`, so that different texts get different names.
+    Characters that Windows refuses are replaced too. A name that was changed or shortened ends in a hash of `text`, so
+    that different texts get different names.
 
     Args:
         text: what the file is named after.
@@ -56,7 +57,7 @@ def file_name(text: str, most: int = 200) -> str:
     >>> len(file_name("x" * 1000))
     200
     """
-    name = re.sub(r"^\.|^$|[/\\\ufffd]", "_", printable(text))
+    name = re.sub(r'^\.|^$|[/\\<>:"|?*\ufffd]', "_", printable(text))
     if name == text and len(name.encode()) <= most:
         return name
     start = name.encode()[: most - 9].decode(errors="ignore")

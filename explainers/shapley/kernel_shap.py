@@ -133,6 +133,8 @@ class KernelSHAP(nn.Module):
         prior: see `ShapleyLabels`.
     """
 
+    signed = True
+
     @checks_choices
     def __init__(
         self,

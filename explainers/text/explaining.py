@@ -50,6 +50,7 @@ class TextExplainer(nn.Module):
         self.temperature = temperature
         self.length = length
         self.forward_passes = getattr(explainer, "forward_passes", 1)
+        self.signed = getattr(explainer, "signed", None)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one text (B,), by its number, in each uint8 image (B, C, H, W): heatmaps (B, P, P)."""

@@ -69,6 +69,9 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     uncalibrated: bool = False
     """Call `calibrate` before the first training step."""
 
+    signed: bool = True
+    """See `Explainer`."""
+
     reads: Source
     """What the network reads."""
 

@@ -46,6 +46,7 @@ class General(nn.Module):
         self.explainer = explainer.eval()
         self.classifier = classifier.eval()
         self.ignores_classes = class_map is None
+        self.signed = getattr(explainer, "signed", None)
         self.forward_passes = getattr(explainer, "forward_passes", 1) + self.ignores_classes
         if class_map is not None and len(class_map) != target.num_classes:
             raise InputError(

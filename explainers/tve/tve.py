@@ -91,6 +91,7 @@ class TVE(NetworkExplainer):
         self.reduction = reduction
         self.score = score
         self.h_weight = h_weight
+        self.signed = h_weight == 1  # the zero of log H(g) alone has no meaning
         self.pooling = pooling
         self.allow_finetuned_backbone = allow_finetuned_backbone
         self.uncalibrated = weights is None

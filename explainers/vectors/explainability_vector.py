@@ -79,6 +79,7 @@ class ExplainabilityVector(LightningModule, Loadable):
     """
 
     loaded_as = SelfExplaining
+    signed = True
     projection: Tensor | None
 
     @checks_choices

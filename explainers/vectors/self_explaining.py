@@ -69,6 +69,7 @@ class SelfExplaining(TrainingModule, Loadable):
     """
 
     weights_file = "model.safetensors"
+    signed = True
 
     @classmethod
     def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:

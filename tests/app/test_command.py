@@ -84,11 +84,14 @@ def written(folder):
 def test_an_image_gives_a_line_and_a_picture(run, folder, weights):
     status, lines, _ = run("explain", "cat.jpg", "--method", "GAE", "--top", "2")
     assert status == 0 and len(lines) == 2
-    assert lines[0].startswith("cat.jpg: ") and " by GAE -> explained/cat.png (top 2: " in lines[0]
+    assert lines[0].startswith("cat.jpg: ") and " by GAE -> explained/cat_GAE.png (top 2: " in lines[0]
     assert lines[1].endswith(
         f"explainers serve --model {MODEL} --weights {run.__closure__[1].cell_contents} --method GAE"
     )
-    assert Image.open(folder / "explained/cat.png").width >= 160
+    assert Image.open(folder / "explained/cat_GAE.png").width >= 160
+    assert run("explain", "cat.jpg", "--method", "RawAttention")[0] == 0
+    assert run("explain", "cat.jpg", "--method", "GAE", "--class", "504")[0] == 0
+    assert written(folder / "explained") == ["cat_GAE.png", "cat_GAE_504.png", "cat_RawAttention.png"]
 
 
 def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):
@@ -97,20 +100,21 @@ def test_all_images_below_a_folder_but_no_earlier_pictures(run, folder):
         status, lines, _ = run("explain", ".", "cat.jpg", "--method", "Chance")
         assert status == 0 and len(lines) == 4
     assert {name: (folder / name).read_bytes() for name in before} == before
-    assert written(folder / "explained") == ["cat.png", "photos/dog.png", "photos/more/dog.png"]
+    assert written(folder / "explained") == [f"{name}_Chance.png" for name in ("cat", "photos/dog", "photos/more/dog")]
 
 
 def test_classes_by_name_and_number_in_files_of_their_own(run, folder):
     status, lines, _ = run("explain", "cat.jpg", "--class", "Tabby", "504", "--method", "GAE", "--output", "maps/")
     assert status == 0 and lines[0].startswith("cat.jpg: tabby 0.") and lines[1].startswith("cat.jpg: coffee mug 0.")
-    assert written(folder / "maps") == ["cat_504.png", "cat_Tabby.png"]
+    assert written(folder / "maps") == ["cat_GAE_504.png", "cat_GAE_Tabby.png"]
 
 
 def test_no_picture_replaces_an_image_or_another_picture(run, folder):
-    (folder / "cat.png").write_bytes((folder / "photos/dog.png").read_bytes())
-    status, _, _ = run("explain", "cat.jpg", "cat.png", "photos/dog.png", "--method", "Chance", "--output", ".")
-    assert status == 0 and (folder / "cat.png").read_bytes() == (folder / "photos/dog.png").read_bytes()
-    assert {"cat_2.png", "cat_3.png", "dog.png"} <= set(written(folder))
+    for name in ("cat.png", "cat_Chance.png"):
+        (folder / name).write_bytes((folder / "photos/dog.png").read_bytes())
+    status, _, _ = run("explain", "cat.jpg", "cat.png", "cat_Chance.png", "--method", "Chance", "--output", ".")
+    assert status == 0 and (folder / "cat_Chance.png").read_bytes() == (folder / "photos/dog.png").read_bytes()
+    assert {"cat_Chance_2.png", "cat_Chance_3.png", "cat_Chance_Chance.png"} <= set(written(folder))
 
 
 def test_a_loop_of_links_and_an_unknown_user_s_folder_end_in_no_traceback(run, folder):
@@ -138,22 +142,27 @@ def test_texts_in_files_named_after_them(run, folder, text_head):
     assert errors == []
     assert status == 0 and len(lines) == 7
     assert re.fullmatch(
-        r"cat.jpg: a cat -?0\.\d\d against a bird by GAE -> explained/cat_a_cat.png \(similarity: .*\)", lines[0]
+        r"cat.jpg: a cat -?0\.\d\d against a bird by GAE -> explained/cat_GAE_a_cat.png \(similarity: .*\)", lines[0]
     )
     assert lines[1].startswith("cat.jpg: a/dog ") and sorted(re.findall(r"a cat|a/dog", lines[1]))[:1] == ["a cat"]
-    assert written(folder / "explained")[0] == "cat_a_cat.png" and len(written(folder / "explained")) == 6
+    assert written(folder / "explained")[0] == "cat_GAE_a_cat.png" and len(written(folder / "explained")) == 6
     assert run("explain", "cat.jpg", "--text", "fur", "--method", "GAE")[0] == 0
-    assert "cat_fur.png" in written(folder / "explained")
+    assert "cat_GAE_fur.png" in written(folder / "explained")
 
 
 def test_comparisons_and_the_nearest_images(run, folder):
     status, lines, _ = run("explain", "cat.jpg", "--similar-to", "photos/dog.png", "--method", "DirectPaths")
     assert status == 0
-    assert re.fullmatch(r"cat.jpg: -?\d\.\d\d like dog.png by DirectPaths -> explained/cat_like_dog.png", lines[0])
-    status, lines, _ = run("nearest", "cat.jpg", "photos", "--k", "2", "--output", "near")
-    assert status == 0 and written(folder / "near") == ["cat_nearest_1.png", "cat_nearest_2.png"]
     assert re.fullmatch(
-        r"1. cat.jpg: -?\d\.\d\d like (more/)?dog.\w+ by DirectPaths -> near/cat_nearest_1.png", lines[0]
+        r"cat.jpg: -?\d\.\d\d like dog.png by DirectPaths -> explained/cat_DirectPaths_like_dog.png", lines[0]
+    )
+    status, lines, _ = run("nearest", "cat.jpg", "photos", "--k", "2", "--output", "near")
+    assert status == 0 and written(folder / "near") == [
+        "cat_DirectPaths_nearest_1.png",
+        "cat_DirectPaths_nearest_2.png",
+    ]
+    assert re.fullmatch(
+        r"1. cat.jpg: -?\d\.\d\d like (more/)?dog.\w+ by DirectPaths -> near/cat_DirectPaths_nearest_1.png", lines[0]
     )
     status, _, errors = run("nearest", "photos", "photos", "--method", "DirectPaths")
     assert (status, errors) == (

@@ -229,11 +229,13 @@ def test_a_function_can_explain_and_batches_are_streamed(target):
 def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole(target, tmp_path, monkeypatch):
     explanation = explainers.explain(IMAGE, target, method="Chance", top=3)
     explained = explanation.explained
-    expected = annotated(explanation.image, explanation.heatmap, f"{explained.name} {explained.score:.2f}")
+    title = f"{explained.name} {explained.score:.2f}"
+    expected = annotated(explanation.image, explanation.heatmap, title, method="Chance", signed=False)
     assert np.array_equal(explanation.picture(), expected)
     path = explanation.save(tmp_path / "new" / "a.png", size=320)
     assert np.array_equal(Image.open(path), explanation.picture(size=320))
     assert [file.name for file in path.parent.iterdir()] == ["a.png"]
+    assert explanation.save(tmp_path).name == f"image_0_Chance_class_{explained.index}.png"
     text = explanation._repr_html_()
     assert text.count("<tr>") == 4 and 'src="data:image/png;base64,' in text
     for name in ("a.txt", "a"):

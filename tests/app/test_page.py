@@ -24,7 +24,7 @@ from explainers.errors import InputError
 from explainers.likeness import likeness
 from explainers.masking import level_sizes
 from explainers.posthoc import build
-from explainers.report.overlays import overlay
+from explainers.report.overlays import CONSTANT, colour_scale, legend_colours, overlay
 from explainers.text import TextExplainer, TextHead
 
 ANSWER = {answer.__name__: answer for answer in ANSWERS}
@@ -103,13 +103,21 @@ def test_an_opened_image_has_all_that_the_browser_draws(shown):
     assert found["side"] == 4 and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
 
 
-def test_colours_over_the_grey_image_are_the_overlay():
+def bytes_of(colours):
+    """The pixels (4, P, P) of the base64 of RGBA bytes."""
+    found = torch.tensor(list(base64.b64decode(colours)))
+    return found.unflatten(0, (round((len(found) / 4) ** 0.5), -1, 4)).permute(2, 0, 1).float()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_colours_over_the_grey_image_are_the_overlay(signed):
     image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
     heatmap = torch.randn(4, 4)
-    *colours, strength = colours_of(heatmap).float().permute(2, 0, 1).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    colours = bytes_of(colours_of(heatmap, colour_scale(heatmap, signed)))
+    *colours, strength = colours.repeat_interleave(2, 1).repeat_interleave(2, 2)
     grey = image.float().mean(0)
     blended = grey + 0.6 * strength / 255 * (torch.stack(colours) - grey)
-    assert (blended - overlay(image, heatmap, opacity=0.6)).abs().max() <= 1
+    assert (blended - overlay(image, heatmap, opacity=0.6, signed=signed)).abs().max() <= 1
 
 
 def test_heatmaps_of_every_class_and_method(shown):
@@ -117,13 +125,22 @@ def test_heatmaps_of_every_class_and_method(shown):
         reply = ANSWER["heatmap"](shown, method, 3)
         assert sorted(reply["order"]) == list(range(16)) and len(base64.b64decode(reply["colours"])) == 64
         assert reply["class"] == [3, "class 3", shown.explanation.scores[3].item()]
+        signed = method == "Occlusion"
+        assert reply["legend"]["words"] == (("opposes", "0", "supports") if signed else ("less", "more important"))
+        assert reply["legend"]["colours"] == legend_colours(signed, 9)
+
+
+def test_a_constant_heatmap_has_a_sentence_in_place_of_a_legend(shown):
+    shown._heatmaps["GAE", 3] = torch.full((4, 4), 0.3)
+    reply = ANSWER["heatmap"](shown, "GAE", 3)
+    assert reply["legend"] == {"colours": [], "words": [CONSTANT]} and bytes_of(reply["colours"])[3].max() == 0
 
 
 def test_the_picture_to_keep_has_all_methods_and_a_plain_name(shown):
     shown.name = "../my cat.jpeg"
     reply = ANSWER["picture"](shown, ["Occlusion", "GAE"], 3, 0.5, True)
     picture = Image.open(io.BytesIO(base64.b64decode(reply["url"].split(",")[1])))
-    assert reply["file"] == "_my_cat_class_3.png" and picture.format == "PNG"
+    assert reply["file"] == "my_cat_Occlusion_GAE_class_3.png" and picture.format == "PNG"
     assert picture.width >= 2 * PICTURE_SIZE and picture.height > PICTURE_SIZE
 
 
@@ -185,7 +202,7 @@ def test_texts_are_told_apart_from_the_others(prompted):
     expected = slow(prompted.image, torch.tensor([0]))[0]
     torch.testing.assert_close(prompted.heatmap("GAE", Text("a cat", tuple(others))), expected, rtol=1e-3, atol=1e-5)
     colours = ANSWER["heatmap"](prompted, "GAE", "a cat", others)["colours"]
-    assert base64.b64decode(colours) == colours_of(expected).numpy().tobytes()
+    assert colours == colours_of(expected, colour_scale(expected, signed=False))
     assert (
         ANSWER["curves"](prompted, ["GAE"], "a cat", "most", others)["values"]
         != ANSWER["curves"](prompted, ["GAE"], "a cat", "most")["values"]
@@ -218,7 +235,7 @@ def test_two_images_have_heatmaps_and_pairs_of_patches(shown, session):
     np.testing.assert_allclose(steps.reshape(16, 16) * reply["scale"], expected.pairs[0], atol=reply["scale"])
     heatmaps = expected.of_first[0], expected.of_second[0]
     for colours, heatmap in zip(reply["colours"], heatmaps, strict=True):
-        assert base64.b64decode(colours) == colours_of(heatmap).numpy().tobytes()
+        assert colours == colours_of(heatmap, colour_scale(heatmap, signed=True))
     assert reply["ties"][0] == list(divmod(int(expected.pairs.argmax()), 16))
 
 

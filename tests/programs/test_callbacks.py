@@ -62,7 +62,7 @@ def pixels(figure):
 def drawn(heatmap):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = draw_heatmaps(torch.full((1, 3, 8, 8), 128, dtype=torch.uint8), {"it": heatmap[None]})
+    figure = draw_heatmaps(torch.full((1, 3, 8, 8), 128, dtype=torch.uint8), {"it": heatmap[None]}, signed={"it": True})
     FigureCanvasAgg(figure)
     axis = figure.axes[1]
     picture = pixels(figure).float()
@@ -102,7 +102,8 @@ def test_training_leaves_a_picture_of_the_validation_images(tmp_path):
 def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, monkeypatch):
     drawn = []
 
-    def recorded(images, heatmaps, truth):
+    def recorded(images, heatmaps, truth, signed):
+        assert signed == {"TVE": True, "DecompX-SkipPLUS": True, "chance": False}
         drawn.append((images, heatmaps["TVE"], truth))
         return Figure()
 

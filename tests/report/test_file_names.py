@@ -15,7 +15,7 @@ from explainers.results.reading import load
 from explainers.running.resuming import UnfinishedTest
 from explainers.saved.files import file_name
 
-HOSTILE = ("../../x", "/tmp/x", "..", ".hidden", "a/b", "a\\b", "y" * 300, "é" * 200, r"$\frac", "[ab]*")
+HOSTILE = ("../../x", "/tmp/x", "..", ".hidden", "a/b", "a\\b", "y" * 300, "é" * 200, 'a"b?', r"$\frac", "[ab]")
 ROW = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.5]}
 ROW |= {"fidelity_minus": 0.5, "fidelity_minus_curve": [0.0, 0.5]}
 
@@ -34,7 +34,7 @@ def received(folder, tasks, explainers, image="a.png"):
         **{f"heatmaps/{name}": torch.rand(1, 1, 2, 2) for name in explainers},
     }
     for task in tasks:
-        write_pictures(picture_file(folder, task), tensors, [image], [r"class $\frac"])
+        write_pictures(picture_file(folder, task), tensors, [image], [r"class $\frac"], dict.fromkeys(explainers, True))
     return folder / "results.json"
 
 
@@ -63,7 +63,7 @@ def test_names_of_tasks_and_explainers_write_nowhere_else(tmp_path):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_file_name_stays_in_its_folder_and_fits_beside_the_endings_that_files_get(name):
     safe = file_name(name)
-    assert len(safe.encode()) <= 200 and not set(safe) & set("/\\\0\n") and not safe.startswith(".")
+    assert len(safe.encode()) <= 200 and not set(safe) & set('/\\\0\n<>:"|?*') and not safe.startswith(".")
     assert (safe == name) == (name == HOSTILE[-1])
     assert file_name(safe) == safe != file_name(name + "2")
 

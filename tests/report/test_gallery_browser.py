@@ -3,11 +3,10 @@
 import pytest
 import torch
 from browser import MARKS, start_browser
-from torch.nn import functional as F
 
 from explainers.metrics.pairs import paired_differences
 from explainers.report.gallery import Picture, write_gallery
-from explainers.report.overlays import BLUE, RED, colour_scale, overlay
+from explainers.report.overlays import CONSTANT, overlay
 
 pytest.importorskip("selenium")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -49,14 +48,17 @@ def browser(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     driver = start_browser(folder / "profile", 900, "browser")
     classes, maps = {"cat": 0.9, NASTY: 0.1}, {"light": {"cat": TVE, NASTY: TVE_DOG}, "gae": {"cat": GAE}}
-    pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH) for number in range(15)]
-    cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"light": {"van": GAE}})]
+    signed = {"light": True, "gae": False}
+    pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH, signed) for number in range(15)]
+    cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"light": {"van": TVE_DOG}}, None, signed)]
     write_gallery(
         folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY], PAIRS
     )
     driver.address = (folder / "gallery.html").as_uri()
     driver.photos = (folder / "photos.html").as_uri()
-    photo = Picture("photo.jpg", IMAGE, None, {"cat": 0.996, "dog": 0.004}, {"DecompX-PLUS": {"cat": TVE}})
+    photo = Picture(
+        "photo.jpg", IMAGE, None, {"cat": 0.996, "dog": 0.004}, {"DecompX-PLUS": {"cat": torch.zeros(4, 4)}}
+    )
     write_gallery(folder / "photos.html", "photos", {"photos": [photo]}, {"photos": {"DecompX-PLUS": PASSES}}, SPEED)
     yield driver
     driver.quit()
@@ -102,7 +104,7 @@ def assert_alike(found, wanted, tolerance=2):
 def test_canvases_show_the_image_and_the_overlays_of_the_library(page):
     assert torch.equal(shown(page, 0), IMAGE.long())
     assert_alike(shown(page, 1), overlay(IMAGE, TVE))
-    assert_alike(shown(page, 2), overlay(IMAGE, GAE))
+    assert_alike(shown(page, 2), overlay(IMAGE, GAE, signed=False))
 
 
 def test_the_slider_changes_the_opacity_and_at_0_only_the_grey_image_is_left(page):
@@ -114,10 +116,8 @@ def test_the_slider_changes_the_opacity_and_at_0_only_the_grey_image_is_left(pag
 
 def test_smooth_heatmaps_are_bilinear(page):
     find(page, "#smooth").click()
-    centre, limit = colour_scale(TVE)
-    values = F.interpolate(((TVE - centre) / limit).clamp(-1, 1)[None, None], (32, 32), mode="bilinear")[0]
-    colours = torch.where(values > 0, torch.tensor(RED).view(3, 1, 1), torch.tensor(BLUE).view(3, 1, 1))
-    assert_alike(shown(page, 1), IMAGE.float().mean(0) * (1 - 0.8 * values.abs()) + 0.8 * values.abs() * colours)
+    assert_alike(shown(page, 1), overlay(IMAGE, TVE, smooth=True, signed=True), tolerance=3)
+    assert_alike(shown(page, 2), overlay(IMAGE, GAE, smooth=True, signed=False), tolerance=3)
 
 
 def test_the_outline_is_the_rim_of_the_object(page):
@@ -132,7 +132,7 @@ def test_another_class_changes_the_heatmaps_that_explain_it_and_dims_the_others(
     assert texts(page, "article:first-child .classes button") == ["cat 0.90", f"{NASTY} 0.10"]
     find(page, "article .classes button:last-child").click()
     assert_alike(shown(page, 1), overlay(IMAGE, TVE_DOG))
-    assert_alike(shown(page, 2), overlay(IMAGE, GAE))
+    assert_alike(shown(page, 2), overlay(IMAGE, GAE, signed=False))
     assert texts(page, "article:first-child figcaption") == ["image", "light", "gae\nexplains cat only"]
     assert len(page.find_elements(By.CSS_SELECTOR, ".other")) == 1
 
@@ -182,7 +182,7 @@ def test_the_task_picker_changes_images_and_curves(page):
     Select(find(page, "#task")).select_by_visible_text("cars")
     WebDriverWait(page, 10, 0.02).until(lambda _: shown(page, 1) is not None)
     assert texts(page, "article h2") == ["car.png"]
-    assert_alike(shown(page, 1), overlay(IMAGE.flip(0), GAE))
+    assert_alike(shown(page, 1), overlay(IMAGE.flip(0), TVE_DOG))
     assert len(page.find_elements(By.CSS_SELECTOR, ".line")) == 2
     assert find(page, "#curves h2").text == "Curves of cars"
 
@@ -194,7 +194,7 @@ def test_a_click_enlarges_a_picture_the_arrows_go_on_and_escape_closes(page):
     assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, TVE))
     assert find(page, "dialog span").text == "0.png · light · cat"
     page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, GAE))
+    assert_alike(shown(page, 0, "dialog"), overlay(IMAGE, GAE, signed=False))
     page.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not dialog.get_property("open")
 
@@ -336,9 +336,10 @@ def test_prints_have_all_found_images_and_no_controls(window):
     assert not page.execute_script(painted)
     page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     assert page.execute_script(painted)
-    assert_alike(shown(page, 2, "article:last-child"), overlay(IMAGE, GAE))
+    assert_alike(shown(page, 2, "article:last-child"), overlay(IMAGE, GAE, signed=False))
     assert not any(find(page, f"#{name}").is_displayed() for name in ("explainers", "find", "opacity", "print", "help"))
-    assert find(page, "#bar").is_displayed() and find(page, "#task-label").is_displayed()
+    assert texts(page, "#bar .scale") == ["opposes the class\n0\nsupports it", "less important\nmore important"]
+    assert find(page, "#task-label").is_displayed()
     page.execute_script("window.dispatchEvent(new Event('afterprint'))")
     assert not page.execute_script(painted)
     assert len(page.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10000
@@ -348,6 +349,7 @@ def test_photos_without_numbers_and_labels_have_no_empty_parts(browser):
     browser.get(browser.photos)
     WebDriverWait(browser, 10, 0.02).until(lambda _: shown(browser, 1) is not None)
     assert texts(browser, "article header") == ["photo.jpg\ncat 1.00\ndog <0.01"]
+    assert texts(browser, "figcaption") == ["image", f"DecompX-PLUS\n{CONSTANT}"]
     names = ("links", "task-label", "explainers", "find", "outline-label", "notes", "table", "differences", "curves")
     assert not any(find(browser, f"#{name}").is_displayed() for name in names)
     find(browser, "#help summary").click()

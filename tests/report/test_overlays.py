@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.report.overlays import BLUE, RED, annotated, overlay
+from explainers.report.overlays import BLUE, RED, SEQUENTIAL, annotated, colour_scale, overlay
 from explainers.report.titles import wrapped
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -39,11 +39,55 @@ def test_smooth_pictures_have_no_edges_between_patches():
     assert sharp.int().diff().abs().max() > 100 > 5 > smooth.int().diff().abs().max()
 
 
-def test_the_legend_goes_from_blue_to_red():
-    picture = pixels(annotated(IMAGE, HEATMAP, "", size=320))
-    bar = picture[:, 10 + 320 + 10 + 2]
-    assert bar[:, 10].tolist() == list(BLUE) and bar[:, 329].tolist() == list(RED)
+@pytest.mark.parametrize("positive", [False, True])
+def test_red_and_blue_are_the_signs_of_values_and_equal_strength_is_an_equal_colour(positive):
+    heatmap = torch.tensor([[0.5, 1.0], [2.0, 0.0 if positive else -1.0]])
+    grey = torch.full((3, 2, 2), 100, dtype=torch.uint8)
+    drawn = overlay(grey, heatmap, opacity=1, signed=True).float()
+    for value, colour in zip(heatmap.flatten(), drawn.flatten(1).mT, strict=True):  # median .75: .5 was blue
+        full = torch.tensor(RED if value > 0 else BLUE)
+        torch.testing.assert_close(colour, 100 + value.abs() / 2 * (full - 100), atol=0.51, rtol=0)
+
+
+def test_unsigned_heatmaps_go_from_no_colour_to_yellow_wherever_their_zero_is():
+    grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
+    heatmap = torch.linspace(0, 1, 16).view(4, 4)
+    drawn = overlay(grey, heatmap, opacity=1, signed=False)
+    assert drawn[:, 0, 0].tolist() == [100] * 3 and drawn[:, 3, 3].tolist() == list(SEQUENTIAL[-1])
+    assert torch.equal(overlay(grey, heatmap / 8 - 3, opacity=1, signed=False), drawn)  # 1/8: exact in floats
+    assert torch.equal(overlay(grey, heatmap, opacity=1), drawn)  # unsigned, as it has no negative values
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -0.3])
+@pytest.mark.parametrize("signed", [True, False, None])
+def test_a_constant_heatmap_says_so_and_has_no_colours(value, signed):
+    heatmap = torch.full((4, 4), value) + torch.rand(4, 4) * 1e-8 * abs(value)  # up to rounding
+    assert colour_scale(heatmap, signed).constant
+    assert torch.equal(overlay(IMAGE, heatmap, signed=signed)[0], IMAGE.float().mean(0).round().byte())
+    picture = annotated(IMAGE, heatmap, "tabby 0.83", size=320, signed=signed)
+    assert picture.height == 10 + 20 + 16 + 320 + 10  # a line below the title, and no legend
+    assert pixels(picture)[:, 30:46].min() < 80
+
+
+def test_one_outlier_does_not_make_other_patches_pale():
+    heatmap = torch.ones(5, 5)
+    heatmap[0, 0] = 100.0
+    assert colour_scale(heatmap, signed=True).limit == 1
+    assert colour_scale(-heatmap + 200, signed=False).limit == 99  # the one low patch is all that differs
+    assert colour_scale(heatmap, signed=False).limit == 99
+
+
+def test_the_legend_goes_from_blue_to_red_or_from_grey_to_yellow():
+    bars = [pixels(annotated(IMAGE, HEATMAP, "", size=320, signed=each))[:, 10 + 320 + 10 + 2] for each in (1, 0)]
+    assert [bar[:, 10].tolist() for bar in bars] == [list(BLUE), [140] * 3]
+    assert [bar[:, 329].tolist() for bar in bars] == [list(RED), list(SEQUENTIAL[-1])]
     assert annotated(IMAGE, HEATMAP, "", size=320, legend=False).height == 340
+
+
+def test_the_method_stands_below_the_title():
+    plain, named = (pixels(annotated(IMAGE, HEATMAP, "tabby 0.83", size=320, method=each)) for each in ("", "GAE"))
+    assert torch.equal(plain[:, :24], named[:, :24]) and torch.equal(plain[:, 30:], named[:, 46:])
+    assert named[:, 30:44].min() < 80
 
 
 @pytest.mark.parametrize("size", [(448, 224), (224, 448), (1, 3), (600, 600)])

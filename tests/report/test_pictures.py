@@ -9,6 +9,7 @@ from lightning import Trainer
 from PIL import Image
 from toys import SILENT
 
+from datamodules.datasets import ImageFiles
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers import posthoc
@@ -77,11 +78,13 @@ def test_an_explainer_that_is_added_finds_the_pictures_of_the_others(tmp_path, t
     path = tmp_path / "pictures" / "digit.safetensors"
     both = read_pictures(path, ["Chance", "DecompX-PLUS"])
     assert all(list(picture.heatmaps) == ["Chance", "DecompX-PLUS"] for picture in both)
+    assert both[0].signed == {"Chance": False, "DecompX-PLUS": True}
     assert torch.equal(
         next(iter(both[1].heatmaps["DecompX-PLUS"].values())), next(iter(first[1].heatmaps["DecompX-PLUS"].values()))
     )
     collected(tmp_path, target, grid, samples, names=["Chance"], images=2)
-    assert list(read_pictures(path, ["Chance", "DecompX-PLUS"])[0].heatmaps) == ["Chance"]  # of other images
+    of_others = read_pictures(path, ["Chance", "DecompX-PLUS"])[0]
+    assert list(of_others.heatmaps) == list(of_others.signed) == ["Chance"]  # of other images
 
 
 def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, samples):
@@ -97,6 +100,20 @@ def test_all_heatmaps_of_an_image_have_one_precision(tmp_path, target, grid, sam
     settings = {"precision": "bf16-mixed", "inference_mode": False, "callbacks": [Pictures(str(tmp_path), "digit")]}
     Trainer(accelerator="cpu", **settings, **SILENT).test(evaluation, data, verbose=False)
     assert Watched.precisions == [True] * 3
+
+
+def test_images_of_class_folders_with_equal_file_names_have_names_of_their_own(tmp_path, target, grid):
+    paths = [tmp_path / folder / "0.png" for folder in ("a", "b/c")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        Image.new("RGB", (32, 32), (len(path.parts), 0, 0)).save(path)
+    pictures = collected(tmp_path / "out", target, grid, ImageFiles(paths, [0, 1], 32), names=["Chance"])
+    assert [picture.name for picture in pictures] == ["a/0.png", "b/c/0.png"]
+    written = {"results": {"digit": {"Chance": {}}}, "columns": {}}
+    (tmp_path / "out" / "results.json").write_text(json.dumps(written))
+    publish(tmp_path / "out", [tmp_path / "out" / "results.json"], overlays=True)
+    overlays = {path.name for path in (tmp_path / "out" / "overlays" / "digit").iterdir()}
+    assert overlays == {"0000_a_0_Chance.png", "0001_b_c_0_Chance.png"}
 
 
 def test_chosen_classes_are_explained_for_every_image_and_drawn_side_by_side(tmp_path, target, grid, samples):
@@ -167,7 +184,10 @@ def test_weights_and_biases_shows_pictures_and_curves(tmp_path, target, grid, sa
     assert columns == ["name", "label", "class", "image", "Chance", "DecompX-PLUS"]
     assert [row[0] for row in rows] == ["image 0", "image 3", "image 6", "image 10"]
     shown = torch.from_numpy(np.array(rows[1][5].image)).permute(2, 0, 1)
-    assert torch.equal(shown, overlay(pictures[1].image, next(iter(pictures[1].heatmaps["DecompX-PLUS"].values()))))
+    heatmap = next(iter(pictures[1].heatmaps["DecompX-PLUS"].values()))
+    assert torch.equal(shown, overlay(pictures[1].image, heatmap, signed=True))
+    captions = [cell._caption for cell in rows[1][4:]]
+    assert captions == ["yellow is more important", "red supports the class, blue opposes it"]
     curve = {"sparsity": [0.0, 1.0], "fidelity_plus": 0.5, "fidelity_plus_curve": [0.0, 0.75]}
     log_curves(logger, "digit", {"one": curve, "other": curve})
     assert logger.tables["digit/curves"] == (

@@ -32,7 +32,8 @@ def run(tmp_path):
         "heatmaps/chance": torch.rand(2, 1, 2, 2),
         "heatmaps/dropped": torch.rand(2, 1, 2, 2),
     }
-    write_pictures(tmp_path / "pictures" / "odd.safetensors", tensors, ["a.png", "b.png"], ["even", "odd"])
+    signed = {"tve": True, "chance": False, "dropped": True}
+    write_pictures(tmp_path / "pictures" / "odd.safetensors", tensors, ["a.png", "b.png"], ["even", "odd"], signed)
     return tmp_path, tensors
 
 
@@ -54,7 +55,7 @@ def test_overlays_are_of_the_class_that_all_explainers_explain(run):
     publish(folder, [folder / "results.json"], overlays=True)
     found = {path.name for path in (folder / "overlays" / "odd").iterdir()}
     assert found == {f"000{i}_{name}_{who}.png" for i, name in enumerate("ab") for who in ("tve", "chance")}
-    expected = annotated(tensors["image"][1], tensors["heatmaps/tve"][1, 0], "even 0.50")
+    expected = annotated(tensors["image"][1], tensors["heatmaps/tve"][1, 0], "even 0.50", method="TVE", signed=True)
     with Image.open(folder / "overlays" / "odd" / "0001_b_tve.png") as written:
         assert written.tobytes() == expected.tobytes()
 
@@ -67,12 +68,12 @@ def test_heatmaps_of_several_runs_of_the_same_images_are_shown_together(run, tmp
     (other / "results.json").write_text(json.dumps(content))
     shared = {key: value for key, value in tensors.items() if not key.startswith("heatmaps")}
     own = shared | {"heatmaps/lime": torch.rand(2, 1, 2, 2)}
-    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
+    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"], {"lime": True})
     files = [folder / "results.json", other / "results.json"]
     publish(out, files, overlays=True)
     assert all((out / "overlays" / "odd" / f"0001_b_{name}.png").exists() for name in ("lime", "tve"))
     own["classes"] = own["classes"].flip(1)  # other classes are explained
-    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"])
+    write_pictures(other / "pictures" / "odd.safetensors", own, ["a.png", "b.png"], ["even", "odd"], {"lime": True})
     publish(tmp_path_factory.mktemp("apart"), files)
 
 
@@ -105,6 +106,7 @@ def test_overlays_of_images_of_an_earlier_command_are_removed_and_nothing_else(r
         {name: values[:1] for name, values in tensors.items()},
         ["c.png"],
         ["even", "odd"],
+        {"tve": True, "chance": False},
     )
     publish(folder, [folder / "results.json"], overlays=True)
     found = {path.name for path in kept.parent.iterdir()}

@@ -33,12 +33,11 @@ function matches(side, patch) {
   return Float32Array.from({ length: total }, (_, i) => alike.pairs[at(i)] * alike.scale);
 }
 
-/** Red where values are above their median: the largest has the full colour. */
+/** Red where values are above 0, blue below: the strongest has the full colour. */
 function lit(values) {
-  const median = [...values].sort((one, two) => one - two)[values.length >> 1];
-  const highest = Math.max(...values) - median || 1;
+  const strongest = Math.max(...values.map(Math.abs)) || 1;
   const colours = new Uint8ClampedArray(4 * values.length);
-  values.forEach((value, i) => colours.set([220, 20, 40, (255 * (value - median)) / highest], 4 * i));
+  values.forEach((value, i) => colours.set([...(value > 0 ? alike.red : alike.blue), (255 * Math.abs(value)) / strongest], 4 * i));
   return tile(colours, view.side);
 }
 
@@ -55,6 +54,7 @@ function drawAlike() {
     if (!pointed) alike.ties.forEach((tie, i) => mark(canvas, tie[side], TIE_COLOURS[i % TIE_COLOURS.length], i + 1));
     caption.querySelector(".name").textContent = shown.name;
     caption.querySelector(".dot").hidden = true;
+    showLegend(caption.querySelector(".legend"), own ? null : alike.legends[side]);
     Object.assign(canvas, { tabIndex: 0, onpointermove: (event) => pinned || point(side, patchAt(canvas, view.side, event)) });
     canvas.setAttribute("role", "application");
     canvas.setAttribute("aria-label", `${shown.name}; arrow keys choose a patch, whose matches light up in the other image`);

@@ -1,7 +1,6 @@
 """What the page asks, and the answers that its JavaScript draws: plain data, without Gradio."""
 
 import base64
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch import Tensor
 
 from explainers.app.page.curves import curves_svg
 from explainers.app.page.shown import CHANCE, LEVELS, MOST_TEXTS, Shown, Side, Text
-from explainers.app.saving import data_url
+from explainers.app.saving import data_url, picture_name
 from explainers.app.texts import in_words
 from explainers.errors import InputError, check_range
-from explainers.report.overlays import BLUE, RED, annotated, shades
+from explainers.report.overlays import BLUE, CONSTANT, RED, ColourScale, annotated, colour_scale, legend_colours, tints
+from explainers.report.side_by_side import LIKENESS
 
 MOST_METHODS = 4
 """Number of explainers that are shown side by side."""
@@ -43,11 +43,13 @@ def opened(shown: Shown) -> dict[str, Any]:
 
 
 def heatmap(shown: Shown, method: str, index: Any, against: Sequence[str] = ()) -> dict[str, Any]:
-    """The colours of a heatmap, RGBA row by row, the order of its patches, and the class."""
+    """The colours of a heatmap, RGBA row by row, what they mean, the order of its patches, and the class."""
     chosen = shown.checked(index, against)
     heatmap = shown.heatmap(method, chosen)
+    scale = colour_scale(heatmap, shown.signed(method))
     return {
-        "colours": base64.b64encode(colours_of(heatmap).numpy().tobytes()).decode(),
+        "colours": colours_of(heatmap, scale),
+        "legend": legend(scale, ("opposes", "0", "supports")),
         "order": shown.orders(method, chosen)[0].tolist(),
         "class": [index, shown.title(chosen), shown.score(chosen)],
     }
@@ -86,14 +88,22 @@ def picture(
     if isinstance(chosen, Text) and chosen.against:
         title += f" against {in_words(chosen.against)}"
     parts = [
-        annotated(pixels, shown.heatmap(method, chosen), f"{title}, {method}", opacity, smooth, explained=kind)
+        annotated(
+            pixels,
+            shown.heatmap(method, chosen),
+            title,
+            opacity,
+            smooth,
+            explained=kind,
+            method=method,
+            signed=shown.signed(method),
+        )
         for method in methods
     ]
     whole = Image.new("RGB", (sum(part.width for part in parts), max(part.height for part in parts)), "white")
     for number, part in enumerate(parts):
         whole.paste(part, (sum(each.width for each in parts[:number]), 0))
-    stem = re.sub(r"[^\w-]+", "_", f"{shown.name.rsplit('.', 1)[0]}_{name}")
-    return {"url": data_url(whole, "png"), "file": f"{stem}.png"}
+    return {"url": data_url(whole, "png"), "file": picture_name(shown.name, "_".join(methods), name)}
 
 
 def alike(shown: Shown, other: Shown) -> dict[str, Any]:
@@ -102,10 +112,14 @@ def alike(shown: Shown, other: Shown) -> dict[str, Any]:
     pairs = found.pairs[0]
     scale = pairs.abs().max().clamp(min=1e-30).item() / STEPS
     heatmaps = found.of_first[0], found.of_second[0]
+    scales = [colour_scale(heatmap, signed=True) for heatmap in heatmaps]
     return {
         "similarity": found.similarity.item(),
         "method": method,
-        "colours": [base64.b64encode(colours_of(heatmap).numpy().tobytes()).decode() for heatmap in heatmaps],
+        "colours": [colours_of(heatmap, scale) for heatmap, scale in zip(heatmaps, scales, strict=True)],
+        "legends": [legend(scale, LIKENESS) for scale in scales],
+        "red": RED,
+        "blue": BLUE,
         "pairs": base64.b64encode((pairs / scale).round().to(torch.int16).numpy().tobytes()).decode(),
         "scale": scale,
         "ties": found.strongest(apart=1)[0].tolist(),
@@ -124,8 +138,18 @@ def checked_methods(question: dict[str, Any], known: Sequence[str]) -> None:
         raise InputError(f"expected one of {', '.join(known)}, got {unknown[0]!s:.60}")
 
 
-def colours_of(heatmap: Tensor) -> Tensor:
-    """Red above and blue below the median, as in `overlay`, with the strength as opacity: uint8 (P, P, 4)."""
-    values = shades(heatmap)[..., None]
-    colours = torch.where(values > 0, torch.tensor(RED), torch.tensor(BLUE))
-    return torch.cat([colours, 255 * values.abs()], -1).round().to(torch.uint8)
+def colours_of(heatmap: Tensor, scale: ColourScale) -> str:
+    """The colours of `overlay`, with their strength as opacity: base64 of RGBA bytes, row by row."""
+    shades = scale.shades(heatmap)
+    colours = torch.cat([tints(shades, scale.signed), 255 * shades.abs()[..., None]], -1)
+    return base64.b64encode(colours.round().to(torch.uint8).numpy().tobytes()).decode()
+
+
+def legend(scale: ColourScale, words: Sequence[str]) -> dict[str, Any]:
+    """The bar that explains the colours of a heatmap: RGB from its lowest to its highest value, and `words` if signed.
+
+    A constant heatmap has a sentence in its place.
+    """
+    if scale.constant:
+        return {"colours": [], "words": [CONSTANT]}
+    return {"colours": legend_colours(scale.signed, 9), "words": words if scale.signed else ("less", "more important")}

@@ -31,6 +31,13 @@ function paint(canvas, image, heatmap, { opacity, smooth }) {
   context.drawImage(heatmap, 0, 0, size, size);
 }
 
+/** Show what the colours of a heatmap mean, a bar above words; nothing without a legend. */
+function showLegend(element, legend) {
+  element.replaceChildren(...(legend?.words ?? []).map((word) => Object.assign(document.createElement("span"), { textContent: word })));
+  element.removeAttribute("style");
+  if (legend?.colours.length) element.style.setProperty("--colours", legend.colours.map((colour) => `rgb(${colour})`).join(", "));
+}
+
 /** Draw an image whose hidden patches have the colour that the model sees there; `cursor` is the patch of the keys. */
 function paintHidden(canvas, image, hidden, { side, hiding }, cursor) {
   const size = (canvas.width = canvas.height = image.naturalWidth);

@@ -31,7 +31,7 @@ function sameNumber(parent, count, build) {
 
 function mapFigure() {
   const figure = document.createElement("figure");
-  figure.innerHTML = '<canvas role="img"></canvas><figcaption><span class="dot"></span><span class="name"></span></figcaption>';
+  figure.innerHTML = '<canvas role="img"></canvas><figcaption><span class="dot"></span><span class="name"></span><span class="legend"></span></figcaption>';
   return figure;
 }
 
@@ -74,7 +74,7 @@ async function explainBy(method, index) {
   if (known) return;
   const reply = await ask("heatmap", { method, index, against: against(index) });
   if (!reply) return;
-  maps.set(key, { tile: tile(bytes(reply.colours), view.side), order: reply.order });
+  maps.set(key, { tile: tile(bytes(reply.colours), view.side), order: reply.order, legend: reply.legend });
   if (index !== state.index) return;
   state.chosen = reply.class;
   listClasses();
@@ -100,6 +100,7 @@ function draw() {
     canvas.setAttribute("aria-label", `heatmap of ${state.chosen[1]} by ${method}`);
     canvas.dataset.shown = map ? keyOf(method) : "";
     caption.querySelector(".name").textContent = map ? method : `${method} …`;
+    showLegend(caption.querySelector(".legend"), map?.legend);
     caption.style.setProperty("--colour", COLOURS[i]);
   });
 }

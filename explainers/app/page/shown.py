@@ -125,6 +125,10 @@ class Shown:
                 self._heatmaps[key] = self._explained(method, index).detach().float().cpu()
         return self._heatmaps[key]
 
+    def signed(self, method: str) -> bool | None:
+        """Whether the heatmaps of a method are signed, see `Explainer`."""
+        return getattr(self.explainers.get(method, self.session.explainer), "signed", None)
+
     def _explained(self, method: str, index: Index) -> Tensor:
         if isinstance(index, Text):
             if method not in self._texts:

@@ -59,7 +59,8 @@ function figure(view, heatmap) {
   const note = el("small");
   const element = el("figure", {}, button, el("figcaption", {}, name, note));
   if (heatmap) element.dataset.explainer = heatmap.explainer;
-  const result = { element, button, canvas, note, name, explainer: heatmap?.explainer, maps: heatmap?.maps.map(decode) };
+  const maps = heatmap?.maps.map(decode);
+  const result = { element, button, canvas, note, name, explainer: heatmap?.explainer, maps, signed: heatmap?.signed };
   button.onclick = () => enlarge(view, result);
   return result;
 }
@@ -68,13 +69,14 @@ const decode = (text) => text && Int8Array.from(atob(text), (byte) => byte.charC
 const shownMap = (view, { maps }) => maps && (maps[view.chosen] ?? maps.find(Boolean));
 const shownFigures = (view) => view.figures.filter(({ explainer }) => !state.hidden.has(explainer));
 
-/** Say which figures cannot show the chosen class. */
+/** Say which figures cannot show the chosen class, and which heatmaps are constant. */
 function describe(view) {
   for (const { element, note, maps } of view.figures) {
+    const constant = shownMap(view, { maps })?.every((shade) => shade === 0);
     const other = Boolean(maps && !maps[view.chosen]);
     const names = view.picture.classes.filter((_, index) => maps?.[index]).map(({ name }) => name);
     element.classList.toggle("other", other);
-    note.textContent = other ? `explains ${names.join(", ")} only` : "";
+    note.textContent = [other && `explains ${names.join(", ")} only`, constant && data.constant].filter(Boolean).join("; ");
   }
 }
 
@@ -93,7 +95,7 @@ function free(view) {
 function draw(view, printing = false) {
   if (!view.images || !(view.visible || printing)) return;
   view.pixels ??= allPixels(view.images);
-  for (const each of shownFigures(view)) paint(each.canvas, view.pixels, shownMap(view, each));
+  for (const each of shownFigures(view)) paint(each.canvas, view.pixels, shownMap(view, each), each.signed);
 }
 
 let waiting = 0;
@@ -110,7 +112,8 @@ const freeAfterPrinting = () => views.forEach((view) => view.visible || free(vie
 async function enlarge(view, shown) {
   const canvas = $("dialog").querySelector("canvas");
   const coarse = view.picture.width <= COARSE;
-  paint(canvas, allPixels(view.images ?? (await load(view.picture)), coarse ? 1 : ENLARGED), shownMap(view, shown));
+  const pixels = allPixels(view.images ?? (await load(view.picture)), coarse ? 1 : ENLARGED);
+  paint(canvas, pixels, shownMap(view, shown), shown.signed);
   canvas.className = shown.canvas.className;
   const which = [view.picture.name, shown.name, shown.note.textContent || view.picture.classes[view.chosen]?.name];
   $("dialog").querySelector("span").textContent = which.filter(Boolean).join(" \u00b7 ");

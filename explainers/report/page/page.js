@@ -85,10 +85,9 @@ function start() {
   $("all").onclick = () => hide(everyone, false);
   $("none").onclick = () => hide(everyone, true);
   $("task").append(...data.tasks.map(({ name }, index) => el("option", { value: index }, name)));
-  document.documentElement.style.setProperty("--red", `rgb(${data.red})`);
-  document.documentElement.style.setProperty("--blue", `rgb(${data.blue})`);
-  document.documentElement.style.setProperty("--grey", `rgb(${data.grey})`);
-  $("bar").prepend(...data.ends.map((end) => el("span", {}, end)));
+  const drawn = data.tasks.flatMap(({ pictures }) => pictures).flatMap(({ heatmaps }) => heatmaps);
+  const used = data.legends.filter((legend) => drawn.some(({ signed }) => signed === legend.signed));
+  $("bar").append(...used.map(legendBar));
   hideUnused();
   follow("opacity", "input", ({ value }) => { state.opacity = Number(value); redraw(); });
   follow("smooth", "change", ({ checked }) => { state.smooth = checked; redraw(); });
@@ -109,6 +108,13 @@ function start() {
   window.onhashchange = visit;
   leaveRoomForTools();
   visit();
+}
+
+/** A bar with the colours of signed or unsigned heatmaps, and what its ends mean. */
+function legendBar({ colours, ends }) {
+  const bar = el("span", { class: "scale" }, ...ends.map((end) => el("span", {}, end)));
+  bar.style.setProperty("--colours", colours.map((colour) => `rgb(${colour})`).join(", "));
+  return bar;
 }
 
 /** What is scrolled to must not lie below the tools, which stay at the top of wide windows. */

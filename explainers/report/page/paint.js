@@ -23,18 +23,18 @@ function pixelsOf(image, scale, sharp) {
 
 const allPixels = ([image, truth], scale = 1) => [pixelsOf(image, scale), truth && pixelsOf(truth, scale, true)];
 
-function paint(canvas, [image, truth], heatmap) {
+function paint(canvas, [image, truth], heatmap, signed) {
   const { width, height } = image;
   const out = new ImageData(new Uint8ClampedArray(image.data), width, height);
-  if (heatmap) blend(out, heatmap);
+  if (heatmap) blend(out, heatmap, signed);
   if (truth && state.outline) outline(out, truth.data);
   Object.assign(canvas, { width, height });
   canvas.getContext("2d").putImageData(out, 0, 0);
 }
 
 /** Colour the grey image by the formula of explainers/report/overlays.py. */
-function blend({ data: out, width, height }, heatmap) {
-  const { red, blue, steps } = data;
+function blend({ data: out, width, height }, heatmap, signed) {
+  const { steps } = data;
   const side = Math.sqrt(heatmap.length);
   const [rows, columns] = [samples(height, side), samples(width, side)];
   for (let row = 0, at = 0; row < height; row++) {
@@ -45,11 +45,19 @@ function blend({ data: out, width, height }, heatmap) {
       const below = (1 - along) * heatmap[lower + left] + along * heatmap[lower + right];
       const value = ((1 - down) * above + down * below) / steps;
       const strength = state.opacity * Math.abs(value);
-      const colour = value > 0 ? red : blue;
+      const colour = tint(value, signed);
       const grey = (out[at] + out[at + 1] + out[at + 2]) / 3;
       for (let channel = 0; channel < 3; channel++) out[at + channel] = grey + strength * (colour[channel] - grey);
     }
   }
+}
+
+/** The full colour of a shade: from -1 to 1 of signed heatmaps, from 0 to 1 of others. */
+function tint(shade, signed) {
+  if (signed) return shade > 0 ? data.red : data.blue;
+  const stops = data.sequential, at = shade * (stops.length - 1);
+  const lower = Math.min(Math.floor(at), stops.length - 2);
+  return stops[lower].map((channel, i) => channel + (at - lower) * (stops[lower + 1][i] - channel));
 }
 
 /** The two patches that each of `size` pixels lies between, and its position between them, from 0 to 1. */
