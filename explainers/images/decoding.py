@@ -18,9 +18,10 @@ DECODING_ERRORS = (
 )
 """What Pillow raises for damaged files."""
 
-FORMATS = """
-    JPEG PNG WEBP GIF BMP DIB TIFF AVIF HEIF JPEG2000 PPM PCX QOI SGI TGA
-""".split()
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "HEIF", "JPEG2000"),
+    *("PPM", "PCX", "QOI", "SGI", "TGA"),
+)
 """Kinds of images that are decoded, whatever a file is called. Pillow opens others too, EPS by running Ghostscript."""
 
 LOWEST_WHITE = 2**12
