@@ -2,6 +2,7 @@
 
 import io
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -121,7 +122,9 @@ def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
     Raises:
         CorruptImage: if the bytes cannot be decoded, or the image is too large.
     """
-    with errors_of_image(name, lambda: len(data)), Image.open(io.BytesIO(data), formats=formats()) as image:
+    with warnings.catch_warnings(), errors_of_image(name, lambda: len(data)):
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is lower
+        image = Image.open(io.BytesIO(data), formats=formats())
         factor = next((each for each in (1, 2, 4) if image.width * image.height <= most_pixels * each**2), 8)
         image.draft(None, (image.width // factor, image.height // factor))  # other kinds than JPEG stay as they are
         if image.width * image.height > most_pixels:

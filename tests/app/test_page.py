@@ -162,7 +162,7 @@ def prompted(target):
 def test_texts_are_explained_and_tested_like_classes(prompted):
     assert opened(prompted)["prompts"] and opened(prompted)["classes"]
     head = prompted.session.text_head
-    whole = head(prompted.target.embed(prompted.normalised), ["a cat", "a dog"])[0].tolist()
+    whole = head(prompted.target.embed(prompted.target.normalise(prompted.image)), ["a cat", "a dog"])[0].tolist()
     assert ANSWER["prompts"](prompted, ["a cat", "a dog"])["classes"] == [
         ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)],
         ["a dog", "a dog", pytest.approx(whole[1], abs=1e-5)],
@@ -173,7 +173,7 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
         torch.testing.assert_close(prompted.heatmap(method, Text("a cat")), expected, rtol=1e-3, atol=1e-5)
     reply = ANSWER["heatmap"](prompted, "GAE", "a cat")
     assert reply["class"] == ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)]
-    hidden = prompted.normalised.clone()
+    hidden = prompted.target.normalise(prompted.image).clone()
     hidden[0][references.window(3, 4, 8)] = 0
     expected = head(prompted.target.embed(hidden), ["a cat"]).item()
     assert prompted.scores(Text("a cat"), [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)

@@ -90,7 +90,6 @@ class Shown:
         self.image = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(self.target.mean.device)
         self.probabilities: Tensor | None = None
         with turns.turn(), torch.no_grad():
-            self.normalised = self.target.normalise(self.image)
             if session.names:
                 self.probabilities = self.target(self.image).float().softmax(-1)[0].cpu()
         self._heatmaps: dict[tuple[str, Index], Tensor] = {}
@@ -101,7 +100,7 @@ class Shown:
     @property
     def size(self) -> int:
         """Memory that this image takes, in bytes."""
-        tensors = [self.image, self.normalised, *self._heatmaps.copy().values(), *self._embeddings.copy().values()]
+        tensors = [self.image, *self._heatmaps.copy().values(), *self._embeddings.copy().values()]
         vectors = 4 * self.grid.num_patches * self.target.embed_dim * (len(self._texts) + len(self._prepared))
         return sum(tensor.nbytes for tensor in tensors) + vectors + 3 * self.picture.width * self.picture.height
 
@@ -234,7 +233,8 @@ class Shown:
             chunk = list(new)[start : start + CHUNK]
             masks = keep[None, [new[key] for key in chunk]].to(self.image.device)
             with self.turns.turn(), torch.no_grad():
-                embedded = masked_outputs(self.target, nn.Identity(), self.normalised, masks, self.grid)
+                normalised = self.target.normalise(self.image)
+                embedded = masked_outputs(self.target, nn.Identity(), normalised, masks, self.grid)
             of_chunk = dict(zip(chunk, embedded[0].float().cpu(), strict=True))
             known |= of_chunk
             self._embeddings.update(of_chunk)

@@ -9,7 +9,7 @@ from threading import Lock
 from explainers.app.page.shown import Shown
 from explainers.errors import InputError
 
-BUDGET = 256 * 2**20
+BUDGET = 128 * 2**20
 """Memory of the opened images, in bytes; the least recently used ones are dropped."""
 
 
