@@ -34,7 +34,9 @@ WAIT = """
                                  : requestAnimationFrame(look);
     new Function("at", act)(at);
     look();"""
-CLASS = "dispatchEvent(new CustomEvent('explainers-class', { detail: at }))"
+CLASS = """
+    const field = document.querySelector("#search input"), names = document.querySelectorAll("#search option");
+    Object.assign(field, { value: names[at].value }).dispatchEvent(new Event("input"));"""
 DRAWN = "return document.querySelector('.maps figure:nth-child(2) canvas')?.dataset.shown.endsWith(' ' + at)"
 SLIDE = "const s = document.querySelector('.hidden-count'); s.value = at; s.dispatchEvent(new Event('input'))"
 COUNTED = "return document.querySelector('.tests').dataset.measured == at"

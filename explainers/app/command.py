@@ -263,6 +263,7 @@ def _add_serve(commands: Any, parents: list[Parser]) -> None:
     add = commands.add_parser("serve", parents=parents, help="explain images in the browser")
     add.add_argument("--port", type=int, default=7860, help="(default: 7860)")
     add.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets other machines in")
+    add.add_argument("--domain", metavar="NAME", help="its name for browsers, such as a proxy's; * for a public page")
     add.add_argument("--open", action="store_true", help="open the browser")
     add.set_defaults(module="explainers.app.explain_command", run="serve")
 

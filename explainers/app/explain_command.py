@@ -198,6 +198,7 @@ def serve(options: Namespace) -> None:
         port=options.port,
         device=device_of(options),
         open_browser=options.open,
+        domain=options.domain,
     )
 
 

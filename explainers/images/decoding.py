@@ -1,17 +1,29 @@
 """Decodes image files to upright RGB images with 8 bits per channel."""
 
+import io
 import struct
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from explainers.errors import InputError
 
-DECODING_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, struct.error, Image.DecompressionBombError)
+DECODING_ERRORS = (
+    *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, RuntimeError, struct.error),
+    Image.DecompressionBombError,
+)
 """What Pillow raises for damaged files."""
+
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "HEIF", "JPEG2000"),
+    *("PPM", "PCX", "QOI", "SGI", "TGA"),
+)
+"""Kinds of images that are decoded, whatever a file is called. Pillow opens others too, EPS by running Ghostscript."""
 
 LOWEST_WHITE = 2**12
 """If all values of a 16-bit image are below this number, only 8 or 12 bits are used: it would look nearly black."""
@@ -50,17 +62,40 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return white.convert("RGB")
 
 
+@cache
+def formats() -> list[str]:
+    """Those of `FORMATS` that this Pillow has; HEIF where pillow-heif is installed."""
+    try:
+        import pillow_heif
+    except ImportError:
+        pass
+    else:
+        pillow_heif.register_heif_opener()
+    Image.init()  # it loads all plugins
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
 @contextmanager
-def errors_of_file(path: Path) -> Iterator[None]:
-    """Raise a CorruptImage that names the file for what Pillow raises in the block."""
+def errors_of_image(name: str | Path, size: Callable[[], int]) -> Iterator[None]:
+    """Raise a CorruptImage that names the image, and its size in bytes, for what Pillow raises in the block."""
     try:
         yield
+    except CorruptImage:
+        raise
     except DECODING_ERRORS as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk, the permissions or the open files says nothing about the image
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
         raise CorruptImage(
-            f"{path}: expected an image, got {path.stat().st_size} bytes that cannot be decoded ({error})"
+            f"{name}: expected an image, got {size()} bytes that cannot be decoded ({reason})"
         ) from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image file, of which only the header is read; a CorruptImage names it for what fails in the block."""
+    with errors_of_image(path, lambda: path.stat().st_size), Image.open(path, formats=formats()) as image:
+        yield image
 
 
 def decode(path: Path) -> Image.Image:
@@ -69,9 +104,34 @@ def decode(path: Path) -> Image.Image:
     Raises:
         CorruptImage: if the bytes cannot be decoded.
     """
-    with errors_of_file(path), Image.open(path) as image:
+    with opened(path) as image:
         image.load()
     return image
+
+
+def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
+    """Decode the bytes of an image that nobody here has chosen, to upright RGB, see `read_image`.
+
+    A larger JPEG is decoded at a half, a quarter or an eighth of its size, at which it has at most `most_pixels`.
+
+    Args:
+        name: name of its file, for messages.
+        data: bytes of the file.
+        most_pixels: largest number of pixels that are decoded.
+
+    Raises:
+        CorruptImage: if the bytes cannot be decoded, or the image is too large.
+    """
+    with warnings.catch_warnings(), errors_of_image(name, lambda: len(data)):
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is lower
+        image = Image.open(io.BytesIO(data), formats=formats())
+        factor = next((each for each in (1, 2, 4) if image.width * image.height <= most_pixels * each**2), 8)
+        image.draft(None, (image.width // factor, image.height // factor))  # other kinds than JPEG stay as they are
+        if image.width * image.height > most_pixels:
+            most = f"{most_pixels / 1e6:.3g} megapixels"
+            raise CorruptImage(f"{name}: expected at most {most}, got {image.width} x {image.height}: make it smaller")
+        image.load()
+    return upright_rgb(name, image)
 
 
 def stored_size(path: Path) -> tuple[int, int]:
@@ -80,7 +140,7 @@ def stored_size(path: Path) -> tuple[int, int]:
     Raises:
         CorruptImage: if the header cannot be read.
     """
-    with errors_of_file(path), Image.open(path) as image:
+    with opened(path) as image:
         return image.height, image.width
 
 
@@ -95,13 +155,17 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
     Raises:
         CorruptImage: if the bytes cannot be decoded, or the brightest possible value is unknown.
     """
-    image = decode(path)
+    return upright_rgb(path, decode(path), upright)
+
+
+def upright_rgb(name: str | Path, image: Image.Image, upright: bool = True) -> Image.Image:
+    """Turn a decoded image to RGB, see `read_image`; a CorruptImage names it."""
     if upright:
         turn_upright(image)
     try:
         return as_rgb(image)
     except DECODING_ERRORS as error:  # also InputError
-        raise CorruptImage(f"{path}: {error}") from error
+        raise CorruptImage(f"{name}: {error}") from error
 
 
 def turn_upright(image: Image.Image) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 from PIL import Image
 
 from explainers.errors import InputError
+from explainers.images.decoding import formats
 from explainers.saved.files import printable
-
-RECOGNISED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
-"""Kinds of files that Pillow recognises and does not decode, or only with other programs."""
 
 NAMED = 3
 """Number of files that a message names."""
@@ -20,22 +18,15 @@ NAMED = 3
 
 @cache
 def endings() -> frozenset[str]:
-    """Endings of the files that Pillow reads, such as .jpg; .heic where pillow-heif is installed."""
-    try:
-        import pillow_heif
-    except ImportError:
-        pass
-    else:
-        pillow_heif.register_heif_opener()
-    kinds = Image.registered_extensions()  # it loads all plugins
-    readable = Image.OPEN.keys() - RECOGNISED | {"MPO"}  # several JPEGs, which are opened as one
-    return frozenset(ending for ending, kind in kinds.items() if kind in readable)
+    """Endings of the files that are decoded, such as .jpg; .heic where pillow-heif is installed."""
+    readable = {*formats(), "MPO"}  # several JPEGs, which are opened as one
+    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in readable)
 
 
 def list_images(roots: Sequence[Path]) -> list[list[Path]]:
     """List all images below each folder, sorted by folder, then by name.
 
-    Warnings count and name what is left out: files that Pillow does not read, links that lead nowhere, pipes, sockets
+    Warnings count and name what is left out: files that are not decoded, links that lead nowhere, pipes, sockets
     and devices, and folders that cannot be read. Hidden files are left out too (macOS writes ._image1.png). Links are
     followed, but each real folder is visited once, and no folder that contains the root.
 

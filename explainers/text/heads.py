@@ -17,9 +17,12 @@ from explainers.text.towers import text_tower
 Texts = str | Sequence[str] | Tensor
 """Texts, or their embeddings, unit vectors (V, D')."""
 
+KNOWN = 10_000
+"""Number of texts whose embeddings are kept, the last new ones."""
+
 
 class TextHead(nn.Module):
-    """Scores images by texts, which need not be known before. Every text is embedded once.
+    """Scores images by texts, which need not be known before. Texts that are used again are embedded once.
 
     The score of an embedding e and a text t is t · P e, or for CLIP and SigLIP t · P e / |P e|, times a scale.
 
@@ -61,7 +64,7 @@ class TextHead(nn.Module):
         self.known: dict[str, Tensor] = {}
 
     def embed(self, texts: Texts) -> Tensor:
-        """The embeddings of texts, (V, D'); each text is embedded once.
+        """The embeddings of texts, (V, D'), see `KNOWN`.
 
         Raises:
             InputError: for an empty text, or embeddings of another width.
@@ -69,10 +72,12 @@ class TextHead(nn.Module):
         width = next((len(part) for part in (self.projection, self.centre) if part is not None), None)
         if not isinstance(texts, Tensor):
             texts = checked_texts(texts)
-            new = list(dict.fromkeys(text for text in texts if text not in self.known))
+            known = self.known
+            new = list(dict.fromkeys(text for text in texts if text not in known))
             if new:
-                self.known |= dict(zip(new, text_embeddings(self.encode, new, self.templates), strict=True))
-            texts = torch.stack([self.known[text] for text in texts])
+                known = known | dict(zip(new, text_embeddings(self.encode, new, self.templates), strict=True))
+                self.known = dict(list(known.items())[-KNOWN:])  # another one: threads may read the last one
+            texts = torch.stack([known[text] for text in texts])
         if texts.dim() != 2 or width not in (None, texts.shape[-1]):
             raise InputError(f"expected text embeddings of shape [V, {width or 'width'}], got {list(texts.shape)}")
         return texts.to(self.device)

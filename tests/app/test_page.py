@@ -4,7 +4,6 @@ import base64
 import io
 import re
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 import pytest
@@ -15,9 +14,10 @@ from conftest import timm_model
 from PIL import Image
 
 from explainers.app.page.answers import ANSWERS, checked_methods, colours_of, opened
+from explainers.app.page.asking import Images
 from explainers.app.page.curves import curves_svg
-from explainers.app.page.layout import served
 from explainers.app.page.shown import CHANCE, DRAWS, LEVELS, PICTURE_SIZE, Shown, Text
+from explainers.app.page.turns import Turns
 from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.errors import InputError
@@ -34,6 +34,10 @@ def photo(seed=0, size=(80, 60)):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
+def show(session, seed=0, explainers=None):
+    return Shown(session, photo(seed), f"{seed}.png", explainers or {}, Turns())
+
+
 @pytest.fixture
 def session(target):
     return Session(target, "Occlusion")
@@ -41,7 +45,7 @@ def session(target):
 
 @pytest.fixture
 def shown(session):
-    return Shown(session, photo(), {"GAE": build("GAE", session.target, session.target.grid)}, Lock())
+    return show(session, explainers={"GAE": build("GAE", session.target, session.target.grid)})
 
 
 @torch.no_grad()
@@ -57,14 +61,14 @@ def test_probabilities_are_those_of_masked_images(shown):
     masks = [[], [3], [0, 7, 15], list(range(16))]
     expected = [slowly(shown, hidden, 2) for hidden in masks]
     assert shown.scores(2, masks) == pytest.approx(expected, abs=1e-5)
-    assert expected[0] == pytest.approx(shown.explanation.scores[2].item(), abs=1e-5)
+    assert expected[0] == pytest.approx(shown.probabilities[2].item(), abs=1e-5)
 
 
 def test_no_patch_lowers_the_probability_more_than_the_most_important_one(shown):
-    index = shown.explanation.explained.index
+    index, _, probability = shown.classes[0]
     first = shown.orders("Occlusion", index)[0, 0].item()
     alone = shown.scores(index, [[patch] for patch in range(16)])
-    assert alone[first] == pytest.approx(min(alone)) and alone[first] < shown.explanation.explained.score
+    assert alone[first] == pytest.approx(min(alone)) and alone[first] < probability
 
 
 @pytest.mark.parametrize("side", ["most", "least"])
@@ -99,7 +103,10 @@ def test_an_opened_image_has_all_that_the_browser_draws(shown):
         ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "RGB"),
         ("JPEG", (PICTURE_SIZE, PICTURE_SIZE), "L"),
     ]
-    assert found["classes"][0] == [shown.explanation.explained.index, *found["classes"][0][1:]]
+    most = shown.probabilities.topk(5)
+    assert [[index, value] for index, _, value in found["classes"]] == [
+        [index, pytest.approx(value)] for index, value in zip(most.indices.tolist(), most.values.tolist(), strict=True)
+    ]
     assert found["side"] == 4 and re.fullmatch(r"rgb\(\d+, \d+, \d+\)", found["hiding"])
 
 
@@ -124,7 +131,7 @@ def test_heatmaps_of_every_class_and_method(shown):
     for method in ("Occlusion", "GAE"):
         reply = ANSWER["heatmap"](shown, method, 3)
         assert sorted(reply["order"]) == list(range(16)) and len(base64.b64decode(reply["colours"])) == 64
-        assert reply["class"] == [3, "class 3", shown.explanation.scores[3].item()]
+        assert reply["class"] == [3, "class 3", shown.probabilities[3].item()]
         signed = method == "Occlusion"
         assert reply["legend"]["words"] == (("opposes", "0", "supports") if signed else ("less", "more important"))
         assert reply["legend"]["colours"] == legend_colours(signed, 9)
@@ -165,14 +172,14 @@ def test_scores_below_0_stay_in_the_figure():
 def prompted(target):
     """An image of a classifier with a text head."""
     session = Session(target, "GAE", text_head=TextHead(random_directions))
-    return Shown(session, photo(), {"DirectPaths": build("DirectPaths", target, target.grid)}, Lock())
+    return show(session, explainers={"DirectPaths": build("DirectPaths", target, target.grid)})
 
 
 @torch.no_grad()
 def test_texts_are_explained_and_tested_like_classes(prompted):
     assert opened(prompted)["prompts"] and opened(prompted)["classes"]
     head = prompted.session.text_head
-    whole = head(prompted.target.embed(prompted.normalised), ["a cat", "a dog"])[0].tolist()
+    whole = head(prompted.target.embed(prompted.target.normalise(prompted.image)), ["a cat", "a dog"])[0].tolist()
     assert ANSWER["prompts"](prompted, ["a cat", "a dog"])["classes"] == [
         ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)],
         ["a dog", "a dog", pytest.approx(whole[1], abs=1e-5)],
@@ -183,7 +190,7 @@ def test_texts_are_explained_and_tested_like_classes(prompted):
         torch.testing.assert_close(prompted.heatmap(method, Text("a cat")), expected, rtol=1e-3, atol=1e-5)
     reply = ANSWER["heatmap"](prompted, "GAE", "a cat")
     assert reply["class"] == ["a cat", "a cat", pytest.approx(whole[0], abs=1e-5)]
-    hidden = prompted.normalised.clone()
+    hidden = prompted.target.normalise(prompted.image).clone()
     hidden[0][references.window(3, 4, 8)] = 0
     expected = head(prompted.target.embed(hidden), ["a cat"]).item()
     assert prompted.scores(Text("a cat"), [[], [3]]) == pytest.approx([whole[0], expected], abs=1e-5)
@@ -210,6 +217,7 @@ def test_texts_are_told_apart_from_the_others(prompted):
     for against, message in (
         ([" "], "^expected texts that are not empty"),
         (["b"] * 51, "^expected texts from 0 to 50"),
+        (["b" * 301], "^expected texts of at most 300 characters, got 301"),
     ):
         with pytest.raises(InputError, match=message):
             ANSWER["heatmap"](prompted, "GAE", "a cat", against)
@@ -217,7 +225,7 @@ def test_texts_are_told_apart_from_the_others(prompted):
 
 def test_a_model_without_classes_has_texts_alone():
     session = Session(timm_model(as_target=True, num_classes=0), text_head=TextHead(random_directions))
-    shown = Shown(session, photo(), {}, Lock())
+    shown = show(session)
     assert opened(shown)["classes"] == [] and session.method == "DirectPaths"
     assert ANSWER["heatmap"](shown, session.method, "a cat")["class"][0] == "a cat"
     for index, message in ((0, "^expected classes from 0 to -1"), (" ", "^expected texts that are not empty")):
@@ -227,7 +235,7 @@ def test_a_model_without_classes_has_texts_alone():
 
 @torch.no_grad()
 def test_two_images_have_heatmaps_and_pairs_of_patches(shown, session):
-    other = Shown(session, photo(1), {}, Lock())
+    other = show(session, 1)
     reply = ANSWER["alike"](shown, other)
     expected = likeness(build("DirectPaths", session.target, session.target.grid), shown.image, other.image)
     assert reply["method"] == "DirectPaths" and reply["similarity"] == pytest.approx(expected.similarity.item())
@@ -239,12 +247,18 @@ def test_two_images_have_heatmaps_and_pairs_of_patches(shown, session):
     assert reply["ties"][0] == list(divmod(int(expected.pairs.argmax()), 16))
 
 
+def data_of(seed=0):
+    file = io.BytesIO()
+    photo(seed).save(file, "PNG")
+    return {"name": f"{seed}.png", "data": base64.b64encode(file.getvalue()).decode()}
+
+
 def test_a_browser_compares_its_own_images_alone(session):
-    visits = Visits()
-    keys = [visits.add(Shown(session, photo(seed), {}, Lock())) for seed in range(2)]
-    answer = served(ANSWER["alike"], [], visits)
-    assert "similarity" in answer({"key": keys[0], "other": keys[1]})
-    assert "forgotten" in answer({"key": keys[0], "other": "guess"})["error"]
+    images = Images(session, {}, Visits())
+    keys = [images.open_image(data_of(seed))["key"] for seed in range(2)]
+    assert "similarity" in images.ask(ANSWER["alike"], {"key": keys[0], "other": keys[1]})
+    with pytest.raises(InputError, match="forgotten"):
+        images.ask(ANSWER["alike"], {"key": keys[0], "other": "guess"})
 
 
 def test_a_text_is_no_question_for_a_model_without_texts(shown):
@@ -253,15 +267,49 @@ def test_a_text_is_no_question_for_a_model_without_texts(shown):
 
 
 def test_visitors_are_apart(session):
-    visits = Visits(limit=2)
-    keys = [visits.add(Shown(session, photo(seed), {}, Lock())) for seed in range(3)]
-    assert len(set(keys)) == 3 and min(map(len, keys)) >= 20
-    one, other = (visits.find(key) for key in keys[1:])
-    assert not torch.equal(one.explanation.image, other.explanation.image)
+    visits = Visits()
+    images = Images(session, {}, visits)
+    keys = [images.open_image(data_of(seed))["key"] for seed in range(2)]
+    assert len({*keys}) == 2 and min(map(len, keys)) >= 20
+    one, other = (visits.find(key) for key in keys)
+    assert not torch.equal(one.image, other.image)
     assert one.heatmap("Occlusion", 0).tolist() != other.heatmap("Occlusion", 0).tolist()
-    for forgotten in (keys[0], "", "guess"):
+    assert Images(session, {}, Visits()).open_image(data_of())["key"] != keys[0]  # another server's
+    for forgotten in ("", "guess"):
         with pytest.raises(InputError, match="forgotten: drop it again"):
             visits.find(forgotten)
+
+
+def test_the_same_upload_is_kept_once_and_images_to_a_budget(session):
+    images = Images(session, {}, Visits())
+    first = images.visits.find(images.open_image(data_of())["key"])
+    assert images.visits.find(images.open_image(data_of())["key"]) is first
+    before = first.size
+    key = images.open_image(data_of())["key"]
+    images.ask(ANSWER["curves"], {"key": key, "methods": [], "index": 0, "side": "most"})
+    assert first.size > before  # embeddings of masked copies
+    images.visits.budget = 2 * before
+    keys = [images.open_image(data_of(seed))["key"] for seed in (1, 2, 3)]
+    assert [images.visits.get(key) is not None for key in keys] == [False, True, True]
+
+
+def test_the_example_is_opened_without_a_file(session):
+    images = Images(session, {}, Visits())
+    assert images.open_image({})["name"] == "cat_and_coffee.jpg"
+
+
+@pytest.mark.parametrize(
+    ("upload", "message"),
+    [
+        ({"name": ".png", "data": base64.b64encode(b"\x89PNG no").decode()}, "^.png: expected an image, got 7 bytes"),
+        ({"name": "a" * 200, "data": "!"}, "^a{100}: expected an image, got "),
+        ({"name": "a", "data": "A" * (27 << 20)}, "^a: expected a file of at most 20 MB, got a larger one"),
+    ],
+)
+def test_what_is_no_image_is_told_in_one_line(session, upload, message):
+    with pytest.raises(InputError, match=message) as raised:
+        Images(session, {}, Visits()).open_image(upload)
+    assert "\n" not in str(raised.value)
 
 
 BAD = [
@@ -288,9 +336,3 @@ def test_methods_that_are_not_offered_are_refused():
     for question in ({"method": "os"}, {"methods": ["GAE", "os"]}):
         with pytest.raises(InputError, match="expected one of GAE, got os"):
             checked_methods(question, ["GAE"])
-
-
-def test_a_broken_file_is_refused(session, tmp_path):
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG no")
-    with pytest.raises(InputError, match=r"broken\.png"):
-        Shown(session, tmp_path / "broken.png", {}, Lock())

@@ -128,7 +128,7 @@ def test_clicks_search_and_comparison(page):
     search, methods = page.one("#search input"), page.one("#methods input")
     search.send_keys(f"class {wanted}", Keys.ENTER)
     page.until(lambda: page.explained() == [f"GAE {wanted}"])
-    methods.send_keys("TokenTM", Keys.ENTER)
+    methods.send_keys("tokentm", Keys.ENTER)
     page.until(lambda: page.explained() == [f"GAE {wanted}", f"TokenTM {wanted}"])
     page.until(lambda: len(page.all(".curve polyline")) == 3)
     assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "TokenTM"]
@@ -150,7 +150,22 @@ def test_hiding_by_slider_and_by_hand(page):
     page.until(lambda: page.hidden() == 0)
 
 
-def test_a_phone_needs_no_sideways_scrolling(page, browser):
+def test_a_name_that_is_typed_is_the_one_that_is_chosen(page):
+    for method in ("GradCAM", "DecompX"):  # parts of other names
+        page.one("#methods input").send_keys(method, Keys.ENTER)
+    assert page.texts("#methods .chosen button") == ["GAE ✕", "GradCAM ✕", "DecompX ✕"]
+    page.all("#methods .chosen button")[1].click()
+    page.until(lambda: [each.split()[0] for each in page.explained()] == ["GAE", "DecompX"])
+
+
+def test_the_example_needs_no_file(browser, address):
+    page = Page(browser, address)
+    page.one(".example").click()
+    page.until(lambda: page.explained() and page.explained()[0])
+    assert page.texts(".maps .name") == ["cat_and_coffee.jpg", "GAE"] and not page.one(".example").is_displayed()
+
+
+def test_a_phone_shows_the_result_below_the_photo(page, browser):
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
@@ -160,17 +175,20 @@ def test_a_phone_needs_no_sideways_scrolling(page, browser):
             const sizes = targets.filter((each) => each.offsetParent).map((each) => each.getBoundingClientRect());
             return Math.min(...sizes.map(({ width, height }) => Math.min(width, height)));"""
         assert browser.execute_script(script) >= 24
+        tops = [page.one(place).rect["y"] for place in (".photo", ".opened", ".maps", ".choices")]
+        assert tops == sorted(tops) and tops[1] < 250 and tops[2] < 450
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_broken_files_are_told_in_one_line(browser, address, tmp_path):
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG no")
-    page = Page(browser, address)
-    page.drop(tmp_path / "broken.png")
+@pytest.mark.parametrize("name", [".png", "broken.png"])
+def test_a_broken_file_is_told_in_one_line_and_the_last_heatmaps_leave(page, name, tmp_path, capfd):
+    (tmp_path / name).write_bytes(b"\x89PNG no")
+    page.drop(tmp_path / name)
     message = page.until(lambda: page.one(".message.error").text)
-    assert "broken.png" in message and "\n" not in message
-    assert not page.one(".opened").is_displayed()
+    assert message == f"{name}: expected an image, got 7 bytes that cannot be decoded (unknown format)"
+    assert not page.one(".opened").is_displayed() and "Error" not in page.one("body").text
+    assert capfd.readouterr() == ("", "")
 
 
 def test_no_other_server_is_asked(page, browser):

@@ -1,7 +1,9 @@
 """Image files of every mode become the pixels that a viewer shows, or one line that says why not."""
 
+import io
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,16 @@ from PIL.ExifTags import Base
 from datamodules.boxes import annotated_images
 from datamodules.datasets import ImageFiles
 from datamodules.folders import image_folder
-from explainers.images.decoding import CorruptImage, as_rgb, read_image, resize_short_side
+from explainers.images.decoding import (
+    CorruptImage,
+    as_rgb,
+    decode,
+    decode_upload,
+    read_image,
+    resize_short_side,
+    stored_size,
+)
+from explainers.images.listing import endings
 
 
 def noise(width, height, seed=0):
@@ -204,3 +215,36 @@ def test_a_file_that_cannot_be_opened_is_not_a_corrupt_image(tmp_path):
     dataset = ImageFiles([tmp_path / "gone.png"], [0], image_size=8, skip_corrupt=True)
     with pytest.raises(FileNotFoundError, match="gone.png"):
         dataset[0]
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "photo.eps"])
+def test_no_other_program_decodes_a_file(name, tmp_path, monkeypatch):
+    """Pillow opens EPS by running Ghostscript, whatever the file is called."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_: noise(8, 8).im)
+    noise(8, 8).save(tmp_path / name, "EPS")
+    for read in (read_image, decode, stored_size, lambda path: decode_upload(name, path.read_bytes(), 100)):
+        with pytest.raises(CorruptImage, match=rf"{name}: expected an image, got .* \(unknown format\)"):
+            read(tmp_path / name)
+    assert Path(name).suffix not in endings() - {".jpg"}
+
+
+def test_uploads_are_decoded_to_a_limit():
+    """A JPEG is made smaller, other images are refused: both are noticed before any pixel is decoded."""
+    files = {kind: io.BytesIO() for kind in ("JPEG", "PNG")}
+    for kind, file in files.items():
+        noise(300, 200).save(file, kind)
+    assert decode_upload("a.jpg", files["JPEG"].getvalue(), 60_000).size == (300, 200)
+    assert decode_upload("a.jpg", files["JPEG"].getvalue(), 59_999).size == (150, 100)
+    assert decode_upload("a.jpg", files["JPEG"].getvalue(), 1_000).size == (38, 25)
+    for name, most in (("JPEG", 900), ("PNG", 59_999)):
+        with pytest.raises(CorruptImage, match=rf"^{name}: expected at most .* megapixels, got .*: make it smaller$"):
+            decode_upload(name, files[name].getvalue(), most)
+
+
+@pytest.mark.parametrize("kind", ["QOI", "AVIF"])
+def test_damaged_files_of_rare_kinds_are_told_in_one_line(kind):
+    file = io.BytesIO()
+    Image.fromarray(RAMP).convert("RGB").save(file, kind)
+    damaged = file.getvalue()[:-60] + b"\xfe" * 60
+    with pytest.raises(CorruptImage, match=r"^a: expected an image, got \d+ bytes that cannot be decoded"):
+        decode_upload("a", damaged, 10**6)

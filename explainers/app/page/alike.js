@@ -3,11 +3,14 @@
 const TIE_COLOURS = ["#facc15", "#22c55e", "#06b6d4", "#f97316", "#e879f9"];
 let other = null, alike = null, pointed = null, pinned = false;
 
-/** Show a second image that the server has opened, or none. */
-async function openOther(opened) {
+/** Show a second image that the server opens. */
+async function openOther(reply) {
+  const waiting = (other = {});
+  const opened = await reply;
+  if (waiting !== other) return;
   other = null;
   if (opened.error) say(opened.error, true);
-  else if (opened.key) other = { ...opened, grey: await decoded(opened.grey), image: await decoded(opened.picture) };
+  else other = { ...opened, grey: await decoded(opened.grey), image: await decoded(opened.picture) };
   compare();
 }
 
@@ -16,7 +19,7 @@ async function compare() {
   Object.assign($(".alike"), { hidden: true });
   alike = pointed = null;
   pinned = false;
-  if (!view || !other) return;
+  if (!view || !other?.key) return;
   const key = other.key;
   const reply = await ask("alike", { other: key });
   if (!reply || key !== other?.key) return;

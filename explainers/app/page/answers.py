@@ -28,7 +28,6 @@ def opened(shown: Shown) -> dict[str, Any]:
     """The picture, in colours and in grey, and the most probable classes, if the model has some."""
     pixels = np.asarray(shown.picture)
     grey = Image.fromarray(pixels.mean(-1).round().astype(np.uint8))
-    classes = [] if shown.explanation is None else shown.explanation.classes
     mean = (shown.target.mean.flatten() * 255).round().int().tolist()
     return {
         "picture": data_url(shown.picture, "jpeg", quality=90),
@@ -36,7 +35,7 @@ def opened(shown: Shown) -> dict[str, Any]:
         "name": shown.name,
         "side": shown.grid.side,
         "hiding": f"rgb({', '.join(map(str, mean))})",
-        "classes": [[each.index, each.name, each.score] for each in classes],
+        "classes": [list(each) for each in shown.classes],
         "prompts": shown.session.takes_texts,
         "chance": shown.orders(CHANCE, 0)[0].tolist(),
     }

@@ -7,13 +7,19 @@ const looks = () => ({ opacity: +$(".opacity").value, smooth: $(".smooth").check
 const keyOf = (method, index = state.index) => `${method} ${isText(index) ? [index, ...against(index)].map((text) => JSON.stringify(text)) : index}`;
 let maps = new Map(), view = null, openings = 0, drawing = false, outdated = false;
 
+/** Call a function of the server; its reply, or an error. */
+async function call(name, question) {
+  const reply = await server[name](question).catch(() => null);
+  return reply ?? { error: "The server does not answer: is it still running?" };
+}
+
 /** Ask one of the functions of answers.py about the opened image; an error is shown, and nothing returned. */
 async function ask(name, question) {
-  const key = view.key;
-  const reply = await server[name]({ key, ...question });
-  if (key !== view?.key) return null;
-  if (reply && !reply.error) return reply;
-  say(reply?.error ?? "The server does not answer: is it still running?", true);
+  const opened = view;
+  const reply = await call(name, { key: opened.key, ...question });
+  if (opened !== view) return null;
+  if (!reply.error) return reply;
+  say(reply.error, true);
   return null;
 }
 
@@ -35,13 +41,16 @@ function mapFigure() {
   return figure;
 }
 
-/** Show an image that the server has opened, and explain its most probable class. */
-async function open() {
-  const opened = props.value, opening = ++openings;
+/** Show an image that the server opens, and explain its most probable class. */
+async function open(reply) {
+  const opening = ++openings;
   view = null;
   $(".opened").hidden = true;
   compare();
-  if (!opened?.key) return say(opened?.error ?? "", Boolean(opened?.error));
+  say("Opening the image …");
+  const opened = await reply;
+  if (opening !== openings) return;
+  if (opened.error) return say(opened.error, true);
   const [image, grey] = await Promise.all([decoded(opened.picture), decoded(opened.grey)]);
   if (opening !== openings) return;
   maps = new Map();
@@ -147,7 +156,6 @@ async function save() {
   if (reply) Object.assign(document.createElement("a"), { href: reply.url, download: reply.file }).click();
 }
 
-watch("value", () => (props.value?.other ? openOther(props.value.other) : open()));
 $(".opacity").oninput = $(".smooth").onchange = () => view && (draw(), drawAlike());
 listenToTexts();
 $(".save").onclick = save;
@@ -156,9 +164,4 @@ $(".clear").onclick = () => (state.painted.clear(), test());
 element.querySelectorAll('[name="side"]').forEach((radio) => {
   radio.onchange = () => ((state.test = radio.value), $(".tests").replaceChildren(), curve());
 });
-addEventListener("explainers-class", ({ detail: index }) => view && index !== null && explain([index, "…", null]));
-addEventListener("explainers-methods", ({ detail: methods }) => {
-  state.methods = methods;
-  if (view) explain(state.chosen);
-});
-if (props.value) open();
+listenToChoices();

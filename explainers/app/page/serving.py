@@ -1,21 +1,17 @@
 """Starts the page."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-from explainers.app.page.layout import build_page
+from explainers.app.page.guard import Guard
+from explainers.app.page.layout import build_page, import_gradio
 from explainers.app.session import Session
-from explainers.errors import InputError, check_range, needs
+from explainers.errors import InputError, check_range
 from explainers.text import TextHead
 
-LARGEST_FILE = "20mb"
 EVERYWHERE = ("0.0.0.0", "::")
 FONTS: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 """Fonts of the system: Gradio's own ones are loaded from Google."""
-
-TARGETS = "button.icon, button.icon-button { min-width: 24px; min-height: 24px; }"
-"""CSS: Gradio's smallest buttons are too small for fingers."""
 
 
 def serve(
@@ -28,6 +24,7 @@ def serve(
     open_browser: bool = False,
     block: bool = True,
     text_head: TextHead | None = None,
+    domain: str | None = None,
 ) -> Any:
     """Serve the page until Ctrl-C.
 
@@ -41,14 +38,14 @@ def serve(
         open_browser: open the page in the browser.
         block: wait for Ctrl-C; otherwise return the running `gradio.Blocks`, which has `close`.
         text_head: explains texts that visitors type, see `Session`; image towers of CLIP and SigLIP need none.
+        domain: name under which browsers reach the page, see `Guard`; `*` for a public page.
 
     Raises:
         InputError: if Gradio is not installed, or the address or the port cannot be used.
     """
     check_range(1, 65535, port=port)
-    needs("gradio", "app", "explainers serve")
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
-    import gradio
+    gradio = import_gradio()
+    from starlette.middleware import Middleware  # with Gradio
 
     page = build_page(Session(model, method, weights, device, text_head))
     try:
@@ -59,14 +56,15 @@ def serve(
             inbrowser=open_browser,
             prevent_thread_lock=True,
             quiet=True,
-            max_file_size=LARGEST_FILE,
             state_session_capacity=100,
             footer_links=[],
             ssr_mode=False,
             pwa=False,
             enable_monitoring=False,
+            run_history=False,
+            mcp_server=False,
+            app_kwargs={"middleware": [Middleware(Guard, host, domain)]},
             theme=gradio.themes.Default(**FONTS),
-            css=TARGETS,
         )
     except OSError as error:
         raise InputError(

@@ -1,17 +1,16 @@
 """An image that somebody looks at: its heatmaps, and what the model says when patches are hidden."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from explainers import Explainer
-from explainers.app.explanation import Explanation
-from explainers.app.photos import photos_of
+from explainers import Explainer, PreparedExplainer
+from explainers.app.page.turns import MANY_PASSES, Turns, passes_of
 from explainers.app.session import Session
 from explainers.app.texts import PreparedTexts
 from explainers.errors import InputError, check_range, checks_choices
@@ -44,6 +43,12 @@ CHUNK = 10
 MOST_TEXTS = 50
 """Number of texts that a page lists."""
 
+LONGEST_TEXT = 300
+"""Number of characters of a text."""
+
+TOP = 5
+"""Number of most probable classes that are listed."""
+
 REMEMBERED = 4_000_000
 """Largest number of values in the embeddings of masked copies of an image that are kept."""
 
@@ -60,46 +65,65 @@ Index = int | Text
 
 
 class Shown:
-    """One image of one visitor. What was computed once is kept: heatmaps, and embeddings of masked images.
+    """One image, as the model sees it. What was computed once is kept: heatmaps, and embeddings of masked images.
 
     Args:
         session: the model, and the explainer that the page starts with.
-        image: what `photos_of` reads, such as a path.
+        image: the image, upright RGB; it is not kept.
+        name: name of its file.
         explainers: the other methods by their names; all visitors share them.
-        computing: held while the model computes, because methods change it for the time of a call.
-
-    Raises:
-        InputError: if the image cannot be read.
+        turns: who may use the model.
     """
 
-    def __init__(self, session: Session, image: Any, explainers: Mapping[str, Explainer], computing: Lock) -> None:
-        photo = photos_of(image)[0]
-        self.decoded = photo.decode()
-        self.name = photo.name
+    def __init__(
+        self, session: Session, image: Image.Image, name: str, explainers: Mapping[str, Explainer], turns: Turns
+    ) -> None:
+        self.name = name
         self.session = session
-        self.explainers = explainers
+        self.explainers = {**explainers, session.method: session.explainer}
         self.target = session.target
         self.grid = session.target.grid
-        self.computing = computing
-        self.explanation: Explanation | None = None
-        if session.names:
-            with computing:
-                self.explanation = session.explain([self.decoded])[0]
-        size = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
-        self.picture = middle_square(self.decoded, size, session.resampling)
-        seen = middle_square(self.decoded, self.grid.image_size, session.resampling)
+        self.turns = turns
+        side = max(PICTURE_SIZE // self.grid.side, 1) * self.grid.side
+        self.picture = middle_square(image, side, session.resampling)
+        seen = middle_square(image, self.grid.image_size, session.resampling)
         self.image = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None].to(self.target.mean.device)
-        with torch.no_grad():
-            self.normalised = self.target.normalise(self.image)
+        self.probabilities: Tensor | None = None
+        with turns.turn(), torch.no_grad():
+            if session.names:
+                self.probabilities = self.target(self.image).float().softmax(-1)[0].cpu()
         self._heatmaps: dict[tuple[str, Index], Tensor] = {}
         self._embeddings: dict[bytes, Tensor] = {}
         self._texts: dict[str, PreparedTexts] = {}
+        self._prepared: dict[str, Callable[[Tensor], Tensor]] = {}
+
+    @property
+    def size(self) -> int:
+        """Memory that this image takes, in bytes."""
+        tensors = [self.image, *self._heatmaps.copy().values(), *self._embeddings.copy().values()]
+        vectors = 4 * self.grid.num_patches * self.target.embed_dim * (len(self._texts) + len(self._prepared))
+        return sum(tensor.nbytes for tensor in tensors) + vectors + 3 * self.picture.width * self.picture.height
+
+    @property
+    def classes(self) -> list[tuple[int, str, float]]:
+        """The most probable classes: index, name and probability; none for a model without classes."""
+        if self.probabilities is None:
+            return []
+        most = self.probabilities.topk(min(TOP, len(self.probabilities)))
+        return [
+            (index, self.session.names[index], value)
+            for index, value in zip(most.indices.tolist(), most.values.tolist(), strict=True)
+        ]
 
     def checked(self, index: Any, against: Sequence[str] = ()) -> Index:
         """The class, or text, that a browser asks for; an InputError if there is none, or it is empty."""
         if isinstance(index, str) and self.session.takes_texts:
             check_range(0, MOST_TEXTS, texts=len(against))
-            return Text(checked_texts(index)[0], tuple(checked_texts(against)) if against else ())
+            texts = checked_texts([index, *against])
+            longest = max(map(len, texts))
+            if longest > LONGEST_TEXT:
+                raise InputError(f"expected texts of at most {LONGEST_TEXT} characters, got {longest}: shorten them")
+            return Text(texts[0], tuple(texts[1:]))
         return class_index(index, self.session.names)
 
     def title(self, index: Index) -> str:
@@ -108,8 +132,8 @@ class Shown:
 
     def score(self, index: Index) -> float:
         """The probability of a class, or the similarity of a text."""
-        if self.explanation is not None and isinstance(index, int):
-            return self.explanation.scores[index].item()
+        if self.probabilities is not None and isinstance(index, int):
+            return self.probabilities[index].item()
         return self.scores(index, [[]])[0]
 
     def heatmap(self, method: str, index: Index) -> Tensor:
@@ -121,27 +145,41 @@ class Shown:
         """
         key = method, index
         if key not in self._heatmaps:
-            with self.computing:
-                self._heatmaps[key] = self._explained(method, index).detach().float().cpu()
+            with self.turns.turn_of(self.explainers[method], self.target) as explainer:
+                heatmap = self._explained(method, explainer, index).detach().float().cpu()
+            if heatmap.dim() != 2:
+                raise InputError(f"expected heatmaps (B, P, P) from {method}, got {[1, *heatmap.shape]}")
+            self._heatmaps[key] = heatmap
         return self._heatmaps[key]
 
     def signed(self, method: str) -> bool | None:
         """Whether the heatmaps of a method are signed, see `Explainer`."""
-        return getattr(self.explainers.get(method, self.session.explainer), "signed", None)
+        return getattr(self.explainers[method], "signed", None)
 
-    def _explained(self, method: str, index: Index) -> Tensor:
+    def takes_long(self, method: str, index: Index) -> bool:
+        """Whether a heatmap has still to be computed by a slow method."""
+        return passes_of(self.explainers[method]) > MANY_PASSES and (method, index) not in self._heatmaps
+
+    def _explained(self, method: str, explainer: Any, index: Index) -> Tensor:
+        """Explain by the explainer of a method, or its copy, whose intermediate results are not kept."""
+        copied = explainer is not self.explainers[method]
         if isinstance(index, Text):
-            if method not in self._texts:
-                explainer = self.explainers.get(method, self.session.explainer)
-                self._texts[method] = PreparedTexts(explainer, self.session.text_head, self.image)
-            return self._texts[method].told_apart(index.against or None).heatmaps([index.text])[0]
-        if method == self.session.method and self.explanation is not None:
-            return self.explanation.of(index).heatmap
-        return self.explainers[method](self.image, torch.tensor([index], device=self.image.device))[0]
+            texts = self._texts.get(method) or PreparedTexts(explainer, self.session.text_head, self.image)
+            if not copied:
+                self._texts[method] = texts
+            return texts.told_apart(index.against or None).heatmaps([index.text])[0]
+        classes = torch.tensor([index], device=self.image.device)
+        if not isinstance(explainer, PreparedExplainer):
+            return explainer(self.image, classes)[0]
+        with torch.no_grad():
+            prepared = self._prepared.get(method) or explainer.prepare(self.image)
+            if not copied:
+                self._prepared[method] = prepared
+            return prepared(classes)[0]
 
     def alike(self, other: "Shown") -> tuple[Likeness, str]:
         """Why this image is like another one, and what explains it."""
-        with self.computing, torch.no_grad():
+        with self.turns.turn(), torch.no_grad():
             explainer, method = self.session.with_vectors
             found = likeness(explainer, self.image, other.image)
         parts = {name: getattr(found, name).cpu() for name in ("similarity", "pairs", "rest")}
@@ -184,7 +222,8 @@ class Shown:
         """The probability of a class, or the similarity of a text, under masks (M, N): (M,)."""
         embeddings = self.embeddings(keep).to(self.image.device)
         if isinstance(index, Text):
-            return self.session.text_head(embeddings, [index.text])[:, 0].cpu()
+            with self.turns.turn():
+                return self.session.text_head(embeddings, [index.text])[:, 0].cpu()
         return self.target.classify(embeddings).softmax(-1)[:, index].cpu()
 
     def embeddings(self, keep: Tensor) -> Tensor:
@@ -197,8 +236,9 @@ class Shown:
         for start in range(0, len(new), CHUNK):
             chunk = list(new)[start : start + CHUNK]
             masks = keep[None, [new[key] for key in chunk]].to(self.image.device)
-            with self.computing, torch.no_grad():
-                embedded = masked_outputs(self.target, nn.Identity(), self.normalised, masks, self.grid)
+            with self.turns.turn(), torch.no_grad():
+                normalised = self.target.normalise(self.image)
+                embedded = masked_outputs(self.target, nn.Identity(), normalised, masks, self.grid)
             of_chunk = dict(zip(chunk, embedded[0].float().cpu(), strict=True))
             known |= of_chunk
             self._embeddings.update(of_chunk)

@@ -1,0 +1,148 @@
+"""What the server of the page answers, and to whom."""
+
+import base64
+import io
+import re
+import socket
+
+import pytest
+import timm
+from PIL import Image
+
+httpx = pytest.importorskip("httpx")
+gradio = pytest.importorskip("gradio")
+from fastapi import FastAPI  # noqa: E402
+from starlette.testclient import TestClient  # noqa: E402
+
+from explainers.app.page import build_page, serve  # noqa: E402
+from explainers.app.page.guard import LARGEST_BODY, MOST_BODIES, Guard  # noqa: E402
+from explainers.app.session import Session  # noqa: E402
+
+pytestmark = pytest.mark.slow
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+ASKED = "/gradio_api/component_server/"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.getbasetemp() / "uploads"))
+        page = serve(timm.create_model("vit_tiny_patch16_224", **TINY), method="GAE", port=port, block=False)
+        yield page
+        page.close()
+
+
+def routes_of(router):
+    """All routes of Gradio, also those of its router for the API."""
+    for route in router.routes:
+        yield from [route] if hasattr(route, "path") else routes_of(route.original_router)
+
+
+def test_the_routes_that_are_answered(page):
+    """Gradio has some 80 others: a later version may bring more."""
+    tried = {(method, route.path) for route in routes_of(page.app) for method in getattr(route, "methods", ["GET"])}
+    assert {("GET", "/gradio_api/file={path_or_url:path}"), ("POST", "/gradio_api/upload")} < tried
+    assert ("POST", "/gradio_api/run-history/connect") not in tried
+    with httpx.Client(base_url=page.local_url, timeout=10) as client:
+        replies = {
+            (method, path): client.request(method, re.sub("{[^}]*}", "x", path), json={} if method == "POST" else None)
+            for method, path in sorted(tried)
+        }
+    answered = {  # a refused HEAD has no text
+        asked: reply.status_code
+        for asked, reply in replies.items()
+        if reply.status_code != 404 or reply.text not in ("", "not found")
+    }
+    assert answered == {
+        ("GET", "/"): 200,
+        ("HEAD", "/"): 200,
+        ("GET", "/assets/{path:path}"): 404,
+        ("GET", "/favicon.ico"): 200,
+        ("GET", "/gradio_api/startup-events"): 200,
+        ("GET", "/manifest.json"): 200,
+        ("GET", "/static/{path:path}"): 404,
+        ("GET", "/theme.css"): 200,
+        ("POST", ASKED): 400,
+    }
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:7860"}, 200),
+        ({"Host": "192.168.0.7"}, 200),
+        ({"Host": socket.gethostname()}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example:7860"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "http://127.0.0.1"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_pages_of_others_are_refused(page, headers, status):
+    reply = httpx.get(page.local_url, headers=headers)
+    assert reply.status_code == status and (status == 200 or len(reply.text.splitlines()) == 1)
+
+
+def refusal(domain=None, path=ASKED, method="POST", host="127.0.0.1:7860", **headers):
+    """The status with which a request is refused; `None` for one that is passed on."""
+    headers = {"host": host, "content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    scope = {"type": "http", "method": method, "path": path}
+    refused = Guard(None, "0.0.0.0", domain)._refusal(
+        scope | {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+    )
+    return refused and refused[0]
+
+
+def test_a_name_of_the_user_and_a_public_page_are_let_in():
+    site = {"host": "my.example", "origin": "https://my.example"}
+    assert refusal(**site) == 403 and refusal("my.example", **site) is None and refusal("*", **site) is None
+    assert refusal("My.Example", origin="https://my.example") is None  # a proxy that passes its own address on
+    assert refusal("my.example", host="evil.example") == 403
+    assert refusal("my.example", origin="https://evil.example") == 403
+    assert refusal("*", path="/gradio_api/upload") == 404
+    assert refusal(origin="http://127.0.0.1:7860") is None
+
+
+def test_what_a_page_of_others_sends_without_asking_first_is_refused():
+    assert refusal(content_type="text/plain") == refusal(content_type="multipart/form-data; boundary=x") == 415
+    assert refusal(content_length=str(LARGEST_BODY + 1)) == 413
+
+
+def test_questions_take_a_limited_memory(page):
+    """Also one that does not tell its length."""
+
+    def pieces():
+        yield from (b" " * 2**20 for _ in range(LARGEST_BODY // 2**20 + 1))
+
+    headers = {"content-type": "application/json"}
+    assert httpx.post(page.local_url + ASKED[1:], content=pieces(), headers=headers).status_code == 400
+    assert MOST_BODIES >= 2 * LARGEST_BODY
+
+
+def test_the_run_history_is_closed_in_an_app_of_others(target):
+    """It lends visitors from this machine the Hugging Face token of whoever has started the app."""
+    app = gradio.mount_gradio_app(FastAPI(), build_page(Session(target, "GAE")), "/explain")
+    (mounted,) = [route.app for route in app.routes if getattr(route, "path", None) == "/explain"]
+    paths = [route.path for route in routes_of(mounted)]
+    assert "/gradio_api/runs" in paths and not any("run-history" in path for path in paths)
+    with TestClient(mounted) as client:
+        assert client.get("/gradio_api/runs").status_code == 404
+
+
+def test_an_upload_is_not_written_to_the_disk(page, tmp_path_factory):
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(file, "PNG")
+    upload = {"name": ".png", "data": base64.b64encode(file.getvalue()).decode()}
+    (component,) = [block for block in page.blocks.values() if type(block).__name__ == "HTML"]
+    body = {"component_id": component._id, "session_hash": "a", "fn_name": "open_image", "data": upload}
+    opened = httpx.post(page.local_url + ASKED[1:], json=body).json()
+    assert opened["name"] == ".png" and len(opened["classes"]) == 5
+    assert not any(path.is_file() for path in tmp_path_factory.getbasetemp().joinpath("uploads").rglob("*"))
