@@ -19,6 +19,7 @@ NOT_MEASURED = {
     "reference": "published values in tables",
     "differences": "made of results",
     "figures": "made of results",
+    "summary": "made of results",
     "pictures": "pictures",
     "overlays": "pictures",
     "progress": "shown while measuring",

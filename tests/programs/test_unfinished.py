@@ -1,9 +1,13 @@
 """A killed test resumes where it was, and measures the same as an uninterrupted one."""
 
+import json
+import re
+import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
+from commands import NO_FIGURES, QUIET, draw_images, evaluate
 from devices import on_device, refusing_to_mix
 from lightning import Callback, Trainer
 from toys import SILENT
@@ -92,10 +96,12 @@ def test_a_killed_test_resumes_and_measures_the_same(run, tmp_path, after, devic
         assert one.heatmaps["chance"].keys() == other.heatmaps["chance"].keys()
 
 
-def test_a_file_of_other_settings_is_not_read(run):
+def test_a_file_of_other_settings_is_not_read_which_is_said(run, capsys):
     run("other", after=2)
     run("other", key="b")
     assert Counted.calls == 4
+    line = r"digit: measured from the start: the 2 batches in \S+/digit_0_of_1.pt are of other images or settings\n"
+    assert re.search(line, capsys.readouterr().out)
 
 
 def test_a_file_with_other_metrics_is_not_read(run, tmp_path):
@@ -118,3 +124,29 @@ def test_a_test_that_a_signal_ends_saves_all_whole_batches(run, tmp_path, capsys
     run("told", after=2, seconds=1000, kind=SystemExit)
     assert "digit: saved 2 of 4 measured batches" in capsys.readouterr().out
     assert without_speed(run("told")) == without_speed(whole) and Counted.calls == 2
+
+
+def test_an_evaluation_whose_images_change_before_it_resumes_starts_anew_and_says_so(tmp_path, monkeypatch, capsys):
+    """The numbers are those of an uninterrupted evaluation of the changed images."""
+    images = draw_images(tmp_path / "images/val")
+    data = [f"tasks.folder.data.{key}" for key in (f"root={images.parent}", "num_workers=0", "eval_batch_size=2")]
+    command = ("target=tiny", "++target.model.num_classes=2", "tasks=[folder]", *data, "explainers=[chance]")
+    command += ("evaluation.levels=3", "logger=[]", *NO_FIGURES, *QUIET)
+    with monkeypatch.context() as patch:
+        explain, calls = Chance.forward, []
+        patch.setattr(Chance, "forward", lambda *given: sys.exit(9) if calls else calls.append(1) or explain(*given))
+        with pytest.raises(SystemExit, match="^9$"):
+            evaluate(*command, folder=tmp_path / "killed")
+    assert "folder: saved 1 of 3 measured batches" in capsys.readouterr().out
+    draw_images(images, side=60)
+    for name in ("killed", "whole"):
+        evaluate(*command, folder=tmp_path / name)
+        out = capsys.readouterr().out
+        assert ("folder: measured from the start: the 1 batches in " in out) == (
+            name == "killed"
+        ) and "resumes" not in out
+    killed, whole = (
+        json.loads((tmp_path / name / "results.json").read_text())["results"] for name in ("killed", "whole")
+    )
+    (killed, whole) = (numbers["folder"]["chance"] for numbers in (killed, whole))
+    assert killed.pop("images_per_second") and whole.pop("images_per_second") and killed == whole
