@@ -102,8 +102,8 @@ class Explanation:
         from explainers.report.overlays import annotated  # so that an explanation does not load what draws
 
         drawing: dict[str, Any] = {"opacity": opacity, "smooth": smooth, "size": size, "legend": legend}
-        what = {"explained": self.kind, "method": self.method, "signed": self.signed}
-        return annotated(self.image, self.heatmap, self.title, **drawing, **what)
+        drawing |= {"explained": self.kind, "method": self.method, "signed": self.signed}
+        return annotated(self.image, self.heatmap, self.title, **drawing)
 
     @property
     def kind(self) -> str:

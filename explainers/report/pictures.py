@@ -207,8 +207,13 @@ def write_pictures(
     }
     own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
     others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
-    signs = {name: each for name, each in identity.get("signed", {}).items() if f"heatmaps/{name}" in kept} | signed
-    described = {"files": files, "classes": used, "settings": (others if kept else {}) | own, "signed": signs}
+    signs = {name: each for name, each in identity.get("signed", {}).items() if f"heatmaps/{name}" in kept}
+    described = {
+        "files": files,
+        "classes": used,
+        "settings": (others if kept else {}) | own,
+        "signed": {**signs, **signed},
+    }
     save_tensors(kept | dict(tensors), path, described)
 
 
@@ -221,7 +226,7 @@ def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
 def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
     """Read the pictures of a task, with the heatmaps of these explainers, in this order."""
     identity, tensors = read_tensors(path, "pictures")
-    if "files" not in identity:
+    if not {"files", "signed"} <= identity.keys():
         raise InputError(f"expected pictures at {path}, got another file: delete it, and measure again (fresh=true)")
     pictures = []
     names = {number: printable(name) for number, name in identity["classes"].items()}

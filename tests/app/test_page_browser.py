@@ -128,10 +128,11 @@ def test_clicks_search_and_comparison(page):
     search, methods = page.one("#search input"), page.one("#methods input")
     search.send_keys(f"class {wanted}", Keys.ENTER)
     page.until(lambda: page.explained() == [f"GAE {wanted}"])
-    methods.send_keys("tokentm", Keys.ENTER)
-    page.until(lambda: page.explained() == [f"GAE {wanted}", f"TokenTM {wanted}"])
+    methods.send_keys("decompx", Keys.ENTER)
+    page.until(lambda: page.explained() == [f"GAE {wanted}", f"DecompX {wanted}"])
+    assert page.texts(".maps .legend") == ["", "less\nmore important", "opposes\n0\nsupports"]
     page.until(lambda: len(page.all(".curve polyline")) == 3)
-    assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "TokenTM"]
+    assert [text.split("\n")[0] for text in page.texts(".tests figcaption")] == ["chance", "GAE", "DecompX"]
 
 
 def test_hiding_by_slider_and_by_hand(page):
@@ -224,6 +225,7 @@ def test_two_images_side_by_side(page, browser, photo, tmp_path):
     page.all("input[type=file]")[-1].send_keys(str(tmp_path / "other.png"))
     page.until(lambda: page.one(".alike").is_displayed() and page.one(".likeness").text.startswith("Similarity "))
     assert page.texts(".pair .name") == ["photo.png", "other.png"]
+    assert page.texts(".pair .legend") == ["unlike the other\n0\nlike the other"] * 2
     first, second = page.all(".pair canvas")
     first.click()
     patch = page.until(lambda: second.get_attribute("data-lit"))
