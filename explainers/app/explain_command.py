@@ -45,21 +45,21 @@ def explain(options: Namespace) -> int:
     first = next(iter(sessions.values()))
     centre = mean_embedding(first, options.against) if options.similar_to and options.against else None
     failures = 0
-    written: list[Path] = []
+    written = 0
     try:
         for _, group in groupby(pictures, lambda picture: picture.image):
             of_image = list(group)
             try:
                 for method, of_method in groupby(of_image, lambda picture: picture.method):
                     for line in explained(sessions[method], list(of_method), options, centre):
+                        written += 1
                         print(line, flush=True)
-                        written.append(of_image[0].file)
             except InputError as error:
                 failures += 1
                 reason = str(error).removeprefix(f"{of_image[0].image}: ")
                 print(f"explainers: {in_one_line(f'{of_image[0].name}: {reason}')}", file=sys.stderr, flush=True)
     except KeyboardInterrupt as stopped:
-        stopped.add_note(f"after {len(written)} of {len(pictures)} pictures")
+        stopped.add_note(f"after {written} of {len(pictures)} pictures")
         raise
     if written:
         print(f"Next: click through all classes, and hide patches by hand: {serving(options)}")
