@@ -12,9 +12,9 @@ from toys import state
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.posthoc import vit_cx
 from explainers.posthoc.masks import RISE, RandomMasks
 from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsampled_masks
-from explainers.posthoc import vit_cx
 from explainers.posthoc.vit_cx import attention_features, cluster_masks, coverage_corrected_sum
 
 ViTCX = partial(vit_cx.ViTCX, features="attention", released=False)  # as the paper's text
