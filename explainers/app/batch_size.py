@@ -11,10 +11,10 @@ LARGEST = 16
 MEMORY = 4 * 2**30
 """Bytes that one batch may take, unless a single image takes more."""
 
-MAPS = 5
-"""Attention maps of each head that a method of attention keeps: weights, scores, gradients and what it makes of them."""
+MAPS = 4
+"""Copies of the attention maps of each head that a method of attention keeps: weights, scores, gradients, products."""
 
-TOKENS = 20
+TOKENS = 25
 """Activations of the width of a token that are kept for its gradient in each block: queries, keys, values, MLP."""
 
 

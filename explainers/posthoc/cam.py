@@ -104,8 +104,8 @@ class GradCAM(Layerwise):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0, as Grad-CAM does; SkipPLUS sums maps with both signs.
-        tokens: which tokens of a transformer's layer have a map, see `Tokens`; `None` for `norm1`, and for `input` where
-            the maps of several layers are added.
+        tokens: which tokens of a transformer's layer have a map, see `Tokens`; `None` for `norm1`, and for `input` in
+            PLUS and SkipPLUS.
     """
 
     linear = True

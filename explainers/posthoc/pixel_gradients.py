@@ -195,8 +195,8 @@ class DeepLift(PixelExplainer):
 
     forward_passes = 2
     advice = (
-        "DeepLift has no rule for functions such as F.relu, nor for GELU, ReLU6, LayerNorm and attention, and takes their"
-        " gradient at the image: take IntegratedGradients"
+        "DeepLift has no rule for functions such as F.relu, nor for GELU, ReLU6, LayerNorm and attention, and takes"
+        " their gradient at the image: take IntegratedGradients"
     )
 
     def __init__(

@@ -69,8 +69,8 @@ class WhiteBox(nn.Module):
     """Base class of methods that record one forward pass and take gradients of it.
 
     Subclasses compute heatmaps in `heatmaps`. Attributes configure the passes: `rules` change the backward pass,
-    `attention`, `biases` and `norms` say whether each is recorded, and `start` is the first layer to record. A method is
-    `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it. It
+    `attention`, `biases` and `norms` say whether each is recorded, and `start` is the first layer to record. A method
+    is `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it. It
     `projects` if it reads the values of single heads after their projection, and `takes_stages` if the stages of a CNN
     can be its layers.
 

@@ -11,9 +11,8 @@ from torch import nn
 from toys import LIGHT, VECTORS, equal, state
 
 import explainers
-from explainers import PreparedExplainer
+from explainers import PreparedExplainer, posthoc
 from explainers.anyhead import AnyHead
-from explainers import posthoc
 from explainers.app import batch_size, choosing
 from explainers.app.batch_size import batch_size_for
 from explainers.app.explanation import Explanation

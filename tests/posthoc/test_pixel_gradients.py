@@ -203,7 +203,11 @@ class FunctionalReLU(nn.Module):
         (partial(DeepLift, multiply_by_inputs=False), FunctionalReLU, "^DeepLift: expected attributions that add up"),
         (IntegratedGradients, FunctionalReLU, None),
         (partial(IntegratedGradients, multiply_by_inputs=False), FunctionalReLU, None),
-        (partial(IntegratedGradients, steps=1), FunctionalReLU, ": steps=1 is too small: set steps=4, or take a method of"),
+        (
+            partial(IntegratedGradients, steps=1),
+            FunctionalReLU,
+            ": steps=1 is too small: set steps=4, or take ",
+        ),
     ],
 )
 def test_attributions_that_do_not_add_up_are_told(grid, images, of, hidden, expected):
