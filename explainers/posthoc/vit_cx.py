@@ -113,7 +113,6 @@ class ViTCX(nn.Module):
             is the coverage ρ itself (Figure 6), which depends on no class.
         random: number of random masks as in RISE, which replace those of feature maps; `None` for none.
         released: scale the mean mask of each cluster to [0, 1] again, as the authors' code does and the paper does not.
-            With `features="attention"` and `released=False`, the method is that of the paper's text.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the noise and of the random masks.
     """
@@ -125,13 +124,13 @@ class ViTCX(nn.Module):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        features: Features = "norm",
+        features: Features = "attention",
         block: int = -1,
         delta: float = 0.1,
         sigma: float = 0.1,
         combine: Literal["corrected", "sum", "coverage"] = "corrected",
         random: int | None = None,
-        released: bool = True,
+        released: bool = False,
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:

@@ -1,7 +1,6 @@
 """ViT-CX, against loops."""
 
 import itertools
-from functools import partial
 
 import pytest
 import references_masks as slow
@@ -12,12 +11,9 @@ from toys import state
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.posthoc import vit_cx
 from explainers.posthoc.masks import RISE, RandomMasks
 from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsampled_masks
-from explainers.posthoc.vit_cx import attention_features, cluster_masks, coverage_corrected_sum
-
-ViTCX = partial(vit_cx.ViTCX, features="attention", released=False)  # as the paper's text
+from explainers.posthoc.vit_cx import ViTCX, attention_features, cluster_masks, coverage_corrected_sum
 
 TRANSFORMERS = {name: MODELS[name] for name in ("vit", "distilled", "swin")} | {
     "registers": ("vit_small_patch14_reg4_dinov2", {}),
