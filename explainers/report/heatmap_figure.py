@@ -75,6 +75,7 @@ def _draw_colour_bar(figure: Figure, axes: Any, signed: bool) -> None:
     scale = ScalarMappable(Normalize(0, 1), LinearSegmentedColormap.from_list("overlay", stops))
     words = ends(signed)
     places = [place / (len(words) - 1) for place in range(len(words))]
-    bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.5, aspect=40, ticks=places)
+    pad = 0.12 / figure.get_figheight()  # 0.12 inches, whatever the number of rows
+    bar = figure.colorbar(scale, ax=axes, location="bottom", shrink=0.5, aspect=40, pad=pad, ticks=places)
     bar.ax.set_xticklabels(words, fontsize=8)
     bar.outline.set_visible(False)  # type: ignore[operator]

@@ -198,7 +198,7 @@ def annotated(
     scale = colour_scale(heatmap, signed)
     picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth, scale.signed))
     width, margin = max(picture.width, 192), side // 32
-    lines = heading(title, ", ".join(filter(None, (method, CONSTANT if scale.constant else ""))), side, width)
+    lines = heading(title, [method, CONSTANT if scale.constant else ""], side, width)
     top = margin + sum(line.height for line in lines)
     below = side // 10 if legend and not scale.constant else 0
     canvas = Image.new("RGB", (width + 2 * margin, top + picture.height + margin + below), "white")
@@ -219,17 +219,18 @@ class Line(NamedTuple):
     height: int
 
 
-def heading(title: str, subtitle: str, side: int, width: int) -> list[Line]:
-    """The lines above a picture: at most two of the title, and a smaller one of the subtitle.
+def heading(title: str, subtitles: Sequence[str], side: int, width: int) -> list[Line]:
+    """The lines above a picture: at most two of the title, and a smaller one of each subtitle.
 
     Args:
         title: a long one is shortened in the middle.
-        subtitle: empty for none.
+        subtitles: empty ones have no line.
         side: of the picture, in pixels, which the letters follow.
         width: of the lines, in pixels.
     """
     lines = []
-    for text, size, height, most in ((title, side / 20, side // 16, 2), (subtitle, side / 28, side // 20, 1)):
+    small = [(subtitle, side / 28, side // 20, 1) for subtitle in subtitles]
+    for text, size, height, most in [(title, side / 20, side // 16, 2), *small]:
         font = font_for(text, size)
         lines += [Line(line, font, height) for line in wrapped(text, width, font.getlength, most)]
     return lines

@@ -53,7 +53,7 @@ def side_by_side(
     check_range(192, 8192, size=side)
     margin, gap = side // 32, side // 8
     width = 2 * side + gap
-    lines = heading(title, method, side, width)
+    lines = heading(title, [method], side, width)
     top = margin + sum(line.height for line in lines)
     below = side // 10 if legend else 0
     canvas = Image.new("RGB", (width + 2 * margin, top + side + margin + below), "white")

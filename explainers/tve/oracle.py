@@ -28,7 +28,7 @@ class Oracle(nn.Module):
         chunk_size: maximum number of masked images in memory.
     """
 
-    signed = True
+    signed = False  # see `TVE`
     near: Tensor
 
     def __init__(

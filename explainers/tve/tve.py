@@ -47,6 +47,7 @@ class TVE(NetworkExplainer):
         seed: seed of the draws of patches and crops.
     """
 
+    signed = False  # φ compares a neighbourhood with the rest of the image: below 0, the rest says more
     networks = (LightNetwork, PaperNetwork)
     TRAINING = {
         **NetworkExplainer.TRAINING,
@@ -91,7 +92,6 @@ class TVE(NetworkExplainer):
         self.reduction = reduction
         self.score = score
         self.h_weight = h_weight
-        self.signed = h_weight == 1  # the zero of log H(g) alone has no meaning
         self.pooling = pooling
         self.allow_finetuned_backbone = allow_finetuned_backbone
         self.uncalibrated = weights is None

@@ -103,7 +103,7 @@ def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, m
     drawn = []
 
     def recorded(images, heatmaps, truth, signed):
-        assert signed == {"TVE": True, "DecompX-SkipPLUS": True, "chance": False}
+        assert signed == {"TVE": False, "DecompX-SkipPLUS": True, "chance": False}
         drawn.append((images, heatmaps["TVE"], truth))
         return Figure()
 

@@ -13,8 +13,8 @@ from PIL import Image
 from explainers.saved.files import file_name
 
 EXPLAIN = ("experiment=explain", "target=tiny", "tasks.photos.data.num_workers=0", *QUIET)
-KINDS = ("animated", "caf\ufffd", "cmyk", "grey", "huge", "jpeg2000", "modern", "palette", "rotated", "targa", "tiny")
-KINDS += ("transparent", "x" * 229)
+KINDS = ("animated", "caf\ufffd", "cmyk", "grey", "huge", "jpeg2000", "modern", "palette", "targa", "tiny")
+KINDS += ("below/rotated", "transparent", "x" * 229)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,9 @@ def explained(photos, tmp_path_factory):
 @pytest.mark.slow
 def test_every_photo_that_can_be_read_has_a_picture_of_each_explainer(explained):
     found = {path.name.split("_", 1)[1] for path in (explained / "overlays" / "photos").iterdir()}
-    expected = {f"{file_name(kind, 120)}_{name}.png" for kind in KINDS for name in ("DecompX-PLUS", "Chance")}
+    expected = {
+        f"{file_name(kind.replace('/', '_'), 120)}_{name}.png" for kind in KINDS for name in ("DecompX-PLUS", "Chance")
+    }
     assert found == expected
     for path in (explained / "overlays" / "photos").iterdir():
         assert min(Image.open(path).size) > 448
