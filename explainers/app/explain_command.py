@@ -21,7 +21,7 @@ from explainers.app.passes import announce_passes, passes_of, set_passes
 from explainers.app.picture_files import Picture, check_writable, found_images, planned
 from explainers.app.saving import picture_name
 from explainers.app.session import Session
-from explainers.errors import InputError
+from explainers.errors import InputError, checks_choices
 from explainers.posthoc.names import labelled
 from explainers.progress import progress_of_passes
 from explainers.saved.files import printable
@@ -152,6 +152,7 @@ def sessions_of(options: Namespace) -> list[Session]:
     return sessions
 
 
+@checks_choices
 def with_method(session: Session, method: Any, purpose: Purpose) -> Session:
     """A session with the same model and another explainer."""
     other = copy.copy(session)

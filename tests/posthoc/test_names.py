@@ -72,7 +72,7 @@ def test_plus_and_rollout_start_at_any_layer(target, grid, images):
         ("DecompX-SkipPLUS", {"start": 1}, "DecompX-SkipPLUS has no option start; it has output"),
         ("RISE", {"masks": 0}, "expected masks above 0, got masks=0"),
         ("RISE", {"masks": "many"}, "expected masks of RISE as an integer, got masks=many"),
-        ("DecompX-PLUS", {"start": 0.5}, "expected start of DecompX-PLUS as an integer, got start=0.5"),
+        ("DecompX-PLUS", {"start": 0.5}, "expected start of DecompX-PLUS as an integer or none, got start=0.5"),
         ("LIME", {"alpha": "low"}, "expected alpha of LIME as a number or none, got alpha=low"),
         ("AttIxG", {"next_input": 1}, "expected next_input of AttIxG as true or false, got next_input=1"),
         ("RISE", {"grid": 3}, "RISE has no option grid"),
