@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices, needs
 from explainers.masking import PatchGrid, Removal
+from explainers.modes import keep_random_state
 from explainers.posthoc.soft_masks import patch_means
 from explainers.sampling import uniform
 from explainers.target import TargetModel
@@ -31,7 +32,8 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
     """
     if lasso:
         needs("sklearn", "methods", "LIME with regression=lasso")
-        from sklearn.linear_model import Lasso  # here, because ridge does without it
+        with keep_random_state():  # which the import moves
+            from sklearn.linear_model import Lasso  # here, because ridge does without it
 
         fits = [
             Lasso(alpha).fit(keep.cpu().numpy(), score, sample_weight=weight).coef_
@@ -114,7 +116,7 @@ class LIME(nn.Module):
         if alpha is not None:
             check_positive(alpha=alpha)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.removal = removal
         self.samples = self.forward_passes = samples

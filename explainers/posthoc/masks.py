@@ -56,7 +56,7 @@ class Occlusion(nn.Module):
         if window < 1 or window % 2 == 0:
             raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.removal = removal
         self.chunk_size = chunk_size
@@ -140,7 +140,7 @@ class RISE(nn.Module):
         check_positive(masks=masks, cells=cells, probability=probability, chunk_size=chunk_size)
         check_range(0, 1, probability=probability)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.masks = masks
         self.forward_passes = masks
@@ -204,7 +204,7 @@ class ScoreCAM(nn.Module):
         check_positive(chunk_size=chunk_size)
         blocks = len(getattr(target.backbone, "feature_info", []))
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.combine = combine
         self.chunk_size = chunk_size

@@ -85,7 +85,7 @@ class PixelExplainer(nn.Module):
                 f"{target.name}, which computes them without",
                 "a method of masks, such as RISE or Occlusion",
             )
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.chunk_size = chunk_size
 

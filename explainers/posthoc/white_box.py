@@ -93,7 +93,7 @@ class WhiteBox(nn.Module):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.output = output
         self.on_stages = self.takes_stages and not is_transformer(target)

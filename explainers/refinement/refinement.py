@@ -8,6 +8,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
+from explainers.modes import ordinary_tensors
 from explainers.refinement.fit import Fit, fit_pairs
 from explainers.refinement.pairs import MaskedPairs
 from explainers.refinement.prior import Prior, products
@@ -189,6 +190,7 @@ class Refinement:
     def _logits(self) -> Tensor:
         return self.target.classify(self.prior.embeddings).detach()
 
+    @ordinary_tensors()
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
         classes = checked_classes(classes, self.prior.images, self.target.num_classes)

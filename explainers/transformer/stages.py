@@ -94,7 +94,7 @@ def check_stages(target: TargetModel, image_size: int, start: int) -> None:
         embedding = target.embed(blank)
     maps = record.inputs[start:]
     try:
-        gradients = torch.autograd.grad(embedding.sum(), maps, allow_unused=True)
+        gradients = torch.autograd.grad(embedding, maps, torch.ones_like(embedding), allow_unused=True)
     except RuntimeError as error:  # no graph at all
         raise no_maps(target) from error
     if any(gradient is None for gradient in gradients):
