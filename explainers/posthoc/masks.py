@@ -24,6 +24,7 @@ from explainers.posthoc.soft_masks import (
     upsampling_matrix,
     weighted_sums,
 )
+from explainers.precision import finest_dtype
 from explainers.sampling import uniform
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
@@ -99,7 +100,7 @@ class RandomMasks:
         self.size = size
         numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
         draws = uniform(numbers, seed)
-        self.cells = (draws[:, 2:] < probability).double().view(count, cells, cells)
+        self.cells = (draws[:, 2:] < probability).to(finest_dtype(device)).view(count, cells, cells)
         self.shifts = (draws[:, :2] * pixels).long()  # (M, 2): row and column, in 0 ... pixels − 1
         # In float64, like all products of matrices here: autocast would compute them in bfloat16
         self.weights = upsampling_matrix(cells, (cells + 1) * pixels, device)
@@ -234,7 +235,8 @@ class ScoreCAM(nn.Module):
         ).view(len(images), -1)
         softmax = self.combine == "softmax"
         weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))
-        weighted = upsample(torch.einsum("bc,bcij->bij", weights.double(), maps.double()).float(), size)
+        dtype = finest_dtype(images.device)
+        weighted = upsample(torch.einsum("bc,bcij->bij", weights.to(dtype), maps.to(dtype)).float(), size)
         pixels = weighted.relu() if softmax else weighted
         return Details(patch_means(pixels, self.grid), pixels, {"mask_similarity": similarity})
 

@@ -47,10 +47,12 @@ def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tenso
 
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
     labels = torch.as_tensor(clustering.fit_predict(distances.cpu().numpy()), device=masks.device)
-    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (M, channels)
+    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).to(
+        distances.dtype
+    )  # (M, channels)
     # Sort clusters by their first masks, because their labels depend on the order of merging
     first, order = members.argmax(1).sort()
-    means = torch.einsum("mc,cij->mij", members / members.sum(1, keepdim=True), masks.double())
+    means = torch.einsum("mc,cij->mij", members / members.sum(1, keepdim=True), masks.to(members.dtype))
     return means[order].to(masks.dtype), first
 
 
@@ -63,7 +65,7 @@ def coverage_corrected_sum(masks: Masks, scores: Tensor, chunk_size: int = 256) 
         chunk_size: maximum number of masks in memory.
 
     Returns:
-        float64, (H, W).
+        In `finest_dtype`, (H, W).
 
     Both masks cover the left pixel; neither covers the right:
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explainers.precision import to_float64
+
 STRENGTHS = 10.0 ** torch.arange(-4, 1.6, 0.25, dtype=torch.double)
 """Ridge strengths to choose from, in units of N: variance of a pair that patches cannot explain, relative to the
 variance that the deviations of patches from the prior explain. The largest keeps standard errors above 0."""
@@ -34,7 +36,7 @@ class Fit:
 
         Squared residuals, divided by 1 − leverage, estimate the variance of a pair without bias.
         """
-        mixture = mixture.double()
+        mixture = to_float64(mixture)
         free = (1 - self.leverages).clamp(min=TINY)[..., None]
         variance = ((self.residuals @ mixture.mT).square() / free).mean(1)  # (B, V)
         return mixture @ self.values.mT, (variance[..., None] * self.spread[:, None]).sqrt()
@@ -66,20 +68,20 @@ def fit_pairs(
         The attributions φ of all columns, (B, N, C), and what their standard errors need, in float64.
     """
     with torch.autocast(keep.device.type, enabled=False):
-        signs = 2 * keep.double() - 1
-        observed = observed.double()
+        signs = 2 * to_float64(keep) - 1
+        observed = to_float64(observed)
         sizes = signs.sum(-1)
         members = signs - signs.mean(-1, keepdim=True)  # so that δ sums to 0
         if total is not None:
-            observed = observed - sizes[..., None] * total.double()[:, None] / keep.shape[-1]
+            observed = observed - sizes[..., None] * to_float64(total)[:, None] / keep.shape[-1]
         if weights is not None:
-            root = weights.double().sqrt()
+            root = to_float64(weights).sqrt()
             sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
         shift = unit(sizes if total is None else torch.zeros_like(sizes))
-        prior = prior.double()
+        prior = to_float64(prior)
         centred = prior - prior.mean(1, keepdim=True)
         centred = centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))
-        factor, strength, leverages = _choose(members, centred, observed, judged.double(), shift)
+        factor, strength, leverages = _choose(members, centred, observed, to_float64(judged), shift)
         return _solve(members, factor[:, None, None] * centred, observed, strength, shift, sizes, leverages, total)
 
 
@@ -132,7 +134,7 @@ def _solve(
         scale = sizes.norm(dim=-1).clamp(min=1e-30)[:, None]
         even = (shift[:, None] @ (left - members @ deltas))[:, 0] / scale
     else:
-        even = total.double() / members.shape[-1]
+        even = to_float64(total) / members.shape[-1]
     return Fit(prior + deltas + even[:, None], residuals, leverages, spread.clamp(min=0))
 
 
