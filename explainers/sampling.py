@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from explainers.precision import finest_dtype
+
 _MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # constants of the integer hash "lowbias32" by Chris Wellons
 _UINT32 = 0xFFFFFFFF
 
@@ -21,13 +23,15 @@ def uniform(counter: Tensor, seed: int) -> Tensor:
         seed: seed of the hash, an integer; only its lowest 32 bits count.
 
     Returns:
-        The numbers, float64, with the shape of `counter`.
+        The numbers, with the shape of `counter`: float64, or float32 on devices without it.
 
     >>> draws = uniform(torch.tensor([3, 4, 3]), seed=0)
     >>> bool(draws[0] == draws[2]), bool(draws[0] == draws[1])
     (True, False)
     """
     bits = (_mix(counter & _UINT32) + (counter >> 32) + (seed * 0x9E3779B9 & _UINT32)) & _UINT32
+    if finest_dtype(counter.device) == torch.float32:
+        return (_mix(bits) >> 8).float() / 2**24  # which is exact, and below 1
     return _mix(bits).double() / 2**32
 
 

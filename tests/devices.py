@@ -13,6 +13,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
+from explainers import precision
+
 DEVICE = torch.device("meta")
 ATEN = torch.ops.aten
 COPIES = {ATEN._to_copy.default, ATEN.copy_.default}
@@ -21,6 +23,10 @@ INDEXED = {
     *(ATEN._index_put_impl_.default, ATEN._unsafe_index.Tensor),
 }
 """Their indices, the second argument, may be on the CPU."""
+
+
+WITHOUT = set()
+"""Types of numbers that the device lacks."""
 
 
 class Mixed(RuntimeError):
@@ -93,6 +99,9 @@ def computed(func, args, kwargs):
     if func is ATEN.empty.memory_format:  # nobody may rely on what is in new memory
         result.fill_(torch.nan if result.is_floating_point() else result.dtype != torch.bool and 99)
     result = OnDevice(result) if isinstance(result, torch.Tensor) else tree_map_only(torch.Tensor, OnDevice, result)
+    lacking = [each for each in tensors([result]) if each.dtype in WITHOUT]
+    if lacking:
+        raise TypeError(f"the device has no {lacking[0].dtype}, which {func} makes")
     alias = any(each.alias_info for each in func._schema.returns)
     return return_and_correct_aliasing(func, args, kwargs, result) if alias else result
 
@@ -143,9 +152,13 @@ class Autocast(torch.autocast):
 
 
 @contextmanager
-def refusing_to_mix():
-    """Everything that is on the device, or goes there, is so in this context."""
+def refusing_to_mix(float64=True):
+    """Everything that is on the device, or goes there, is so in this context; the device may lack float64."""
     with ExitStack() as changes:
+        if not float64:
+            changes.enter_context(patch.object(precision, "WITHOUT_FLOAT64", {DEVICE.type}))
+            changes.callback(WITHOUT.clear)
+            WITHOUT.add(torch.float64)
         changes.enter_context(RefusesToMix())
         changes.enter_context(patch("torch.autocast", Autocast))
         changes.enter_context(patch("torch.load", loaded(torch.load)))

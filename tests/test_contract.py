@@ -154,6 +154,9 @@ FUNCTIONAL_CASES = [case for case in CASES if hasattr(case[0], "explain") and ca
 PREPARED_CASES = [case for case in CASES if hasattr(case[0], "prepare")]
 UNREAD_CASES = [(posthoc.Chance, ""), (General, "")]
 """What they explain is no class that they are given: of chance none, of a general classifier what it predicts."""
+FLOAT64 = ("RISE", "LIME", "GradientSHAP", "IntegratedGradients", "ScoreCAM", "ViTCX", "KernelSHAP", "Refined")
+FLOAT64_CASES = [case for case in CASES if case[0].__name__ in FLOAT64 or case[1] == "refined"]
+"""They draw, sum or solve in float64, where there is one."""
 READING_CASES = [case for case in CASES if case not in UNREAD_CASES]
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 
@@ -203,9 +206,19 @@ def test_explaining_twice_gives_the_same(explainer, images):
 
 @pytest.mark.slow
 def test_an_explainer_computes_where_the_images_are(explainer, images):
+    computes_where_the_images_are(explainer, images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("explainer", FLOAT64_CASES, indirect=True, ids=name_of)
+def test_an_explainer_needs_no_float64_of_the_device(explainer, images):
+    computes_where_the_images_are(explainer, images, float64=False)
+
+
+def computes_where_the_images_are(explainer, images, float64=True):
     images, classes = images[:2], CLASSES[:2]
     expected = explainer(images, classes)
-    with refusing_to_mix():
+    with refusing_to_mix(float64):
         found = explainer.to(DEVICE)(images.to(DEVICE), classes.to(DEVICE))
     assert found.device == DEVICE
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explainers.errors import InputError
 from explainers.evaluation.checks import check_heatmaps
 from explainers.evaluation.passes import explain
 from explainers.evaluation.summary import Indices, summary
@@ -14,6 +15,7 @@ from explainers.masking import PatchGrid
 from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
+from explainers.precision import finest_dtype
 from explainers.results.scores import ImageScores
 from explainers.target import TargetModel
 
@@ -44,7 +46,13 @@ def measure(
 
     Returns:
         Explainer → numbers, and the numbers of single images.
+
+    Raises:
+        InputError: for a model on a device without float64, and heatmaps that do not fit.
     """
+    if finest_dtype(target.mean.device) != torch.float64:
+        device = target.mean.device.type
+        raise InputError(f"benchmark sums in float64, which {device} does not have: compute on the CPU (--device cpu)")
     grid = target.grid if grid is None else grid
     sweep = Sweep(target, grid, levels=levels)
     metrics: dict[str, Any] = {name: _metrics(grid, levels) for name in explainers}

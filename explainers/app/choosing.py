@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from explainers import posthoc
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.names import labelled
 from explainers.share import load
@@ -132,17 +132,18 @@ def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
         except InputError as error:
             reasons.append(f"the shipped {known.explainer} does not explain it ({error})")
     none = "no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
-    why = "; ".join(reasons) or none
+    why, lacking = "; ".join(reasons) or none, ""
     for method in FITTING[purpose]:
         try:
             explainer, label = choose(target, method)
             _tried(explainer, target, purpose)
         except InputError as error:
             reasons.append(f"{method}: {error}")
+            lacking = f"; {method} needs {error.wanted}" if isinstance(error, UnsupportedModel) else f"; {reasons[-1]}"
             continue
         passes = getattr(explainer, "forward_passes", 1)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""
-        tell(f"{target.name}: explained by {label}{cost}, because {why}")
+        tell(f"{target.name}: explained by {label}{cost}, because {why}{lacking if cost else ''}")
         return explainer, label
     raise InputError(f"expected a model that can be explained, got {target.name}: {'; '.join(reasons)}")
 

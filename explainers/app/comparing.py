@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from explainers.app.checking import check_scores
 from explainers.app.photos import Photo, decoded, is_single, photos_of
 from explainers.app.saving import data_url, picture_name, save_picture
 from explainers.app.session import Session
@@ -146,7 +147,6 @@ def one_image(session: Session, image: Any, setting: str) -> tuple[Photo, Tensor
     return photo, pixels
 
 
-@torch.no_grad()
 def comparisons(
     session: Session,
     photos: Sequence[Photo],
@@ -157,8 +157,10 @@ def comparisons(
 ) -> list[Comparison]:
     """Compare each photo of a batch, uint8 pixels (B, 3, S, S), with another one."""
     device = session.target.mean.device
-    centre = None if centre is None else centre.to(device)
-    found = likeness(session.explainer, pixels.to(device), other_pixels.to(device), centre)
+    with session.computing():
+        centre = None if centre is None else centre.to(device)
+        found = likeness(session.explainer, pixels.to(device), other_pixels.to(device), centre)
+    check_scores(found.similarity, [photo.name for photo in photos], "similarities", session.target.name)
     return [
         Comparison(
             pixels[row],
@@ -190,14 +192,15 @@ def embedded(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:
     """The embeddings (M, D) of the photos that can be decoded, and their numbers."""
     parts = []
     numbers: list[int] = []
-    for _, pixels, kept in session.batches(photos, "embedding"):
+    for batch, pixels, kept in session.batches(photos, "embedding"):
         parts.append(embed(session, pixels))
+        check_scores(parts[-1], [photo.name for photo in batch], "embeddings", session.target.name)
         numbers += kept
     return torch.cat(parts), numbers
 
 
-@torch.no_grad()
 def embed(session: Session, pixels: Tensor) -> Tensor:
     """Embed uint8 pixels (B, 3, S, S): (B, D), on the CPU."""
     target = session.target
-    return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()
+    with session.computing():
+        return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()

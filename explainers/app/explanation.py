@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.app.saving import data_url, picture_name, save_picture
+from explainers.errors import InputError
 from explainers.target.names import class_index
 
 
@@ -143,5 +144,21 @@ class Explanation:
             f"</caption><tr><th>{self.kind}</th><th>{self.quantity}</th></tr>{rows}</table></div>"
         )
 
+    def __copy__(self) -> "Explanation":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Explanation":
+        """Copy the tensors; the model is shared."""
+        return replace(self, image=self.image.clone(), scores=self.scores.clone(), heatmap=self.heatmap.clone())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a file holds: everything but the model, without which `of` explains nothing further."""
+        score_of = None if self.score_of is None else _without_model
+        return vars(self) | {"heatmap_of": _without_model, "score_of": score_of}
+
     def _class(self, index: int) -> ExplainedClass:
         return ExplainedClass(index, self.names[index], self.scores[index].item())
+
+
+def _without_model(*arguments: Any) -> Tensor:
+    raise InputError("of(...) of an explanation from a file has no model: explain the image again")

@@ -1,6 +1,5 @@
 """The model of a session: a copy of its own, of colour images, on a device."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,20 @@ from explainers.target import TargetModel
 
 
 def model_of_colour(model: Any, weights: str | Path | None, device: str | torch.device | None) -> TargetModel:
-    """Build the model to explain, in eval mode, with the arguments of `Session`; the caller's stays as it is.
+    """Build the model to explain, with the arguments of `Session`; the caller's stays as it is.
+
+    Returns:
+        The model, in eval mode, whose weights need no gradients.
 
     Raises:
         InputError: for a model of grey images, and a device that this machine does not have.
     """
     target = as_target(model, weights)
-    target = copy.deepcopy(target) if target is model else target  # explainers freeze it
+    target = target.copied() if target is model else target
     if device is None and isinstance(model, str) and torch.cuda.is_available():
         device = "cuda"
     _check_colour(target)
-    return _moved(target, device).eval()
+    return _moved(target, device).eval().requires_grad_(False)
 
 
 def _check_colour(target: TargetModel) -> None:

@@ -81,6 +81,9 @@ def _photos(image: Any, number: int) -> list[Photo]:
         name = printable(Path(getattr(image, "filename", "") or f"image {number}").name)
         return [Photo(name, partial(_converted, image, name))]
     if isinstance(image, Tensor):
+        if image.is_meta or image.layout != torch.strided:
+            kind = "one on the meta device, which has no pixels" if image.is_meta else "a sparse one"
+            raise InputError(f"expected a tensor with all pixels, got {kind}: give the image's file, or a dense tensor")
         image = image.detach().to("cpu", torch.float32 if image.is_floating_point() else image.dtype).numpy()
     if not isinstance(image, np.ndarray):
         raise InputError(f"expected {ACCEPTED}, got {type(image).__name__}")

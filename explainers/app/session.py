@@ -1,6 +1,8 @@
 """Explaining many images with one model: the model and its explainer are built once."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,19 +15,21 @@ from torch import Tensor
 
 from explainers import PreparedExplainer, VectorExplainer
 from explainers.app.batch_size import batch_size_for
+from explainers.app.checking import check_heatmaps, check_scores
 from explainers.app.choosing import choose
 from explainers.app.explanation import Explanation
 from explainers.app.models import model_of_colour
 from explainers.app.photos import Photo, decoded_batches, photos_of
 from explainers.app.texts import PreparedTexts, in_words, is_image_tower, text_head_of, texts_of
-from explainers.errors import InputError, check_positive, checks_choices
+from explainers.errors import InputError, check_integers, check_positive, checks_choices
+from explainers.modes import keep_random_state, ordinary_tensors
 from explainers.target.heads import NoHead
 from explainers.target.names import class_index, class_names
 from explainers.text import TextHead
 
 
 class Session:
-    """A model, and an explainer for it.
+    """A model, and an explainer for it. Threads may share a session: `lock` lets one compute at a time.
 
     Args:
         model: a name of timm, a module, or a `TargetModel`, see `as_target`. It is not changed.
@@ -43,8 +47,11 @@ class Session:
         explainer: a function of images (B, 3, S, S) and classes (B,) → heatmaps (B, P, P).
         method: label of the explainer.
         names: readable names of the classes; empty if texts or likeness are explained of a model without classes.
+        lock: a re-entrant lock, held while the model computes, because methods change it for the time of a call.
     """
 
+    @keep_random_state()
+    @ordinary_tensors()
     @checks_choices
     def __init__(
         self,
@@ -58,6 +65,7 @@ class Session:
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
+        self.lock = threading.RLock()
         self.target = model_of_colour(model, weights, device)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
@@ -77,14 +85,38 @@ class Session:
     @cached_property
     def text_head(self) -> TextHead:
         """The text head of the model; an InputError if it has none."""
-        return self._text_head or text_head_of(self.target)
+        with self.computing():
+            return self._text_head or text_head_of(self.target)
 
     @cached_property
     def with_vectors(self) -> tuple[Any, str]:
         """The explainer if it has vectors of patches, otherwise one that has, to compare images; and its label."""
         if isinstance(self.explainer, VectorExplainer):
             return self.explainer, self.method
-        return choose(self.target, purpose="likeness")
+        with self.computing():
+            return choose(self.target, purpose="likeness")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Hold the lock; what is computed inside has no graph."""
+        with self.lock, ordinary_tensors():
+            yield
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
+
+    def _compute(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        with self.computing():
+            return function(*arguments)
+
+    def _compute_heatmap(self, name: str, heatmap_of: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Compute a heatmap (P, P) of the image with this name, and check it."""
+        heatmap = self._compute(heatmap_of, *arguments)
+        check_heatmaps(heatmap[None], [name], self.method)
+        return heatmap
 
     @property
     def takes_texts(self) -> bool:
@@ -123,6 +155,7 @@ class Session:
 
         A progress bar appears after two seconds.
         """
+        check_integers(top=top)
         check_positive(top=top)
         if text is None and against is not None:
             raise InputError("expected text beside against, got against alone: give text=")
@@ -132,10 +165,12 @@ class Session:
         photos = photos_of(images)
         chosen = self._indices(classes, len(photos))
         for batch, pixels, numbers in self.batches(photos):
-            if texts is None:
-                yield from self._classes(batch, pixels, [chosen[number] for number in numbers], top)
-            else:
-                yield from self._texts(batch, pixels, *texts)
+            with self.computing():
+                if texts is None:
+                    found = self._classes(batch, pixels, [chosen[number] for number in numbers], top)
+                else:
+                    found = self._texts(batch, pixels, *texts)
+            yield from found
 
     def batches(
         self, photos: Sequence[Photo], doing: str = "explaining"
@@ -144,13 +179,13 @@ class Session:
         passes = getattr(self.explainer, "forward_passes", 1)
         return decoded_batches(photos, self.target.grid.image_size, self.resampling, self.batch_size, doing, passes)
 
-    @torch.no_grad()
     def _classes(
         self, photos: Sequence[Photo], pixels: Tensor, wanted: Sequence[int | None], top: int
     ) -> list[Explanation]:
         """Explain a batch: uint8 pixels (B, 3, S, S), and the class of each image, `None` for the predicted one."""
         images = pixels.to(self.target.mean.device)
         probabilities = self.target(images).float().softmax(-1).cpu()
+        check_scores(probabilities, [photo.name for photo in photos], "logits", self.target.name)
         predicted = probabilities.argmax(-1).tolist()
         classes = [own if one is None else one for one, own in zip(wanted, predicted, strict=True)]
         prepared = self.explainer.prepare(images) if isinstance(self.explainer, PreparedExplainer) else None
@@ -176,6 +211,7 @@ class Session:
         """Explain in each image of a batch, uint8 pixels (B, 3, S, S), the text with the highest score."""
         prepared = PreparedTexts(self.explainer, self.text_head, pixels.to(self.target.mean.device), against)
         scores = prepared.scores(texts)
+        check_scores(scores, [photo.name for photo in photos], "similarities", self.target.name)
         best = scores.argmax(-1).tolist()
         heatmaps = prepared.heatmaps([texts[index] for index in best])
         return self._explanations(
@@ -205,6 +241,7 @@ class Session:
         **settings: Any,
     ) -> list[Explanation]:
         """One explanation for each image of a batch; `heatmap_of` and `score_of` take the row of the image first."""
+        check_heatmaps(heatmaps, [photo.name for photo in photos], self.method)
         return [
             Explanation(
                 pixels[row],
@@ -215,8 +252,8 @@ class Session:
                 heatmaps[row],
                 self.method,
                 self.target.name,
-                heatmap_of=partial(heatmap_of, row),
-                score_of=None if score_of is None else partial(score_of, row),
+                heatmap_of=partial(self._compute_heatmap, photo.name, heatmap_of, row),
+                score_of=None if score_of is None else partial(self._compute, score_of, row),
                 signed=getattr(self.explainer, "signed", None),
                 file=photo.file,
                 **settings,
@@ -224,7 +261,6 @@ class Session:
             for row, photo in enumerate(photos)
         ]
 
-    @torch.no_grad()
     def _heatmap(
         self, images: Tensor, prepared: Callable[[Tensor], Tensor] | None, row: int, index: int, name: str
     ) -> Tensor:

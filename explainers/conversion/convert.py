@@ -12,10 +12,13 @@ from explainers.conversion.mapping import Plan, Unmapped, mapped
 from explainers.conversion.plain import plain_target
 from explainers.conversion.settings import Inputs, Statistics, check_image_size, with_settings
 from explainers.errors import InputError
+from explainers.modes import keep_random_state, ordinary_tensors
 from explainers.target import TargetModel
 from explainers.target.fetching import timm_model
 
 
+@keep_random_state()
+@ordinary_tensors()
 def as_target(
     model: Any,
     weights: Any = None,

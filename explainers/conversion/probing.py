@@ -137,7 +137,7 @@ def check_logits(logits: Tensor, alone: Tensor, name: str) -> None:
 def has_gradient(logits: Tensor, images: Tensor) -> bool:
     """Whether logits have a gradient at the images that they were computed from."""
     try:
-        return torch.autograd.grad(logits.sum(), images, allow_unused=True)[0] is not None
+        return torch.autograd.grad(logits, images, torch.ones_like(logits), allow_unused=True)[0] is not None
     except RuntimeError:  # computed without a graph, or with operations without a gradient
         return False
 

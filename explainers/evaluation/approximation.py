@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import CatMetric
 
+from explainers import Explainer
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.checks import check_heatmaps, check_target
-from explainers.evaluation.passes import forward_passes
+from explainers.evaluation.passes import forward_passes, modules_of
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.sampling import random_patches, stream, uniform
@@ -117,7 +118,7 @@ class TwoPointStudy(LightningModule):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        explainers: Mapping[str, nn.Module],
+        explainers: Mapping[str, Explainer],
         hops: int = 2,
         patches: int = 16,
         subsets: Sequence[int] = (16, 32),
@@ -137,8 +138,8 @@ class TwoPointStudy(LightningModule):
         self.target = target.eval()
         self.grid = grid
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
-        self.explainers = {name: explainer.eval() for name, explainer in explainers.items()}
-        self.parts = nn.ModuleList(self.explainers.values())
+        self.explainers = dict(explainers)
+        self.parts = modules_of(explainers.values()).eval()
         self.hops = hops
         self.patches = patches
         self.subsets = tuple(subsets)

@@ -8,10 +8,10 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from explainers import Details, SelfExplainer
+from explainers import Details, Explainer, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
 from explainers.evaluation.checks import check_heatmaps, check_reference, check_target
-from explainers.evaluation.passes import explain, forward_passes
+from explainers.evaluation.passes import explain, forward_passes, modules_of
 from explainers.evaluation.probes import PROBES, ExplainedBatch, Probe, Probes
 from explainers.evaluation.summary import Indices, summary
 from explainers.evaluation.sweep import Order, Sweep, ranked
@@ -77,7 +77,7 @@ class Evaluation:
             raise InputError("expected removals, one or more, such as [zero, black], got none")
 
     def __call__(
-        self, target: TargetModel, explainers: Mapping[str, nn.Module], measured: Sequence[str] | None = None
+        self, target: TargetModel, explainers: Mapping[str, Explainer], measured: Sequence[str] | None = None
     ) -> "EvaluationModule":
         """The module that measures these explainers; its arguments are those of `EvaluationModule`."""
         return EvaluationModule(target, explainers, self, measured)
@@ -141,7 +141,7 @@ class EvaluationModule(LightningModule):
     def __init__(
         self,
         target: TargetModel,
-        explainers: Mapping[str, nn.Module],
+        explainers: Mapping[str, Explainer],
         settings: Evaluation,
         measured: Sequence[str] | None = None,
     ) -> None:
@@ -152,8 +152,8 @@ class EvaluationModule(LightningModule):
         self.settings = settings
         self.columns = settings.columns
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
-        self.explainers = {name: explainer.eval() for name, explainer in explainers.items()}
-        self.parts = nn.ModuleList(self.explainers.values())
+        self.explainers = dict(explainers)
+        self.parts = modules_of(explainers.values()).eval()
         self.names = list(explainers if measured is None else measured)
         self.sweeps = [self._sweep(removal, settings.order) for removal in settings.removals if settings.curves]
         self.probes = Probes(settings.probes, self._sweep(settings.removals[0], "patches"))

@@ -1,7 +1,7 @@
 """What an explanation costs: forward passes of the target, announced and counted, seconds, and memory of the GPU."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explainers import DetailedExplainer, Details
+from explainers import DetailedExplainer, Details, Explainer
 from explainers.target import TargetModel
 
 ENTRANCES = "forward_features", "forward_intermediates"
@@ -26,12 +26,12 @@ def forward_passes(explainers: Mapping[str, object]) -> dict[str, int]:
 
 
 def explain(
-    explainer: nn.Module, target: TargetModel, images: Tensor, classes: Tensor
+    explainer: Explainer, target: TargetModel, images: Tensor, classes: Tensor
 ) -> tuple[Details, int, float, float]:
     """Call an explainer, and measure what the call costs.
 
     Args:
-        explainer: an explainer of the target.
+        explainer: an explainer of the target, a module or any function.
         target: the model whose forward passes are counted.
         images: uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,).
@@ -61,6 +61,11 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def modules_of(explainers: Iterable[object]) -> nn.ModuleList:
+    """The explainers that are modules; any function is an explainer, too."""
+    return nn.ModuleList(explainer for explainer in explainers if isinstance(explainer, nn.Module))
+
+
 @dataclass
 class Count:
     """Number of `images` that a model has computed; `inside` is True during a forward pass."""
@@ -70,7 +75,7 @@ class Count:
 
 
 @contextmanager
-def counted_passes(*modules: nn.Module) -> Iterator[Count]:
+def counted_passes(*explainers: object) -> Iterator[Count]:
     """Count the images that go through every `TargetModel` of these modules; one batch of 8 masked images counts 8.
 
     Models inside the `network` of a learned explainer are not counted.
@@ -82,7 +87,7 @@ def counted_passes(*modules: nn.Module) -> Iterator[Count]:
     >>> count.images
     3
     """
-    named = [pair for module in modules for pair in module.named_modules() if isinstance(pair[1], TargetModel)]
+    named = [pair for pair in modules_of(explainers).named_modules() if isinstance(pair[1], TargetModel)]
     backbones = {id(part.backbone): part.backbone for name, part in named if "network" not in name.split(".")}
     count = Count()
     with ExitStack() as stack:

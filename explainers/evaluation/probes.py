@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from explainers import Explainer
 from explainers.errors import check_range, checks_choices
 from explainers.evaluation.sweep import Sweep
 from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
@@ -89,7 +90,7 @@ class Probes:
     def update(
         self,
         metrics: Mapping[str, Any],
-        explainer: nn.Module,
+        explainer: Explainer,
         heatmaps: Tensor,
         given: ExplainedBatch,
         subsets: tuple[Tensor, Tensor] | None,

@@ -122,7 +122,7 @@ class GreedyOrder(nn.Module):
         self.step = min(candidates, -(-grid.num_patches // STEPS)) if step is None else step
         check_range(1, candidates, step=self.step)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.removal = removal
         self.candidates = candidates

@@ -30,7 +30,7 @@ class Layerwise(WhiteBox):
         super().__init__(target, grid, output)
         self.start = layer_index(target, layer, self.layers())
         if self.on_stages:  # raises an InputError now rather than in the first batch
-            check_stages(target, grid.image_size, self.start)
+            check_stages(self.target, grid.image_size, self.start)
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""
@@ -124,13 +124,13 @@ class Aggregation(WhiteBox):
         self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int | None = 0
     ) -> None:
         method = of(target=target, grid=grid)
-        super().__init__(target, grid, method.output)
+        super().__init__(method.target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
         self.on_stages = method.on_stages
         layers = self.layers()
         self.start = middle_layer(layers) if start is None else layer_index(target, start, layers)
         if self.on_stages:
-            check_stages(target, grid.image_size, self.start)
+            check_stages(self.target, grid.image_size, self.start)
         self.rules = method.rules
         self.attention = method.attention
         self.biases = method.biases

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices, needs
 from explainers.masking import PatchGrid, Removal
+from explainers.modes import keep_random_state
 from explainers.posthoc.soft_masks import patch_means
+from explainers.precision import finest_dtype, to_float64
 from explainers.sampling import uniform
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
@@ -31,19 +33,21 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
     """
     if lasso:
         needs("sklearn", "methods", "LIME with regression=lasso")
-        from sklearn.linear_model import Lasso  # here, because ridge does without it
+        with keep_random_state():  # which the import moves
+            from sklearn.linear_model import Lasso  # here, because ridge does without it
 
         fits = [
             Lasso(alpha).fit(keep.cpu().numpy(), score, sample_weight=weight).coef_
-            for score, weight in zip(scores.double().cpu().numpy(), weights.double().cpu().numpy(), strict=True)
+            for score, weight in zip(scores.cpu().double().numpy(), weights.cpu().double().numpy(), strict=True)
         ]
         return torch.stack([torch.as_tensor(fit) for fit in fits]).to(scores)
-    share = (weights.double() / weights.double().sum(-1, keepdim=True))[..., None]
-    members = keep.double() - (share * keep).sum(1, keepdim=True)  # centred: b is not penalised
-    gain = (scores.double()[..., None] - (share * scores[..., None]).sum(1, keepdim=True)) * weights[..., None]
-    system = members.mT @ (members * weights[..., None])
-    penalty = alpha * torch.eye(keep.shape[-1], dtype=torch.double, device=keep.device)
-    return torch.linalg.solve(system + penalty, members.mT @ gain)[..., 0].to(scores.dtype)
+    visible, wanted, weights = to_float64(keep), to_float64(scores)[..., None], to_float64(weights)[..., None]
+    share = weights / weights.sum(1, keepdim=True)
+    members = visible - (share * visible).sum(1, keepdim=True)  # centred: b is not penalised
+    gain = (wanted - (share * wanted).sum(1, keepdim=True)) * weights
+    system = members.mT @ (members * weights)
+    penalty = alpha * torch.eye(keep.shape[-1], dtype=torch.double, device=visible.device)
+    return torch.linalg.solve(system + penalty, members.mT @ gain)[..., 0].to(scores)
 
 
 def lime_samples(count: int, num_patches: int, seed: int, device: torch.device | None = None) -> Tensor:
@@ -66,12 +70,13 @@ def sample_weights(normalised: Tensor, keep: Tensor, grid: PatchGrid, kernel_wid
         kernel_width: width of the kernel, in cosine distance.
 
     Returns:
-        float64, (B, M).
+        In `finest_dtype`, (B, M).
     """
     # (B, N); in float64, because autocast would compute the product in bfloat16
-    energy = patch_means(normalised.square().sum(1), grid).flatten(1).double()
+    energy = patch_means(normalised.square().sum(1), grid).flatten(1)
+    energy = energy.to(finest_dtype(energy.device))
     # The cosine of an image x and its masked copy is |masked| / |x|, because the copy's pixels are x's or 0
-    cosine = (energy @ keep.mT.double() / energy.sum(1, keepdim=True).clamp(min=1e-12)).sqrt()
+    cosine = (energy @ keep.mT.to(energy.dtype) / energy.sum(1, keepdim=True).clamp(min=1e-12)).sqrt()
     return torch.exp(-((1 - cosine) ** 2) / (2 * kernel_width**2))
 
 
@@ -116,7 +121,7 @@ class LIME(nn.Module):
         if alpha is not None:
             check_positive(alpha=alpha)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.removal = removal
         self.samples = self.forward_passes = samples

@@ -24,6 +24,7 @@ from explainers.posthoc.soft_masks import (
     upsampling_matrix,
     weighted_sums,
 )
+from explainers.precision import finest_dtype
 from explainers.sampling import uniform
 from explainers.target import TargetModel
 from explainers.target.inputs import checked_classes
@@ -58,7 +59,7 @@ class Occlusion(nn.Module):
         if window < 1 or window % 2 == 0:
             raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.removal = removal
         self.chunk_size = chunk_size
@@ -101,7 +102,7 @@ class RandomMasks:
         self.size = size
         numbers = torch.arange(count * (cells**2 + 2), device=device).view(count, -1)
         draws = uniform(numbers, seed)
-        self.cells = (draws[:, 2:] < probability).double().view(count, cells, cells)
+        self.cells = (draws[:, 2:] < probability).to(finest_dtype(device)).view(count, cells, cells)
         self.shifts = (draws[:, :2] * pixels).long()  # (M, 2): row and column, in 0 ... pixels − 1
         # In float64, like all products of matrices here: autocast would compute them in bfloat16
         self.weights = upsampling_matrix(cells, (cells + 1) * pixels, device)
@@ -144,7 +145,7 @@ class RISE(nn.Module):
         check_positive(masks=masks, cells=cells, probability=probability, chunk_size=chunk_size)
         check_range(0, 1, probability=probability)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.masks = masks
         self.forward_passes = masks
@@ -210,7 +211,7 @@ class ScoreCAM(nn.Module):
         check_positive(chunk_size=chunk_size)
         blocks = len(getattr(target.backbone, "feature_info", []))
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.combine = combine
         self.chunk_size = chunk_size
@@ -240,7 +241,8 @@ class ScoreCAM(nn.Module):
         ).view(len(images), -1)
         softmax = self.combine == "softmax"
         weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))
-        weighted = upsample(torch.einsum("bc,bcij->bij", weights.double(), maps.double()).float(), size)
+        dtype = finest_dtype(images.device)
+        weighted = upsample(torch.einsum("bc,bcij->bij", weights.to(dtype), maps.to(dtype)).float(), size)
         pixels = weighted.relu() if softmax else weighted
         return Details(patch_means(pixels, self.grid), pixels, {"mask_similarity": similarity})
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from explainers import Details
-from explainers.errors import UnsupportedModel, check_positive
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.posthoc.soft_masks import patch_means
 from explainers.progress import advance
 from explainers.target import TargetModel
+from explainers.target.gradients import check_gradients, gradient_at, no_gradient
 from explainers.target.inputs import Functionals, checked_classes, functionals_at
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
@@ -66,7 +67,7 @@ def mean_gradients(
             where, factors = points(part, numbers)
             inputs = where.flatten(0, 1).detach().requires_grad_()
             at_points = score(inputs, wanted[image].repeat_interleave(len(numbers), 0))
-            gradients = torch.autograd.grad(at_points.sum(), inputs)[0].unflatten(0, where.shape[:2])
+            gradients = gradient_at(inputs, at_points, target, "its logits").unflatten(0, where.shape[:2])
             total += (gradients * factors * weights[numbers, None, None, None]).sum(1)
             advance(len(inputs))
             of_points.append(at_points.detach().unflatten(0, where.shape[:2]))
@@ -118,12 +119,8 @@ class PixelExplainer(nn.Module):
         check_positive(chunk_size=chunk_size)
         target.check_grid(grid)
         if not getattr(target.backbone, "differentiable", True):
-            raise UnsupportedModel(
-                "a model whose logits have a gradient",
-                f"{target.name}, which computes them without",
-                "a method of masks, such as RISE or Occlusion",
-            )
-        self.target = target.eval()
+            raise no_gradient(target, "its logits")
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.chunk_size = chunk_size
 
@@ -148,7 +145,7 @@ class PixelExplainer(nn.Module):
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def _explanation(self, images: Tensor, wanted: Tensor) -> Details:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), check_gradients(self.target):
             # Autograd refuses tensors that were made in inference mode; their copies are ordinary
             normalised, wanted = self.target.normalise(images.clone()), wanted.clone()
             pixels = self.pixels(normalised, wanted).detach()

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.masking import PatchGrid
+from explainers.precision import finest_dtype
 from explainers.progress import advance
 from explainers.target import TargetModel
 
@@ -79,26 +80,27 @@ def weighted_sums(masks: Masks, weights: Tensor, chunk_size: int = 256) -> Tenso
         chunk_size: maximum number of masks in memory.
 
     Returns:
-        float64, (n, H, W).
+        In `finest_dtype`, (n, H, W).
 
     >>> weighted_sums(lambda numbers: numbers.view(-1, 1, 1, 1).float(), torch.tensor([[1, 0, 2], [0, 3, 0]])).tolist()
     [[[4.0]], [[3.0]]]
     """
     chunks = torch.arange(weights.shape[1], device=weights.device).split(chunk_size)
-    sums = [torch.einsum("nm,mij->nij", weights[:, part].double(), masks(part)[:, 0].double()) for part in chunks]
+    dtype = finest_dtype(weights.device)
+    sums = [torch.einsum("nm,mij->nij", weights[:, part].to(dtype), masks(part)[:, 0].to(dtype)) for part in chunks]
     return torch.stack(sums).sum(0)
 
 
 def cosine_distances(maps: Tensor, size: int) -> Tensor:
-    """Compute 1 − cos between the bilinear up-samplings of maps (n, h, w) to `size` → (n, n), float64.
+    """Compute 1 − cos between the bilinear up-samplings of maps (n, h, w) to `size` → (n, n), in `finest_dtype`.
 
     The up-sampling of a map m is U m Uᵀ, and the inner product of two is Σ m ⊙ (G m' G), where G = Uᵀ U. So no tensor
     of the size of the image is computed.
     """
     matrix = upsampling_matrix(maps.shape[-1], size, maps.device)
-    gram, maps = matrix.mT @ matrix, maps.double()
+    gram, maps = matrix.mT @ matrix, maps.to(matrix.dtype)
     products = maps.flatten(1) @ (gram @ maps @ gram).flatten(1).mT
-    length = products.diagonal().clamp(min=1e-300).sqrt()
+    length = products.diagonal().clamp(min=torch.finfo(products.dtype).tiny).sqrt()
     distances = 1 - products / (length[:, None] * length)
     return ((distances + distances.mT) / 2).clamp(min=0).fill_diagonal_(0)
 
@@ -114,12 +116,12 @@ def mean_similarity(distances: Tensor) -> Tensor:
 
 
 def upsampling_matrix(tokens: int, size: int, device: torch.device) -> Tensor:
-    """Compute U (size, tokens), float64: the bilinear up-sampling of a map m is U m Uᵀ.
+    """Compute U (size, tokens), in `finest_dtype`: the bilinear up-sampling of a map m is U m Uᵀ.
 
     >>> upsampling_matrix(2, 4, torch.device("cpu")).tolist()
     [[1.0, 0.0], [0.75, 0.25], [0.25, 0.75], [0.0, 1.0]]
     """
-    unit = torch.eye(tokens, dtype=torch.double, device=device)
+    unit = torch.eye(tokens, dtype=finest_dtype(device), device=device)
     return F.interpolate(unit[None], size, mode="linear", align_corners=False)[0].mT
 
 
@@ -145,7 +147,7 @@ def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
     square = centre.clamp(min=0).floor()
     changes = F.pad(square.diff() != 0, (1, 1), value=True)
     corners = upsampling_matrix(tokens, size, maps.device)[changes[1:] | changes[:-1]]
-    extreme = (corners @ maps.double() @ corners.mT).flatten(1)
+    extreme = (corners @ maps.to(corners.dtype) @ corners.mT).flatten(1)
     low, high = extreme.amin(1)[:, None, None], extreme.amax(1)[:, None, None]
     varies = high - low > 1e-6 * torch.maximum(low.abs(), high.abs())  # smaller differences are rounding errors
     scaled = torch.where(varies, (maps - low) / torch.where(varies, high - low, 1), 0)

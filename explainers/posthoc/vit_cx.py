@@ -11,6 +11,7 @@ from explainers import Details
 from explainers.errors import check_positive, check_range, checks_choices, needs
 from explainers.masking import PatchGrid
 from explainers.metrics.overdetermination import overdetermination
+from explainers.modes import keep_random_state
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import (
     Masks,
@@ -41,14 +42,17 @@ def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tenso
     """
     if len(masks) < 2:
         return masks, torch.arange(len(masks), device=masks.device)
-    from sklearn.cluster import AgglomerativeClustering  # here, because most methods do without it
+    with keep_random_state():  # which the import moves
+        from sklearn.cluster import AgglomerativeClustering  # here, because most methods do without it
 
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
     labels = torch.as_tensor(clustering.fit_predict(distances.cpu().numpy()), device=masks.device)
-    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).double()  # (M, channels)
+    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).to(
+        distances.dtype
+    )  # (M, channels)
     # Sort clusters by their first masks, because their labels depend on the order of merging
     first, order = members.argmax(1).sort()
-    means = torch.einsum("mc,cij->mij", members / members.sum(1, keepdim=True), masks.double())
+    means = torch.einsum("mc,cij->mij", members / members.sum(1, keepdim=True), masks.to(members.dtype))
     return means[order].to(masks.dtype), first
 
 
@@ -61,7 +65,7 @@ def coverage_corrected_sum(masks: Masks, scores: Tensor, chunk_size: int = 256) 
         chunk_size: maximum number of masks in memory.
 
     Returns:
-        float64, (H, W).
+        In `finest_dtype`, (H, W).
 
     Both masks cover the left pixel; neither covers the right:
 
@@ -138,7 +142,7 @@ class ViTCX(nn.Module):
         check_positive(chunk_size=chunk_size, **({} if random is None else {"random": random}))
         check_range(0, delta=delta, sigma=sigma)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.features = features
         self.block = block

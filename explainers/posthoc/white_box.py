@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.target import TargetModel
+from explainers.target.gradients import gradient_at
 from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
@@ -44,7 +45,7 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
         of_class = (logits.softmax(-1) if output == "probability" else logits).gather(-1, own)[:, 0]
         if output == "log_odds" and logits.shape[-1] > 1:  # a single logit is the log-odds itself
             of_class = of_class - logits.scatter(-1, own, -torch.inf).logsumexp(-1)
-        return torch.autograd.grad(of_class.sum(), embeddings)[0]
+        return gradient_at(embeddings, of_class, target, "its head")
 
 
 def sum_on_grid(scores: Tensor, side: int) -> Tensor:
@@ -95,7 +96,7 @@ class WhiteBox(nn.Module):
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__()
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.output = output
         self.on_stages = self.takes_stages and not is_transformer(target)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from explainers.precision import to_float64
 from explainers.sampling import uniform
 from explainers.shapley.coalition_draws import check_coalitions
 
@@ -62,9 +63,9 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
     num_patches = scores.shape[-1]
     check_coalitions(num_patches)
     field, _ = smooth_fields(numbers, num_patches, seed)
-    ranked = standardised(scores.double())
+    ranked = standardised(to_float64(scores))
     mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardised(field)
-    place = numbers.double() * GOLDEN % 1
+    place = to_float64(numbers) * GOLDEN % 1
     return _highest(mixed, 1 + (place * (num_patches - 1)).long().expand(len(scores), -1))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explainers.precision import to_float64
 from explainers.refinement.posterior import Basis, Posterior, leverages_of, posterior_of, spare
 
 TINY = 1e-9
@@ -40,7 +41,7 @@ class Fit:
         fits between the strengths; and that of the errors of pairs, each with its own variance (HC2 of MacKinnon and
         White, 1985: squared residuals, divided by 1 − leverage).
         """
-        mixture = mixture.double()
+        mixture = to_float64(mixture)
         values = mixture @ self.values.mT
         mean = values - values.mean(-1, keepdim=True)
         prior, seen = mixture @ self.prior.mT, mixture @ self.seen.mT  # (B, V, N), (B, V, r)
@@ -92,25 +93,25 @@ def fit_pairs(
         The attributions φ of all columns, (B, N, C), and what their standard errors need, in float64.
     """
     with torch.autocast(keep.device.type, enabled=False):
-        signs = 2 * keep.double() - 1
-        observed, judged = observed.double(), judged.double()[..., None]
+        signs = 2 * to_float64(keep) - 1
+        observed, judged = to_float64(observed), to_float64(judged)[..., None]
         sizes = signs.sum(-1)
         members = signs - signs.mean(-1, keepdim=True)  # so that δ sums to 0
         if total is not None:
-            observed = observed - sizes[..., None] * total.double()[:, None] / keep.shape[-1]
+            observed = observed - sizes[..., None] * to_float64(total)[:, None] / keep.shape[-1]
         if weights is not None:
-            root = weights.double().sqrt()
+            root = to_float64(weights).sqrt()
             sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
         shift = unit(sizes if total is None else torch.zeros_like(sizes))
         basis = decomposed(without(members, shift))
         left = without(observed, shift)
         seen = basis.left.mT @ left
         beyond = left - basis.left @ seen
-        prior = _centred(prior.double())
+        prior = _centred(to_float64(prior))
         along = basis.sizes[..., None] * (basis.right @ prior)
         used = ((along @ judged) * (seen @ judged)).sum((1, 2)) > 0  # α ≥ 0
         prior, along = prior * used[:, None, None], along * used[:, None, None]
-        freedom = keep.shape[1] - used.double() - (1 if total is None else 0)
+        freedom = keep.shape[1] - to_float64(used) - (1 if total is None else 0)
         column = (seen @ judged)[..., 0], (along @ judged)[..., 0], (beyond @ judged).square().sum((1, 2))
         posterior = posterior_of(basis, *column, freedom)
         leverages = shift.square() + leverages_of(basis, posterior, column[1])
@@ -121,7 +122,7 @@ def fit_pairs(
             scale = sizes.norm(dim=-1).clamp(min=1e-30)[:, None]
             even = (shift[:, None] @ (observed - members @ values))[:, 0] / scale
         else:
-            even = total.double() / keep.shape[-1]
+            even = to_float64(total) / keep.shape[-1]
     return Fit(values + even[:, None], prior, basis, seen, beyond, posterior, leverages)
 
 

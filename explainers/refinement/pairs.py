@@ -42,6 +42,7 @@ class MaskedPairs:
 
     def add(self, keep: Tensor) -> None:
         """Embed the pairs of further coalitions, boolean (B, M, N)."""
+        keep = keep.to(self.keep.device)
         both = torch.stack([keep, ~keep], 2).flatten(1, 2)
         embeddings = self._embed(self.normalised, both).unflatten(1, (-1, 2))
         self.keep = torch.cat([self.keep, keep], 1)

@@ -8,6 +8,7 @@ from torch import Tensor
 from explainers import FunctionalExplainer, VectorExplainer
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.precision import to_float64
 from explainers.target import TargetModel
 
 
@@ -64,12 +65,14 @@ class Prior:
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:
         """Check heatmaps (B, P, P), or (B, V, P, P) of several functionals: (B, V, N)."""
         shape = len(self.images), *several, self.grid.side, self.grid.side
-        return checked_prior(heatmaps, shape, "heatmaps").double().reshape(len(self.images), -1, self.grid.num_patches)
+        return to_float64(checked_prior(heatmaps, shape, "heatmaps")).reshape(
+            len(self.images), -1, self.grid.num_patches
+        )
 
 
 def products(functionals: Tensor, vectors: Tensor) -> Tensor:
     """v · c of functionals (B, V, D) and vectors (B, N, D): float64, (B, V, N), even under autocast."""
-    return functionals.double() @ vectors.double().mT
+    return to_float64(functionals) @ to_float64(vectors).mT
 
 
 def check_explainer(explainer: Any) -> None:

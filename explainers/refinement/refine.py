@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.modes import ordinary_tensors
 from explainers.posthoc import build
 from explainers.refinement.pairs import MaskedPairs
 from explainers.refinement.prior import Prior, check_explainer, target_of
@@ -26,6 +27,7 @@ def check_refine(target: TargetModel, refine: int, refine_removal: Removal) -> N
         raise InputError(f"expected refine above 0 with refine_removal={refine_removal}, got refine=0: add refine=64")
 
 
+@ordinary_tensors()
 @checks_choices
 def refine(
     explainer: Any,
@@ -86,7 +88,7 @@ def refine(
             " others with explain(functionals) afterwards"
         )
     check_explainer(explainer)
-    target = target_of(explainer, target).eval()
+    target = target_of(explainer, target).in_eval_mode()
     check_removal(target, removal)
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)
@@ -138,7 +140,7 @@ class Refined(nn.Module):
         _check_numbers(noise, temperature, chunk_size, seed)
         check_removal(target, removal)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.prior: Any = None if prior is None else build(prior, target, grid)
         self.passes = passes

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
+from explainers.modes import ordinary_tensors
 from explainers.refinement.fit import Fit, fit_pairs
 from explainers.refinement.pairs import MaskedPairs
 from explainers.refinement.prior import Prior, products
@@ -112,7 +113,7 @@ class Refinement:
                 f"expected an explainer with vectors, such as AnyHead, or none, got {name}, which has heatmaps: use"
                 " of(classes) or explain(functionals)"
             )
-        return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.float()
+        return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.to(self.prior.vectors)
 
     def more(self, passes: int) -> Self:
         """Refine further: 64 and 64 more passes give what 128 passes at once give.
@@ -197,6 +198,7 @@ class Refinement:
     def _logits(self) -> Tensor:
         return self.target.classify(self.prior.embeddings).detach()
 
+    @ordinary_tensors()
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """v (B, 1, D) of the explained score of classes (B,) at the images, and the prior heatmaps (B, 1, N)."""
         classes = checked_classes(classes, self.prior.images, self.target.num_classes)
@@ -219,7 +221,7 @@ class Refinement:
     def _read(self, functionals: Tensor, priors: Tensor, several: bool) -> Estimate:
         """Attribute functionals (B, V, D), whose prior heatmaps are (B, V, N), to patches on the grid."""
         parts = self._attributed(functionals, priors, len(self.pairs))
-        on_grid = [each.float().unflatten(-1, (self.grid.side, -1)) for each in parts]
+        on_grid = [each.to(self.prior.embeddings).unflatten(-1, (self.grid.side, -1)) for each in parts]
         return Estimate(*(on_grid if several else [each[:, 0] for each in on_grid]))
 
     def _attributed(self, functionals: Tensor, priors: Tensor, count: int) -> tuple[Tensor, Tensor]:

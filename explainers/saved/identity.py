@@ -6,6 +6,7 @@ identities are equal.
 
 import hashlib
 import inspect
+import io
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from timm.layers import DropPath, PatchDropout
-from torch import nn
+from torch import Tensor, nn
 
 Identity = dict[str, Any]
 
@@ -46,7 +47,7 @@ def weights_hash(module: nn.Module) -> str:
     >>> weights_hash(layer) == weights_hash(same)
     False
     """
-    state = sorted(module.state_dict().items())
+    state = sorted((name, _numbers(value)) for name, value in module.state_dict().items())
     stamps = [(name, v.data_ptr(), v.dtype, v.shape, v._version, v.sum().item()) for name, v in state]
     cached = _hashes.get(module)
     if cached is not None and cached[0] == stamps:
@@ -57,6 +58,15 @@ def weights_hash(module: nn.Module) -> str:
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     _hashes[module] = stamps, digest.hexdigest()
     return digest.hexdigest()
+
+
+def _numbers(value: Any) -> Tensor:
+    """A weight as a plain tensor; the bytes of what is none, such as the packed weights of a quantised layer."""
+    if type(value) in (Tensor, nn.Parameter) and not value.is_quantized and value.layout == torch.strided:
+        return value
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
 def architecture_hash(module: nn.Module) -> str:

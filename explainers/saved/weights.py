@@ -104,6 +104,21 @@ def read_tensors(path: str | Path, expected: str = "a trained explainer") -> tup
         raise InputError(f"expected {expected} at {path}, got a damaged file: delete it, or write it again") from error
 
 
+def check_floating(kinds: Mapping[str, str], path: str | Path) -> None:
+    """Raise an InputError for weights that PyTorch would convert without a word: integers, booleans, complex numbers.
+
+    Args:
+        kinds: name of each tensor → its type, such as `torch.int8`, or `I8` as safetensors has it.
+        path: the file of the tensors, for the message.
+    """
+    for name, kind in kinds.items():
+        if name.rpartition(".")[2] in ("weight", "bias") and "f" not in kind.lower():
+            raise InputError(
+                f"expected floating-point weights in {path}, got {kind.removeprefix('torch.')} for {name}: give the"
+                " weights before they were quantised or converted"
+            )
+
+
 def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str | Path) -> None:
     """Compare the identity in a file with the identity of the object that loads the file.
 

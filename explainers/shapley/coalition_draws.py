@@ -61,8 +61,8 @@ def shapley_coalitions(
     """
     check_coalitions(num_patches)
     draws, order = _size_and_order(index, num_patches, -(-count // 2) if paired else count, seed)
-    cumulative = _size_density(num_patches, power).to(index.device).cumsum(0)
-    keep = order < torch.searchsorted(cumulative / cumulative[-1], draws, right=True)[..., None] + 1
+    cumulative = _size_density(num_patches, power).cumsum(0)
+    keep = order < torch.searchsorted((cumulative / cumulative[-1]).to(draws), draws, right=True)[..., None] + 1
     return torch.stack([keep, ~keep], 2).flatten(1, 2)[:, :count] if paired else keep
 
 
@@ -80,8 +80,8 @@ def shapley_weights(keep: Tensor, power: float) -> Tensor:
     [1.0909..., 0.8181...]
     """
     num_patches = keep.shape[-1]
-    wanted, drawn = (_size_density(num_patches, each).to(keep.device) for each in (1.0, power))
-    return ((wanted / wanted.sum()) / (drawn / drawn.sum()))[keep.sum(-1) - 1].float()
+    wanted, drawn = (_size_density(num_patches, each) for each in (1.0, power))
+    return ((wanted / wanted.sum()) / (drawn / drawn.sum())).float().to(keep.device)[keep.sum(-1) - 1]
 
 
 def check_coalitions(num_patches: int) -> None:

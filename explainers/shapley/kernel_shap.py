@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.posthoc import build
+from explainers.precision import to_float64
 from explainers.saved.identity import Identity
 from explainers.shapley.coalition_values import CoalitionValues, Score
 from explainers.shapley.prior import fit_with_prior
@@ -39,14 +40,14 @@ def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weigh
         (B, N, K).
     """
     with torch.autocast(keep.device.type, enabled=False):
-        members = keep.double()
-        gain = (values - null[:, None]).double()
-        even = (grand - null).double()[:, None] / keep.shape[-1]  # (B, 1, K)
+        members = to_float64(keep)
+        gain = to_float64(values - null[:, None])
+        even = to_float64(grand - null)[:, None] / keep.shape[-1]  # (B, 1, K)
         gain = gain - members.sum(-1, keepdim=True) * even
         members = members - members.mean(-1, keepdim=True)  # so that deviations from `even` sum to 0
-        weighted = members if weights is None else members * weights.double()[..., None]
+        weighted = members if weights is None else members * to_float64(weights)[..., None]
         inverse = torch.linalg.pinv(weighted.mT @ members, rtol=1e-9, hermitian=True)
-        return (even + inverse @ (weighted.mT @ gain)).to(values.dtype)
+        return (even + inverse @ (weighted.mT @ gain)).to(values)
 
 
 class ShapleyLabels:

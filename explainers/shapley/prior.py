@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from explainers.precision import to_float64
+
 STRENGTHS = 10.0 ** torch.arange(-6, 4.5, 0.5, dtype=torch.double)
 """Ridge strengths to choose from, in units of the largest squared singular value of the regression."""
 
@@ -29,9 +31,9 @@ def fit_with_prior(
         (B, N, K).
     """
     with torch.autocast(keep.device.type, enabled=False):
-        members = keep.double()
-        gain = (values - null[:, None]).double()
-        even = (grand - null).double()[:, None] / keep.shape[-1]  # (B, 1, K)
+        members = to_float64(keep)
+        gain = to_float64(values - null[:, None])
+        even = to_float64(grand - null)[:, None] / keep.shape[-1]  # (B, 1, K)
         sizes = members.sum(-1, keepdim=True)
         members = members - sizes / keep.shape[-1]  # so that deviations from `even` sum to 0
         gain = gain - sizes * even
@@ -39,12 +41,12 @@ def fit_with_prior(
             pairs = keep.shape[1] // 2 * 2
             members = members[:, :pairs:2]
             gain = (gain[:, :pairs:2] - gain[:, 1:pairs:2]) / 2
-        shape = (prior - prior.mean(1, keepdim=True)).double()
+        shape = to_float64(prior - prior.mean(1, keepdim=True))
         along = members @ shape  # what the prior predicts, (B, M, K)
         size = (along * gain).sum(1, keepdim=True) / along.square().sum(1, keepdim=True).clamp(min=1e-12)
         size = size.clamp(min=0)
         remainder = _ridge(members, gain - size * along)
-        return (even + size * shape + remainder).to(values.dtype)
+        return (even + size * shape + remainder).to(values)
 
 
 def _ridge(members: Tensor, gain: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub import HfApi
 
 from explainers.errors import InputError
+from explainers.modes import keep_random_state, ordinary_tensors
 from explainers.saved.files import write_atomically
 from explainers.saved.weights import read_weights, save_weights
 from explainers.share.building import build, check_arguments, check_permitted
@@ -138,6 +139,8 @@ def halve(path: Path) -> None:
     save_weights(weights, path, identity)
 
 
+@keep_random_state()
+@ordinary_tensors()
 def load(
     source: str | Path, target: TargetModel | None = None, revision: str | None = None, trust_config: bool = False
 ) -> Any:
@@ -187,7 +190,7 @@ def load(
     if target is None:
         check_files(model, folder)
     try:
-        target = build(model) if target is None else target
+        target = build(model) if target is None else target.frozen()
         explainer = kind(target=target, weights=str(weights), **build(settings))
     except InputError:
         raise

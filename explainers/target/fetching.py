@@ -17,6 +17,7 @@ from timm.models import load_state_dict as read_checkpoint
 from torch import nn
 
 from explainers.errors import InputError, meant
+from explainers.saved.weights import check_floating
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 """Files of weights that can be read without running what they hold."""
@@ -181,20 +182,27 @@ def _classes_in(file: Path, classifier: Any) -> int:
     Args:
         file: the file.
         classifier: name of that layer, or names of several, such as DeiT's two.
+
+    Raises:
+        InputError: for a damaged file, and weights that are not floating-point numbers.
     """
     layer = classifier if isinstance(classifier, str) else next(iter(classifier or ("head",)))
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as tensors:
-                sizes = {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
+                parts = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
+                sizes = {key: part.get_shape() for key, part in parts.items()}
+                kinds = {key: part.get_dtype() for key, part in parts.items()}
         else:
             checkpoint = read_checkpoint(str(file))  # timm reads weights only, and no programs
             sizes = {key: tuple(getattr(value, "shape", ())) for key, value in checkpoint.items()}
+            kinds = {key: str(value.dtype) for key, value in checkpoint.items() if isinstance(value, torch.Tensor)}
     except Exception as error:  # bytes that are no weights raise nearly any error
         raise InputError(
             f"expected weights in {file}, got a damaged file, or one that holds programs: write it again, as"
             " .safetensors"
         ) from error
+    check_floating(kinds, file)
     return _rows(sizes, f"{layer}.weight")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.saved.identity import Identity
-from explainers.saved.weights import read_weights, save_weights
+from explainers.saved.weights import check_floating, read_weights, save_weights
 
 
 class DistilledHead(nn.Module):
@@ -121,6 +121,7 @@ def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
     identity, weights = read_weights(path, "a linear head")
     if weights.keys() != {"weight", "bias"}:
         raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
+    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
     classes, width = weights["weight"].shape
     head = nn.Linear(width, classes)
     head.load_state_dict(weights)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
+from explainers.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
 from explainers.target.grids import check_grid, own_grid
@@ -47,7 +48,8 @@ class TargetModel(nn.Module):
                 f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
                 " explainers.conversion.as_target(model)"
             )
-        model, head = copy.deepcopy((model, head))
+        with ordinary_tensors():
+            model, head = copy.deepcopy((model, head))
         self.distilled = isinstance(model, VisionTransformerDistilled)
         self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
         path = head if isinstance(head, str | Path) else "the head"
@@ -87,6 +89,24 @@ class TargetModel(nn.Module):
             )
         if fitted:
             check_identity(fitted, self.backbone_identity(), path)
+
+    def in_eval_mode(self) -> "TargetModel":
+        """This model if it is in evaluation mode, with weights that autograd accepts; otherwise such a copy."""
+        training = any(part.training for part in self.modules())
+        refused = any(weight.is_inference() for weight in self.parameters())
+        return self.copied().eval() if training or refused else self
+
+    def frozen(self) -> "TargetModel":
+        """This model `in_eval_mode` if its weights need no gradients, otherwise a copy whose weights need none."""
+        ready = self.in_eval_mode()
+        if not any(weight.requires_grad for weight in ready.parameters()):
+            return ready
+        return (self.copied() if ready is self else ready).requires_grad_(False)
+
+    def copied(self) -> "TargetModel":
+        """A copy, also of a model that was made inside `torch.inference_mode`, whose weights autograd refuses."""
+        with ordinary_tensors():
+            return copy.deepcopy(self)
 
     def check_classes(self, names: Sequence[str]) -> None:
         """Compare the classes of a data set with those of the head: by name if both are known, otherwise by number.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_positive, check_range
+from explainers.precision import to_float64
 
 RIDGE = 1.0
 """λ: from 0.1 to 10, the accuracy on unseen classes hardly depends on it."""
@@ -25,9 +26,10 @@ def ridge_map(texts: Tensor, rows: Tensor, ridge: float = RIDGE) -> Tensor:
     [[2.0]]
     """
     check_positive(ridge=ridge)
-    texts, rows = texts.double(), rows.double()
+    device = rows.device
+    texts, rows = to_float64(texts), to_float64(rows)
     penalty = ridge * torch.eye(texts.shape[1], dtype=torch.double, device=texts.device)
-    return torch.linalg.solve(texts.mT @ texts + penalty, texts.mT @ rows).float()
+    return torch.linalg.solve(texts.mT @ texts + penalty, texts.mT @ rows).float().to(device)
 
 
 def unseen_rows(texts: Tensor, rows: Tensor, ridge: float = RIDGE, folds: int = FOLDS) -> Tensor:

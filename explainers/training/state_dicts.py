@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from explainers.errors import InputError
+from explainers.saved.weights import check_floating
 
 State = Mapping[str, Tensor]
 
@@ -70,4 +71,5 @@ def load_weights(network: nn.Module, weights: State, path: str | Path) -> None:
         InputError: if names or shapes differ; the message names `path` and the first weight that differs.
     """
     check_alike(network.state_dict(), weights, str(path))
+    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
     network.load_state_dict(weights)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.target import TargetModel
+from explainers.target.gradients import BY_MASKS
 
 Features = Literal["attention", "norm"]
 
@@ -139,7 +140,7 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
         layer: index of the block.
 
     Raises:
-        UnsupportedModel: if the model normalises or gates the heads before the projection.
+        UnsupportedModel: if the model normalises or gates the heads before the projection, or if it is quantised.
     """
     block: Any = blocks_of(target)[layer]
     if not isinstance(getattr(block.attn, "norm", nn.Identity()), nn.Identity) or getattr(block.attn, "gate", None):
@@ -148,9 +149,16 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             f"{target.name}, which normalises or gates them",
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
-    weight: Tensor = block.attn.proj.weight.detach().unflatten(1, (block.attn.num_heads, -1))
+    weight = weight_of(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
     scale = layer_scale(block, "attention")
     return weight if scale is None else weight * scale[:, None, None]
+
+
+def weight_of(target: TargetModel, layer: Any) -> Tensor:
+    """The weight of a linear layer of a target; an UnsupportedModel if it is quantised."""
+    if not isinstance(layer.weight, Tensor):
+        raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
+    return layer.weight.detach()
 
 
 @checks_choices

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from explainers.errors import InputError
 from explainers.target import TargetModel
+from explainers.target.gradients import BY_MASKS, check_gradients
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.rules import RULED, Rules, attention_factors, residual
 
@@ -80,7 +81,11 @@ class Record(TorchFunctionMode):
             tensors: recorded tensors, (B, ...) each.
 
         Returns:
-            For each tensor its gradients, (B, V, ...).
+            For each tensor its gradients, (B, V, ...); zeros for layers with a bias that the rules make constant, such
+            as those of queries and keys if attention is frozen.
+
+        Raises:
+            InputError: if the embeddings do not depend on another tensor.
         """
         seeds = functionals.to(embeddings.dtype).movedim(1, 0)  # (V, B, D)
         batched = len(seeds) > 1  # a batch of one would cost more than a plain pass
@@ -91,8 +96,14 @@ class Record(TorchFunctionMode):
                 seeds if batched else seeds[0],
                 is_grads_batched=batched,
                 retain_graph=True,
-                allow_unused=True,  # for example queries, if attention is frozen
+                allow_unused=True,
             )
+        constant = [output for layer in self.biases for output, _ in layer]
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            if gradient is None and not any(tensor is output for output in constant):
+                raise InputError(
+                    f"expected a model whose embedding has gradients at all blocks, got one without: take {BY_MASKS}"
+                )
         return [
             torch.zeros_like(tensor)[:, None].expand(-1, len(seeds), *[-1] * (tensor.dim() - 1))
             if gradient is None
@@ -216,7 +227,7 @@ def record_pass(
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
     record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start, norms)
-    with gradients_of_inputs(target), attached(record, target):
+    with gradients_of_inputs(target), check_gradients(target), attached(record, target):
         yield record
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from explainers.errors import UnsupportedModel
 from explainers.target import TargetModel
+from explainers.target.gradients import check_gradients
 from explainers.transformer.recording import Record, gradients_of_inputs
 from explainers.transformer.rules import Rules
 
@@ -71,6 +72,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
 
     with ExitStack() as stack:
         stack.enter_context(gradients_of_inputs(target))
+        stack.enter_context(check_gradients(target))
         for number, stage in list(enumerate(stages_of(target)))[start:]:
 
             def hook(stage: nn.Module, inputs: Any, output: Any, number: int = number) -> Tensor:
@@ -94,7 +96,7 @@ def check_stages(target: TargetModel, image_size: int, start: int) -> None:
         embedding = target.embed(blank)
     maps = record.inputs[start:]
     try:
-        gradients = torch.autograd.grad(embedding.sum(), maps, allow_unused=True)
+        gradients = torch.autograd.grad(embedding, maps, torch.ones_like(embedding), allow_unused=True)
     except RuntimeError as error:  # no graph at all
         raise no_maps(target) from error
     if any(gradient is None for gradient in gradients):

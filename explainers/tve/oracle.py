@@ -42,7 +42,7 @@ class Oracle(nn.Module):
         super().__init__()
         check_positive(chunk_size=chunk_size)
         target.check_grid(grid)
-        self.target = target.eval()
+        self.target = target.in_eval_mode()
         self.grid = grid
         self.hops = hops
         self.chunk_size = chunk_size

@@ -12,7 +12,7 @@ from explainers.errors import InputError, check_distinct
 from explainers.masking import PatchGrid
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
-from explainers.saved.weights import check_identity, read_weights
+from explainers.saved.weights import check_floating, check_identity, read_weights
 from explainers.target import TargetModel
 from explainers.training.state_dicts import State, check_alike, part
 from explainers.vectors.fixed_head import FixedHead, Reading
@@ -56,6 +56,7 @@ def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetM
     fixed = _fixed_head(identity, weights, head)
     backbone = part(weights, "backbone")
     check_alike(target.backbone.state_dict(), backbone, str(head))
+    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, head)
     own = target.backbone_identity()
     check_identity(identity["target"], {key: own[key] for key in own if key != "backbone_sha256"}, head)
     target.backbone.load_state_dict(backbone)

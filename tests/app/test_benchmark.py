@@ -11,7 +11,12 @@ from explainers.posthoc import GAE, Chance
 
 
 def test_the_numbers_are_those_of_an_evaluation(target, grid, images):
-    explainers = {"Chance": Chance(None, grid), "GAE": GAE(target, grid)}
+    method = GAE(target, grid)
+    explainers = {
+        "Chance": Chance(None, grid),
+        "GAE": method,
+        "function": lambda images, classes: method(images, classes),
+    }
     results, scores = measure(target, explainers, images.split(2))
     samples = [{"image": image, "label": -1, "index": number} for number, image in enumerate(images)]
     evaluation = Evaluation(grid, curves=CURVES, levels=LEVELS)(target, explainers)
@@ -23,3 +28,4 @@ def test_the_numbers_are_those_of_an_evaluation(target, grid, images):
                 torch.testing.assert_close(scores.rows[name][number], evaluation.scores.rows[name][number])
         assert results[name]["seconds_per_image"] > 0
     assert COLUMNS.keys() <= results["GAE"].keys()
+    assert all(results["function"][curve] == results["GAE"][curve] for curve in CURVES)

@@ -1,6 +1,7 @@
 """One call explains any image with any model, and says what it took."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from explainers.tve import TVE
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 32, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
+SQUARE = torch.from_numpy(PIXELS[4:36].transpose(2, 0, 1).copy())[None]
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +145,9 @@ def test_auto_takes_what_the_model_has_and_says_so_once(model, label, capsys):
     assert [each.method for each in made] == [label, label]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{target.name}: explained by {label}")
-    assert line.endswith(
-        "because no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
-    )
+    why = "because no trained explainer is shipped for this backbone (explainers.available() says how to train one)"
+    lacking = "; GradCAM needs a model with layers of tokens or of square feature maps"
+    assert line.endswith(why + (lacking if model is None else ""))
 
 
 def ship(anyhead, folder, **settings):
@@ -303,3 +305,68 @@ def test_a_picture_never_replaces_the_image_that_it_explains(target, tmp_path):
     with pytest.raises(InputError, match=r"^expected another file than the image itself, got cat\.png: rename it$"):
         explanation.of(1).save(tmp_path / "." / "cat.png")
     assert photo.read_bytes() == before
+
+
+@pytest.mark.parametrize("broken", ["weights", "method"])
+def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(target, broken):
+    if broken == "weights":
+        target.head.bias.data[2] = torch.nan
+    said = {
+        "weights": "^expected finite logits of vit_tiny_patch16_224 for image 0, got NaN or infinity: check its weights",
+        "method": "^expected a finite heatmap of image 1, got NaN or infinity from explainer: take another method",
+    }
+
+    def explainer(images, classes):
+        heatmaps = torch.rand(len(images), 4, 4)
+        heatmaps[1, 2, 2] = torch.nan
+        return heatmaps
+
+    with pytest.raises(InputError, match=said[broken]):
+        explainers.explain([PIXELS, PIXELS], target, method=explainer)
+    if broken == "weights":
+        target.backbone.norm.bias.data[:] = torch.nan
+        for route in (
+            lambda: explainers.explain(PIXELS, target, method="DirectPaths", similar_to=PIXELS),
+            lambda: explainers.nearest(PIXELS, [PIXELS], target, method="DirectPaths"),
+        ):
+            with pytest.raises(
+                InputError, match="^expected finite (similarities|embeddings) of .* for image 0, got NaN"
+            ):
+                route()
+
+
+def test_a_constant_heatmap_is_said(target):
+    def explainer(images, classes):
+        return (classes == 3)[:, None, None] * torch.rand(len(images), 4, 4)
+
+    with pytest.warns(
+        UserWarning, match="^explainer gives every patch of image 0, image 1 the same score: the heatmap"
+    ):
+        constant, _ = explainers.explain([PIXELS, PIXELS], target, method=explainer, classes=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant.of(3)
+    with pytest.warns(UserWarning, match="^explainer gives every patch of image 0 the same score"):
+        constant.of(2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"images": torch.zeros(3, 8, 8, dtype=torch.uint8, device="meta")}, "pixels, got one on the meta device"),
+        ({"images": torch.zeros(3, 8, 8, dtype=torch.uint8).to_sparse()}, "pixels, got a sparse one: give the image's"),
+        ({"top": None}, "top as an integer, got top=None"),
+    ],
+)
+def test_what_is_no_image_or_number_is_refused(target, given, said):
+    with pytest.raises(InputError, match=f"^expected .*{said}"):
+        explainers.explain(**({"images": PIXELS, "model": target, "method": "GAE"} | given))
+
+
+def test_a_loaded_explainer_leaves_the_model_as_it_is(target, anyhead):
+    folder = catalogue.SHIPPED / "vit.tag" / "anyhead"
+    ship(anyhead, folder)
+    target.train().requires_grad_(True)
+    loaded = explainers.load(folder, target=target)
+    assert target.training and all(weight.requires_grad for weight in target.parameters())
+    assert not loaded.target.training and torch.equal(loaded(SQUARE), anyhead(SQUARE))

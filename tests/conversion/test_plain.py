@@ -193,7 +193,7 @@ def test_every_listed_method_runs_and_no_other_is_built(kind, images):
 def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
     target = plain_target(lively(BlackBox), **STATED)
     for method, wanted in {
-        "Saliency": "a model whose logits have a gradient",
+        "Saliency": "a model whose layers all have gradients",
         "GradCAM": "a model with layers of tokens or of square feature maps",
         "DecompX-PLUS": "a transformer with blocks of attention and MLP that normalise their inputs",
     }.items():

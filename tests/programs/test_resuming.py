@@ -79,7 +79,9 @@ def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
     start = partial(start_record, folder=tmp_path, may_differ=False)
     start(composed(*RUN, folder=tmp_path))
     start(composed(*RUN, folder=tmp_path))
-    with pytest.raises(InputError, match=r"holds a run of another config: seed: 0 → 1: .*name=.* or delete the folder$"):
+    with pytest.raises(
+        InputError, match=r"holds a run of another config: seed: 0 → 1: .*name=.* or delete the folder$"
+    ):
         start(composed(*RUN, "seed=1", folder=tmp_path))
 
 

@@ -1,0 +1,36 @@
+"""What a call leaves as it was for its caller: the state of random numbers, and the modes of PyTorch."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def keep_random_state() -> Iterator[None]:
+    """Restore the random state of PyTorch, its GPUs, NumPy and Python on exit; new layers and imports draw from it.
+
+    >>> torch.manual_seed(0).initial_seed()
+    0
+    >>> with keep_random_state():
+    ...     drawn = torch.rand(3)
+    >>> torch.equal(torch.rand(3), drawn)
+    True
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Make tensors without a graph that autograd accepts later, also inside `torch.inference_mode`."""
+    with torch.inference_mode(False), torch.no_grad():  # the first alone would enable gradients
+        yield

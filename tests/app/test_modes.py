@@ -1,0 +1,109 @@
+"""Explaining in any mode of PyTorch, from threads, and without a trace in what belongs to the caller."""
+
+import copy
+import pickle
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from conftest import timm_model
+from safetensors.torch import save_file
+from torch import nn
+
+import explainers
+from explainers import posthoc
+from explainers.app.session import Session
+from explainers.conversion import as_target
+from explainers.errors import InputError
+
+IMAGES = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+TENSORS = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).contiguous()
+CNN = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+ROUTES = {
+    "GAE": lambda model, target: explainers.explain(IMAGES[0], model, method="GAE").heatmap,
+    "Saliency": lambda model, target: explainers.explain(IMAGES[0], model, method="Saliency").heatmap,
+    "another class": lambda model, target: explainers.explain(IMAGES[0], target, method="GAE").of(1).heatmap,
+    "tensors": lambda model, target: Session(target, "AttnLRP").explain(TENSORS.clone(), [1, 2])[1].heatmap,
+    "likeness": lambda model, target: explainers.explain(IMAGES[0], target, similar_to=IMAGES[1]).heatmap,
+    "nearest": lambda model, target: explainers.nearest(IMAGES[0], IMAGES, target, k=1)[0].heatmap,
+    "refined": lambda model, target: (
+        explainers.refine(posthoc.build("GAE", target, target.grid), TENSORS.clone(), passes=8).more(8).heatmaps
+    ),
+    "plain module": lambda model, target: (
+        explainers.explain(IMAGES[0], as_target(copy.deepcopy(CNN), mean=0.5, std=0.5, image_size=32)).heatmap
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_mode_gives_the_same_heatmap(route, mode):
+    expected = ROUTES[route](timm_model(), timm_model(as_target=True))
+    with mode():
+        model, target = copy.deepcopy((timm_model(), timm_model(as_target=True)))
+        inside = ROUTES[route](model, target)
+    assert torch.equal(inside, expected)
+    assert torch.equal(ROUTES[route](model, target), expected)  # a model whose weights were made inside
+
+
+def test_methods_for_gradients_of_stages_are_found_without_gradients():
+    target = timm_model("test_resnet", as_target=True)
+    with torch.no_grad():
+        assert "GradCAM" in posthoc.methods_for(target)
+        assert "Saliency" in posthoc.methods_for(as_target(CNN, mean=0.5, std=0.5, image_size=32))
+
+
+def test_threads_share_a_session():
+    sessions = [Session(timm_model(), method) for method in ("GAE", "AttnLRP")]
+    expected = {session: session.explain(IMAGES) for session in sessions}
+
+    def computed(number):
+        session = sessions[number % 2]
+        explanation = session.explain(IMAGES[number % 4 // 2])[0]
+        return session, number % 4 // 2, explanation.heatmap, explanation.of(3).heatmap
+
+    with ThreadPoolExecutor(4) as pool:
+        for session, image, heatmap, other in pool.map(computed, range(24)):
+            assert torch.equal(heatmap, session.explain(IMAGES[image])[0].heatmap)
+            torch.testing.assert_close(heatmap, expected[session][image].heatmap, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(other, expected[session][image].of(3).heatmap, rtol=1e-4, atol=1e-6)
+
+
+def test_random_numbers_go_on_as_without_the_call(tmp_path):
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm_model("test_vit", num_classes=3).state_dict(), weights)
+    states = torch.get_rng_state, np.random.get_state, random.getstate
+    before = [state() for state in states]
+    explainers.explain(IMAGES[0], "test_vit", weights=weights, method="ViTCX")
+    after = [state() for state in states]
+    assert torch.equal(before[0], after[0]) and before[2] == after[2]
+    assert all(np.array_equal(*pair) for pair in zip(before[1], after[1], strict=True))
+
+
+def test_explanations_are_copied_and_restored():
+    explanation = explainers.explain(IMAGES[0], timm_model(), method="GAE")
+    for twin in (copy.copy(explanation), copy.deepcopy(explanation)):
+        torch.testing.assert_close(twin.of(3).heatmap, explanation.of(3).heatmap)
+    file = pickle.dumps(explanation)
+    restored = pickle.loads(file)
+    assert len(file) < 10_000  # without the model
+    assert repr(restored) == repr(explanation) and torch.equal(restored.heatmap, explanation.heatmap)
+    assert restored.classes == explanation.classes and restored.picture().size == explanation.picture().size
+    with pytest.raises(
+        InputError, match=r"^of\(\.\.\.\) of an explanation from a file has no model: explain the image"
+    ):
+        restored.of(3 if restored.index != 3 else 2)
+
+
+def test_comparisons_refinements_and_sessions_are_copied_and_restored():
+    target = timm_model(as_target=True)
+    comparison = explainers.explain(IMAGES[0], target, similar_to=IMAGES[1])
+    refinement = explainers.refine(posthoc.build("DecompX-PLUS", target, target.grid), TENSORS, passes=8)
+    session = Session(target, "GAE")
+    for twin in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
+        assert torch.equal(twin(comparison).heatmap, comparison.heatmap)
+        assert torch.equal(twin(refinement).heatmaps, refinement.heatmaps)
+        assert torch.equal(twin(session).explain(IMAGES)[0].heatmap, session.explain(IMAGES)[0].heatmap)
