@@ -68,7 +68,7 @@ def check_below(folder: Path, paths: Sequence[Path], source: Path) -> None:
     """
     real = os.path.realpath(folder)
     for path in paths:
-        if not Path(os.path.realpath(path)).is_relative_to(real):
+        if "\0" in str(path) or not Path(os.path.realpath(path)).is_relative_to(real):
             raise InputError(
                 f"{source}: expected files below {folder}, got {printable(str(path))}, which is or leads elsewhere:"
                 " correct the name, or copy the file into the folder"

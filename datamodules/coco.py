@@ -146,7 +146,8 @@ def fault_of(segmentation: Any, size: Size) -> str | None:
         if not isinstance(segmentation, list):
             counts = segmentation["counts"]
             lengths = run_lengths(counts) if isinstance(counts, str) else counts
-            if tuple(segmentation["size"]) == size and sum(lengths) == size[0] * size[1] and min(lengths) >= 0:
+            whole = all(isinstance(length, int) and length >= 0 for length in lengths)
+            if whole and tuple(segmentation["size"]) == size and sum(lengths) == size[0] * size[1]:
                 return None
             got = f"{sum(lengths)} of {segmentation['size']}"
             return f"expected run lengths of {size[0]} × {size[1]} pixels, got {got}"

@@ -148,6 +148,7 @@ def test_wrong_annotations_of_coco_are_named(tmp_path):
     ("segmentation", "message"),
     [
         ({"size": [30, 40], "counts": [7]}, r"expected run lengths of 30 × 40 pixels, got 7 of \[30, 40\]"),
+        ({"size": [30, 40], "counts": [0.5, 1199.5]}, "expected run lengths of 30 × 40 pixels, got 1200.0 of"),
         ({"size": [30, 40], "counts": [1300, -100]}, "expected run lengths of 30 × 40 pixels, got 1200 of"),
         ({"size": [30, 40], "counts": "\u20ac"}, "expected run lengths of 30 × 40 pixels, got"),
         ({"size": [30, 40]}, r"expected polygons or run lengths, got .*KeyError\('counts'\)"),
@@ -167,7 +168,9 @@ def test_a_segmentation_that_cannot_be_drawn_is_named(tmp_path, segmentation, me
         coco_masks(tmp_path, image_size=30)
 
 
-@pytest.mark.parametrize("name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg"])
+@pytest.mark.parametrize(
+    "name", ["../secret.jpg", "{elsewhere}/secret.jpg", "link.jpg", "folder/secret.jpg", "\\u0000.jpg"]
+)
 def test_files_outside_the_folder_of_a_data_set_are_refused(tmp_path, name):
     Image.new("RGB", (40, 30)).save(tmp_path / "secret.jpg")
     root = tmp_path / "root" / "val2017"
