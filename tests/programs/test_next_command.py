@@ -144,3 +144,5 @@ def test_without_such_a_command_there_is_what_loads_the_explainer(tmp_path, caps
     """With configs of the user's own, or in a program that Hydra did not start, as here."""
     train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{tmp_path / "run"}") in Python'
+    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", "next=false", folder=tmp_path / "run")
+    assert "next:" not in capsys.readouterr().out

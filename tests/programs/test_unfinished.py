@@ -142,11 +142,9 @@ def test_an_evaluation_whose_images_change_before_it_resumes_starts_anew_and_say
     for name in ("killed", "whole"):
         evaluate(*command, folder=tmp_path / name)
         out = capsys.readouterr().out
-        assert ("folder: measured from the start: the 1 batches in " in out) == (
-            name == "killed"
-        ) and "resumes" not in out
-    killed, whole = (
-        json.loads((tmp_path / name / "results.json").read_text())["results"] for name in ("killed", "whole")
-    )
+        assert ("folder: measured from the start: the 1 batches in " in out) == (name == "killed")
+        assert "resumes" not in out
+    files = (tmp_path / name / "results.json" for name in ("killed", "whole"))
+    killed, whole = (json.loads(file.read_text())["results"] for file in files)
     (killed, whole) = (numbers["folder"]["chance"] for numbers in (killed, whole))
     assert killed.pop("images_per_second") and whole.pop("images_per_second") and killed == whole
