@@ -93,7 +93,7 @@ def sessions_for(options: Namespace) -> list[Session]:
 
 
 class _Decoded:
-    """Batches of photos as the model sees them, uint8 (B, C, S, S), with the `names` of those that were read.
+    """Batches of photos as the model sees them, uint8 (B, C, S, S), with the `names` of those that were measured.
 
     Args:
         session: the model.
@@ -113,8 +113,8 @@ class _Decoded:
         size = self.session.target.grid.image_size
         reading = (size, self.session.resampling, self.batch_size, "measuring", self.passes)
         for photos, pixels, _ in decoded_batches(self.photos, *reading):
-            self.names += [photo.name for photo in photos]
             yield pixels
+            self.names += [photo.name for photo in photos]  # once they are measured
 
 
 def _as_lists(names: list[str], pairs: Any) -> dict[str, Any]:

@@ -321,7 +321,7 @@ def test_what_sigterm_stops_amid_an_image_is_equal_when_it_is_started_again(word
     with monkeypatch.context() as patch:
         patch.setattr(soft_masks, "advance", stopped)
         status, _, errors = run(*words.split(), *method)
-    assert status == 143 and len(errors) == 1 and errors[0].startswith("explainers: stopped after ")
+    assert status == 143 and len(errors) == 1 and errors[0].startswith("explainers: stopped after 0 of 2 ")
     assert not any("unfinished" in name or name.endswith(".json") for name in written(folder / "out"))
     assert run(*words.split(), *method)[0] == 0
     assert results() == expected
