@@ -92,7 +92,7 @@ class PropagationTeacher:
                 f"expected a head of at least 2 classes, whose rows are functionals, got {target.num_classes}: set"
                 " functionals=[isotropic]"
             )
-        self.teacher: Any = build(method, target, grid)
+        self.teacher: Any = build(method, target.eval(), grid)
         if not getattr(self.teacher, "linear", False):
             raise InputError(
                 f"expected a method whose heatmaps are linear in what they explain, such as DecompX-PLUS, got {method}"

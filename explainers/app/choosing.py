@@ -139,7 +139,9 @@ def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
             _tried(explainer, target, purpose)
         except InputError as error:
             reasons.append(f"{method}: {error}")
-            lacking = f"; {method} needs {error.wanted}" if isinstance(error, UnsupportedModel) else f"; {reasons[-1]}"
+            lacking = f"; {reasons[-1]}"
+            if isinstance(error, UnsupportedModel):
+                lacking = f"; {method} needs {error.wanted.removesuffix(f' for {method}')}"
             continue
         passes = getattr(explainer, "forward_passes", 1)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""

@@ -23,9 +23,10 @@ from explainers.target import TargetModel
 from explainers.transformer.blocks import is_transformer, num_prefix_tokens
 from explainers.transformer.recording import Record
 
-Tokens = Literal["norm1", "input"]
+Tokens = Literal["auto", "norm1", "input"]
 """`norm1`: the patches behind the first normalisation of the layer, as pytorch-grad-cam recommends for ViT and Swin;
-`input`: all tokens that enter the layer, whose maps SkipPLUS adds."""
+`input`: all tokens that enter the layer, whose maps SkipPLUS adds; `auto`: `input` in PLUS and SkipPLUS, and otherwise
+`norm1`."""
 
 
 def cam(features: Tensor, gradient: Tensor) -> Tensor:
@@ -104,8 +105,7 @@ class GradCAM(Layerwise):
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0, as Grad-CAM does; SkipPLUS sums maps with both signs.
-        tokens: which tokens of a transformer's layer have a map, see `Tokens`; `None` for `norm1`, and for `input` in
-            PLUS and SkipPLUS.
+        tokens: which tokens of a transformer's layer have a map, see `Tokens`.
     """
 
     linear = True
@@ -120,7 +120,7 @@ class GradCAM(Layerwise):
         output: Output = "logit",
         layer: int = -1,
         relu: bool = False,
-        tokens: Tokens | None = None,
+        tokens: Tokens = "auto",
     ) -> None:
         super().__init__(target, grid, output, layer)
         self.relu = relu
@@ -180,7 +180,7 @@ class SizedCAM(GradCAM):
         layer: int = -1,
         relu: bool = False,
         signed: bool = False,
-        tokens: Tokens | None = None,
+        tokens: Tokens = "auto",
     ) -> None:
         super().__init__(target, grid, output, layer, relu, tokens)
         self.weighted = partial(type(self).weighted, signed=signed)
@@ -228,7 +228,7 @@ class HiResCAM(GradCAM):
         output: Output = "logit",
         layer: int | None = None,
         relu: bool = False,
-        tokens: Tokens | None = None,
+        tokens: Tokens = "auto",
     ) -> None:
         default = -2 if tokens == "input" and is_transformer(target) else -1
         super().__init__(target, grid, output, default if layer is None else layer, relu, tokens)

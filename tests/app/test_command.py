@@ -126,7 +126,7 @@ def test_a_loop_of_links_and_an_unknown_user_s_folder_end_in_no_traceback(run, f
         status, lines, errors = run("explain", *words, "--method", "Chance")
         assert status == 1 and lines == [] and len(errors) == 1
     assert run("explain", "cat.jpg", "--method", "Chance", "--output", "~nobody at all/maps")[0] == 0
-    assert written(folder / "~nobody at all") == ["maps/cat.png"]
+    assert written(folder / "~nobody at all") == ["maps/cat_Chance.png"]
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_sigterm_while_a_picture_is_written_leaves_no_half_of_it(run, folder, mo
     monkeypatch.setattr(Path, "write_bytes", stopped)
     status, lines, errors = run("explain", "cat.jpg", "photos", "--method", "Chance")
     assert (status, len(lines), errors) == (143, 1, ["explainers: stopped after 1 of 3 pictures"])
-    assert written(folder / "explained") == ["cat.png"]
+    assert written(folder / "explained") == ["cat_Chance.png"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import timm
 import torch
 from conftest import timm_model
 from safetensors.torch import save_file
@@ -74,7 +75,7 @@ def test_threads_share_a_session():
 
 def test_random_numbers_go_on_as_without_the_call(tmp_path):
     weights = tmp_path / "weights.safetensors"
-    save_file(timm_model("test_vit", num_classes=3).state_dict(), weights)
+    save_file(timm.create_model("test_vit", num_classes=3).state_dict(), weights)
     states = torch.get_rng_state, np.random.get_state, random.getstate
     before = [state() for state in states]
     explainers.explain(IMAGES[0], "test_vit", weights=weights, method="ViTCX")

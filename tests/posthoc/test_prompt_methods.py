@@ -144,7 +144,7 @@ def test_the_kind_of_the_class_score_is_a_functional(target, grid, images):
     ("method", "options", "message"),
     [
         ("GradECLIP", {"layers": 0}, "expected layers from 1 to 2, got layers=0"),
-        ("GradECLIP", {"layers": 1.5}, "expected layers as an integer, got layers=1.5"),
+        ("GradECLIP", {"layers": 1.5}, "expected layers of GradECLIP as an integer, got layers=1.5"),
         ("GradECLIP", {"similarity": "cosine"}, "expected similarity heads or projected, got cosine"),
         ("MaskCLIP", {"block": "mlp"}, "expected block values or whole, got mlp"),
         ("NACLIP", {"std": 0}, "expected std above 0, got std=0"),

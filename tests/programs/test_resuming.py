@@ -79,9 +79,8 @@ def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
     start = partial(start_record, folder=tmp_path, may_differ=False)
     start(composed(*RUN, folder=tmp_path))
     start(composed(*RUN, folder=tmp_path))
-    with pytest.raises(
-        InputError, match=r"holds a run of another config: seed: 0 → 1: .*name=.* or delete the folder$"
-    ):
+    refused = r"holds a run of another config: seed: 0 → 1: .*name=.* or delete the folder$"
+    with pytest.raises(InputError, match=refused):
         start(composed(*RUN, "seed=1", folder=tmp_path))
 
 
@@ -141,9 +140,8 @@ def test_weights_that_were_replaced_since_the_run_began_are_refused(stopped, tmp
     train(*command, epochs(1), folder=folder)
     shutil.copy(folder / "explainer.safetensors", weights)
     message = error(*command, epochs(1), folder=folder)
-    assert re.search(
-        rf"explainer\.weights: {weights} \(SHA-256 \w{{12}} → \w{{12}}\)\. .*name=.*ckpt_path=last", message
-    )
+    replaced = rf"explainer\.weights: {weights} \(SHA-256 \w{{12}} → \w{{12}}\): "
+    assert re.search(rf"{replaced}.*name=.*ckpt_path=last", message)
     train(*command, epochs(2), "ckpt_path=last", folder=folder)
     train(*command, epochs(2), folder=folder)
 

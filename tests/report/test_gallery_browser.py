@@ -226,9 +226,9 @@ def test_differences_are_from_the_selected_explainer(page):
     def lines():
         return page.find_elements(By.CSS_SELECTOR, "#differences tbody tr")
 
-    assert cells() == [["light", "−1.250 ± 0.459 *"]]  # from the best
+    assert cells() == [["light", "−1.250 ± 0.459"]]  # from the best
     Select(find(page, "#base")).select_by_visible_text("light")
-    assert cells() == [["gae", "+1.250 ± 0.459 *"]]
+    assert cells() == [["gae", "+1.250 ± 0.459"]]
     Select(find(page, "#task")).select_by_visible_text("cars")
     assert cells() == []
 

@@ -27,7 +27,8 @@ def quantised(part):
         warnings.simplefilter("ignore")
         quantise = torch.ao.quantization.quantize_dynamic
         if part:
-            model.set_submodule(part, quantise(copy.deepcopy(model.get_submodule(part)), {nn.Linear}))
+            whole = nn.Sequential(copy.deepcopy(model.get_submodule(part)))  # only what is inside is replaced
+            model.set_submodule(part, quantise(whole, {nn.Linear})[0])
             return model
         return quantise(copy.deepcopy(model), {nn.Linear})
 
