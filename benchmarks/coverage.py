@@ -50,7 +50,7 @@ Runs = tuple[Tensor, Tensor, Tensor]
 def small_vit() -> tuple[TargetModel, Tensor, Any]:
     """A ViT of 8 × 8 patches with random weights of the size that training gives, three images, and a prior."""
     random = torch.Generator().manual_seed(0)
-    size = {"img_size": 32, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    size: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **size)
     with torch.no_grad():
         for weight in model.parameters():
@@ -66,8 +66,8 @@ def vit_tiny(options: argparse.Namespace) -> tuple[TargetModel, Tensor, Any]:
     """ViT-Tiny, images of ImageNet, and the shipped AnyHead as prior."""
     target = TargetModel(timm_model(MODEL, options.weights)).eval()
     samples = imagenet_boxes(options.data, target.grid.image_size, limit=options.images)
-    images = torch.stack([samples[i]["image"] for i in range(len(samples))])
-    return target, images, explainers.load(MODEL, target=target).eval()
+    read: list[Any] = [samples[i] for i in range(len(samples))]
+    return target, torch.stack([sample["image"] for sample in read]), explainers.load(MODEL, target=target).eval()
 
 
 def centred(heatmaps: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def independent(pool: Refinement, prior: Any, options: argparse.Namespace) -> Ru
     total = None if pool.total is None else (pool.total.double()[:, None] @ v.mT)[:, 0]
     like = pool.prior.of_functionals(v.float()).mT * (prior is not None)  # (B, N, 1)
     random = torch.Generator().manual_seed(options.seed)
-    found: list[list[list[tuple[Tensor, Tensor]]]] = []
+    found: list[list[tuple[Tensor, Tensor]]] = []
     for _ in range(options.repetitions):
         drawn = torch.randperm(keep.shape[1], generator=random)
         found.append([])

@@ -59,7 +59,7 @@ def use_random_weights(cfg: DictConfig) -> None:
         cfg: the config of a run, which is changed.
     """
     settings: Any = OmegaConf.to_container(cfg)  # the target of an explainer is an interpolation
-    replaced = {}
+    replaced: dict[str, Any] = {}
     for key, value in leaves(settings):
         place, _, name = key.rpartition(".")
         of = OmegaConf.select(cfg, place) if place else cfg

@@ -55,7 +55,7 @@ def weights_hash(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in state:
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     _hashes[module] = stamps, digest.hexdigest()
     return digest.hexdigest()
 
