@@ -80,6 +80,7 @@ class WatchedProcess(multiprocessing.Process):
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the main process ends this one
         try:
             super().run()
         except OSError as error:
@@ -200,7 +201,7 @@ def report_unreadable(path: Path, skip_corrupt: bool) -> None:
 
 
 def end(number: int, frame: object) -> None:
-    """Remove the unfinished file and exit, after SIGINT or SIGTERM. A second Ctrl-C exits at once."""
+    """Remove the unfinished file and exit, after SIGINT, SIGTERM or SIGHUP. A second Ctrl-C exits at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     name = signal.Signals(number).name
     os.write(2, f"{name}: stopped, nothing was written; the same command starts again\n".encode())
@@ -217,8 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="maximum number of images, spread evenly over the classes")
     parser.add_argument("--skip-corrupt", action="store_true", help="leave out images that cannot be decoded")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # which nohup sets
+            signal.signal(number, end)
     try:
         count = write_beton(**vars(options))
     except (ValueError, OSError, ImportError, RuntimeError) as error:

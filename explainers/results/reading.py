@@ -25,10 +25,9 @@ def load(path: str | Path) -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise InputError(f"no results at {path}: measure first, with `python eval.py`, or correct results.files")
-    text = Path(path).read_text()
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8, and integers of too many digits
         raise InputError(f"{path}: expected the results.json of an evaluation, got no JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise InputError(f"{path}: expected the results.json of an evaluation, got JSON without results of tasks")

@@ -1,7 +1,7 @@
 """What the processes of a command do on a signal, and the exit code that they end with.
 
-- A command, and each process that srun starts (`answer_signals`): on SIGINT (Ctrl-C) or SIGTERM, it says how to resume
-  and exits with 128 + the number of the signal. A second Ctrl-C ends it at once.
+- A command, and each process that srun starts (`answer_signals`): on SIGINT (Ctrl-C), SIGTERM or SIGHUP (a
+  closed terminal), it says how to resume and exits with 128 + the number of the signal. A second Ctrl-C ends it at once.
 - A command that has started torchrun (`passed_on_to`): it first ends the processes of torchrun, so that they can save.
 - A process of torchrun: it ends without a message, also when torchrun is killed (`end_with_parent`).
 - A SLURM job: on SIGUSR1, it is requeued.
@@ -25,8 +25,8 @@ LIBRARY = ctypes.CDLL(None)  # loaded here, because a fork may not
 LOCKED = "EXPLAINERS_LOCKED_FOLDER"
 """Environment variable with the folder that this process or one of its parents has locked."""
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What Ctrl-C, torchrun, SLURM and submitit send to a process that has to end."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What Ctrl-C, torchrun, a closed terminal, SLURM and submitit send to a process that has to end."""
 
 
 def is_first_process() -> bool:
@@ -53,7 +53,7 @@ def answer_signals() -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C reaches a torchrun of the user
             signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # submitit and nohup have set their own
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
                 signal.signal(number, Handler(end_run))
@@ -111,8 +111,9 @@ def passed_on_to(launcher: "subprocess.Popen[bytes]") -> Iterator[None]:
         received.append(number)
         launcher.terminate()
 
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
-    earlier: dict[int, Any] = {number: signal.signal(number, end) for number in numbers}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+    earlier: dict[int, Any] = {number: signal.signal(number, end) for number in heard}
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ def model_card(
     config: Mapping[str, Any],
     versions: Mapping[str, Any],
     table: str = "",
-    license: str = "apache-2.0",
+    license: str | None = None,
     source: str = "hf://user/name",
 ) -> str:
     """Describe a trained explainer: Markdown with the front matter of the Hugging Face Hub.
@@ -30,7 +30,7 @@ def model_card(
         config: the resolved config of its run.
         versions: content of the run's `versions.json`; it may be empty.
         table: results in Markdown; empty for none.
-        license: licence of the weights, as the Hub names it.
+        license: licence of the weights, as the Hub names it; `None` to name none.
         source: what `load` finds the explainer by.
 
     >>> identity = {"target": {"backbone": "resnet50", "backbone_sha256": "c0ffee"}}
@@ -38,7 +38,6 @@ def model_card(
     >>> print(model_card("TVE", "Learns.", identity, config, {"command": ["train.py"]}).partition("## Use")[0])
     ---
     library_name: transferable-explainers
-    license: apache-2.0
     tags:
     - explainability
     - image-classification

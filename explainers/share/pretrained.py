@@ -70,7 +70,7 @@ class Pretrained(Loadable):
         self,
         folder: str | Path,
         evaluation: str | Path | None = None,
-        license: str = "apache-2.0",
+        license: str | None = None,
         half: bool = False,
     ) -> Path:
         """Write a folder that `load` reads, with a model card; returns its path.
@@ -78,7 +78,7 @@ class Pretrained(Loadable):
         Args:
             folder: the folder, which may not exist yet.
             evaluation: folder of a run of eval.py, whose table goes into the model card; `None` for no table.
-            license: licence of the weights, as the Hub names it; by default that of this project.
+            license: licence of the weights, as the Hub names it, such as `apache-2.0`; `None` to name none.
             half: write weights of 16 bits, half as large; `load` makes 32 bits of them.
 
         Raises:
@@ -112,7 +112,7 @@ class Pretrained(Loadable):
         repository: str,
         private: bool = False,
         evaluation: str | Path | None = None,
-        license: str = "apache-2.0",
+        license: str | None = None,
     ) -> str:
         """Upload what `save_pretrained` writes to a repository of the Hugging Face Hub; returns the commit's address.
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command alike: a line that says how to resume, and the exit code that shells expect."""
+"""Ctrl-C, SIGTERM and SIGHUP end a command alike: a line that says how to resume, and the exit code that shells expect."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 from datamodules import write_beton
 from explainers.running import processes, signals
 
-NUMBERS = [signal.SIGINT, signal.SIGTERM]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 def ending(work, *arguments):
@@ -86,7 +86,7 @@ def test_torchrun_shows_no_traceback_after_a_signal(number, capfd):
 
 
 def rank(number, **told):
-    for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
+    for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL), strict=True):
         signal.signal(each, handler)
     os.environ.update(told)
     signals.rank_zero_only.rank = 1

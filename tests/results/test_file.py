@@ -268,9 +268,11 @@ def test_results_that_were_measured_differently_are_refused(tmp_path):
         read_results(files)
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"results": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "no JSON", "[]", "{}", '{"results": 3}', "[" * 10**5, "9" * 5000, "\udcff"], ids=lambda text: text[:12]
+)
 def test_another_file_is_refused_by_name(tmp_path, text):
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match="x.json: expected the results.json of an evaluation"):
         read_results([tmp_path / "x.json"])
 
