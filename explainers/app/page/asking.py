@@ -4,7 +4,7 @@ import base64
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 
 from explainers.app.page.answers import ANSWERS, checked_methods, opened
@@ -28,8 +28,8 @@ LONGEST_NAME = 100
 EXAMPLE = "cat_and_coffee.jpg"
 """The photo in this folder that the empty page offers: docs/photos, in a smaller file."""
 
-SHORT_AT_ONCE, SLOW_AT_ONCE = 8, 4
-"""Number of questions whose answers are computed in turns; the others wait."""
+OPENED_AT_ONCE, SHORT_AT_ONCE, SLOW_AT_ONCE = 1, 4, 2
+"""Number of images that are decoded together, and of questions whose answers are computed in turns; the others wait."""
 
 LOOKS_EVERY = 0.5
 """Time between two looks whether a visitor has left, in seconds."""
@@ -51,7 +51,6 @@ class Images:
         self.explainers = explainers
         self.visits = visits
         self.turns = Turns()
-        self._decoding = Lock()
 
     def open_image(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Open a file, its `name` and its `data` in base64, or without them the example: what a browser draws of it."""
@@ -63,11 +62,9 @@ class Images:
         key = self.visits.key_of(name, data)
         shown = self.visits.get(key)
         if shown is None:
-            with self._decoding:  # one image of full size at a time
-                check_present()
-                image = decode_upload(name, data, MOST_PIXELS)
-                shown = Shown(self.session, image, name, self.explainers, self.turns)
-            shown = self.visits.add(key, shown)
+            check_present()
+            image = decode_upload(name, data, MOST_PIXELS)
+            shown = self.visits.add(key, Shown(self.session, image, name, self.explainers, self.turns))
         return opened(shown) | {"key": key}
 
     def ask(self, answer: Answer, question: dict[str, Any]) -> dict[str, Any]:
@@ -112,12 +109,18 @@ def bytes_of(name: str, data: str) -> bytes:
 def replies(images: Images) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
     """The functions that browsers call, by the names of the answers, and `open_image`.
 
-    Short and slow questions wait in two queues, without threads. What a visitor who has left asked is not computed.
+    Uploads, short and slow questions wait in three queues, without threads. What visitors asked before they left is not
+    computed.
     """
     import anyio
     from gradio import Request
 
-    short, slow = anyio.CapacityLimiter(SHORT_AT_ONCE), anyio.CapacityLimiter(SLOW_AT_ONCE)
+    opening, short, slow = map(anyio.CapacityLimiter, (OPENED_AT_ONCE, SHORT_AT_ONCE, SLOW_AT_ONCE))
+
+    def queue(name: str, question: dict[str, Any]) -> Any:
+        if name == "open_image":
+            return opening
+        return slow if images.takes_long(question) else short
 
     def replying(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         async def reply(question: dict[str, Any], request: Request) -> dict[str, Any]:
@@ -133,8 +136,8 @@ def replies(images: Images) -> list[Callable[..., Awaitable[dict[str, Any]]]]:
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
-                limiter = slow if images.takes_long(question) else short
-                reply = await anyio.to_thread.run_sync(told, partial(answer, question), limiter=limiter)
+                work = partial(told, partial(answer, question))
+                reply = await anyio.to_thread.run_sync(work, limiter=queue(name, question))
                 tasks.cancel_scope.cancel()
             return reply
 
