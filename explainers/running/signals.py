@@ -1,7 +1,8 @@
 """What the processes of a command do on a signal, and the exit code that they end with.
 
 - A command, and each process that srun starts (`answer_signals`): on SIGINT (Ctrl-C), SIGTERM or SIGHUP (a
-  closed terminal), it says how to resume and exits with 128 + the number of the signal. A second Ctrl-C ends it at once.
+  closed terminal), it says how to resume and exits with 128 + the number of the signal. A second Ctrl-C ends it at
+  once.
 - A command that has started torchrun (`passed_on_to`): it first ends the processes of torchrun, so that they can save.
 - A process of torchrun: it ends without a message, also when torchrun is killed (`end_with_parent`).
 - A SLURM job: on SIGUSR1, it is requeued.

@@ -295,12 +295,10 @@ def test_passes_refine_anyhead(target, grid):
         passes.set_passes([refined], 4)
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["explain photos --output out", pytest.param("benchmark photos --output out/b.json", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["explain photos --output out", "benchmark photos --output out/b.json"])
 def test_what_sigterm_stops_amid_an_image_is_equal_when_it_is_started_again(words, run, folder, monkeypatch):
-    method = ["--method" + "s" * words.startswith("bench"), "RISE(masks=24, chunk_size=8)"]
+    method = ["--method" + "s" * words.startswith("bench"), "RISE(masks=12, chunk_size=4)"]
 
     def results():
         files = {name: (folder / "out" / name).read_bytes() for name in written(folder / "out")}

@@ -205,7 +205,8 @@ def test_a_loader_process_has_one_thread():
     assert batch["threads"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("read", ["train_dataloader", "val_dataloader", "some_images"])
+@pytest.mark.slow
+@pytest.mark.parametrize("read", ["train_dataloader", "some_images"])
 def test_full_shared_memory_is_named_with_what_to_do(read):
     data = Images(Limited, Limited, num_workers=1)
     batches = some_images(data, "val", limit=20) if read == "some_images" else getattr(data, read)()

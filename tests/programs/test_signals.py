@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command alike: a line that says how to resume, and the exit code that shells expect."""
+"""Ctrl-C, SIGTERM and SIGHUP end a command alike: a line that says how to resume, and the exit code of shells."""
 
 import os
 import re
