@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from timm.layers import DropPath, PatchDropout
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Identity = dict[str, Any]
 
@@ -62,7 +63,7 @@ def weights_hash(module: nn.Module) -> str:
 
 def _numbers(value: Any) -> Tensor:
     """A weight as a plain tensor; the bytes of what is none, such as the packed weights of a quantised layer."""
-    if type(value) in (Tensor, nn.Parameter) and not value.is_quantized and value.layout == torch.strided:
+    if isinstance(value, Tensor) and not value.is_quantized and not is_traceable_wrapper_subclass(value):
         return value
     file = io.BytesIO()
     torch.save(value, file)

@@ -11,6 +11,8 @@ from explainers.errors import InputError
 from explainers.share.building import build
 from explainers.target import TargetModel
 from explainers.target.fetching import pretrained_file, timm_model
+from explainers.target.heads import load_head
+from explainers.training.state_dicts import load_weights
 
 NAME = "test_vit2"
 
@@ -114,3 +116,19 @@ def test_addresses_and_other_files_are_refused(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="the address|expected weights as .safetensors, .pth"):
         timm_model(NAME, file)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_weights_that_are_not_floating_point_are_refused(dtype, suffix, tmp_path):
+    weights, file = model(num_classes=3).state_dict(), tmp_path / f"weights.{suffix}"
+    weights["head.weight"] = weights["head.weight"].to(dtype)
+    save_file(weights, file) if suffix == "safetensors" else torch.save(weights, file)
+    with pytest.raises(InputError, match=r"^expected floating-point weights in .*, got \w+ for head.weight: give the"):
+        timm_model(NAME, file)
+    head = {"weight": weights["head.weight"], "bias": weights["head.bias"]}
+    save_file(head, tmp_path / "head.safetensors")
+    network = torch.nn.Linear(head["weight"].shape[1], 3)
+    for load in (lambda: load_head(tmp_path / "head.safetensors"), lambda: load_weights(network, head, file)):
+        with pytest.raises(InputError, match=r"^expected floating-point weights in .*, got \w+ for weight: give the"):
+            load()
