@@ -1,8 +1,12 @@
-"""Kills, full disks, missing permissions and damaged files lose nothing. `faults.py` tries far more of them."""
+"""Full disks, missing permissions and damaged files lose nothing. `faults.py` tries far more of them, and kills.
+
+Kills: of a training, `test_train` and `test_mid_epoch`; of the store, `test_train_cached`; of an evaluation,
+`test_unfinished`; of `write_beton`, `test_beton_classes`.
+"""
 
 import pytest
 from fault_jobs import JOBS, Lab
-from faults import damage, file_limits, kills, read_only
+from faults import damage, file_limits, read_only
 
 pytestmark = pytest.mark.slow
 
@@ -10,12 +14,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     return Lab(tmp_path_factory.mktemp("faults"))
-
-
-def test_a_training_that_is_killed_twice_ends_as_an_undisturbed_one(lab):
-    """The store: `test_train_cached`; an evaluation: `test_unfinished`; `write_beton`: `test_beton_classes`."""
-    row = kills(lab, JOBS["training"], 1)
-    assert row.rounds == 1 and row.lost == []
 
 
 def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(lab):

@@ -31,16 +31,6 @@ def test_every_experiment_that_trains_has_a_row(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_rows_say_what_fits(capsys):
-    memory.main(["--only", "quickstart_head", "--only", "quickstart_vector"])
-    _, _, head, vector = capsys.readouterr().out.splitlines()
-    name, images, *numbers, verdict = cells(head)
-    assert (name, images, verdict) == ("quickstart_head", "64", "yes")
-    assert len(numbers) == 8 and float(numbers[-1]) >= 0
-    assert cells(vector)[-1] == "trains nothing (fit=false)"
-
-
-@pytest.mark.slow
 def test_the_computed_memory_of_a_step_is_the_measured_one():
     computed, measured = memory.compared(memory.CHECKS["tve, light network"].split(), "cpu")
     assert computed == pytest.approx(measured, rel=0.1)
@@ -111,22 +101,6 @@ def test_operations_of_the_frozen_part_are_those_of_a_forward_pass():
     frozen, network = scaling.flops("quickstart_head")
     assert frozen == pytest.approx(1e9 * expected)
     assert network == pytest.approx(2 * 2 * 2 * target.embed_dim)  # forward, and the gradient of the weights
-
-
-@pytest.mark.slow
-def test_sizes_at_the_scale_of_imagenet():
-    assert scaling.trained_images("tve_vitb") == 200_000 * 256
-    assert scaling.trained_images("anyhead_vitb") == 4 * 1_281_167
-    width = build(composed("experiment=quickstart_head")).target.embed_dim
-    assert scaling.row_bytes("quickstart_head") == 2 * width
-
-
-@pytest.mark.slow
-def test_the_traffic_of_a_ring_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(scaling, "ON_IMAGENET", ("quickstart_head",))
-    scaling.main(["--table", "traffic", "--table", "days", "--link", "5"])
-    printed = capsys.readouterr().out
-    assert "At 5.0 GB/s, ms" in printed and printed.count("| quickstart_head |") == 2
 
 
 def test_weights_that_are_not_drawn_are_zero():
