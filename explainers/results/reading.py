@@ -29,7 +29,9 @@ def load(path: str | Path) -> dict[str, Any]:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8, and integers of too many digits
         raise InputError(f"{path}: expected the results.json of an evaluation, got no JSON ({error})") from None
-    if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
+    tasks = content.get("results") if isinstance(content, dict) else None
+    rows = [*tasks.values()] if isinstance(tasks, dict) else [None]
+    if not all(isinstance(row, dict) and all(isinstance(each, dict) for each in row.values()) for row in rows):
         raise InputError(f"{path}: expected the results.json of an evaluation, got JSON without results of tasks")
     for name in [*content["results"], *(name for rows in content["results"].values() for name in rows)]:
         if not name or printable(name) != name:  # control characters could steer the terminal, or break a table

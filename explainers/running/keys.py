@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -89,9 +90,22 @@ def unknown_key(cause: Any, configs: Path) -> str:
     owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in dotted_keys(OmegaConf.load(path))]
     if owners:
         return f"no setting {full} in the config of this program: {owners[0]} has it"
-    siblings = [f"{parent}.{name}".lstrip(".") for name in map(str, cause.parent_node)]
+    names = sorted({*map(str, cause.parent_node)} | (set() if parent else groups_of(configs)))
     everywhere = [name for name in dotted_keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
+    similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
+    siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else names))]
     return f"no setting {full}: {meant(full, siblings, everywhere)}"
+
+
+def groups_of(configs: Path) -> set[str]:
+    """The groups that the programs choose files of; some, such as `experiment`, are no keys of a config.
+
+    Args:
+        configs: folder of the config files.
+    """
+    files: list[Any] = [OmegaConf.load(path) for path in configs.glob("*.yaml")]
+    choices = [choice for file in files for choice in file.defaults if isinstance(choice, DictConfig)]
+    return {str(group) for choice in choices for group in choice}
 
 
 def dotted_keys(node: Any, path: str = "") -> Iterator[str]:

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+from huggingface_hub.errors import LocalEntryNotFoundError
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException, MissingConfigException
 from hydra.errors import OverrideParseException as ParseException
@@ -70,6 +71,11 @@ def of_the_run(error: BaseException) -> str | None:
         cause = cause.__cause__
     if isinstance(cause, InputError):
         return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
+    if isinstance(cause, LocalEntryNotFoundError):
+        return (
+            "expected weights in the cache or from huggingface.co, got no connection: give the target's as"
+            " weights=FILE, or connect this machine"
+        )
     if isinstance(cause, OSError | SafetensorError):
         return _of_the_disk(cause)
     if isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):  # a file that timm reads

@@ -50,6 +50,11 @@ class Training:
     target: Any = None
 
     @property
+    def name(self) -> str:
+        """The name of the run; of a job of a sweep that of its folder, so that each has its own evaluation."""
+        return str(self.folder.relative_to("runs") if self.folder.is_relative_to("runs") else self.cfg.name)
+
+    @property
     def module(self) -> dict[str, Any]:
         """Settings of what was trained."""
         return _plain(self.cfg.get("module") or self.cfg.explainer)
@@ -90,7 +95,7 @@ def _train_fastshap(run: Training) -> str:
         *("experiment=vit_shapley", "explainers@explainer=fastshap", "cache=none"),  # FastSHAP explains any target
         surrogate,
         *run.chosen("target", "data"),
-        f"name={_text(f'{run.cfg.name}_fastshap')}",
+        f"name={_text(f'{run.name}_fastshap')}",
     ]
     wanted = {"data_dir": run.cfg.data_dir, "target": run.cfg.target, "grid": run.cfg.grid, "data": run.images}
     return _command("train", given, wanted)
@@ -166,7 +171,7 @@ def _measure(run: Training, given: list[str], wanted: Mapping[str, Any], on_task
         named = any(override.startswith("methods=") for override in given)
         given = [*PHOTOS, *given, *([] if named else ["methods=[]"])]
         wanted = {"grid": run.cfg.grid, **wanted}
-    return _command("eval", [*given, *run.chosen("target"), f"name={_text(f'{run.cfg.name}_eval')}"], wanted)
+    return _command("eval", [*given, *run.chosen("target"), f"name={_text(f'{run.name}_eval')}"], wanted)
 
 
 def _is_task(run: Training, on_task: bool) -> bool:

@@ -34,6 +34,9 @@ COMPOSING = "EXPLAINERS_COMPOSING"
 
 MISTAKES = (InputError, InstantiationException, MisconfigurationException, OmegaConfBaseException, OSError)
 
+PRINTED: set[str] = set()
+"""Warnings that this process has printed."""
+
 with_place = warnings.formatwarning
 """Python's own formatter of warnings."""
 
@@ -108,12 +111,16 @@ def quiet_libraries() -> None:
 
     Warnings about files that are no images would be the same in every process: only the first one prints them.
     """
+    logging.getLogger("huggingface_hub").propagate = False  # it prints by itself, and Hydra would again
+    PRINTED.clear()  # of an earlier job of a sweep
     for name in ("lightning.pytorch", "lightning.fabric", "timm"):
         logging.getLogger(name).setLevel(logging.WARNING)
     notices = "not have many workers|in eval mode at the start|LeafSpec|than the logging interval|by the model summary"
     others = r"torch\.distributed\.\S+ is deprecated, use torch|Checkpoint directory .* exists and is not empty"
     same_in_all = "left out: .* that Pillow does not read|the classes of .* are unknown"
     printed = LOCKED in os.environ or not is_first_process()  # by the parent process, or by the first one
+    if not is_first_process():
+        warnings.filterwarnings("ignore", ".*worker processes in total")
     warnings.filterwarnings("ignore", f".*({notices}|{others}{f'|{same_in_all}' if printed else ''})")
     warnings.formatwarning = in_one_line
 
@@ -121,11 +128,17 @@ def quiet_libraries() -> None:
 def in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """The text of a warning: one line for a user; with its place in the code for a programmer.
+    """The text of a warning: one line for a user, printed once; with its place in the code for a programmer.
 
     >>> in_one_line("left out: a.jpg", UserWarning, "listing.py", 46)
     'warning: left out: a.jpg\\n'
+    >>> in_one_line("left out: a.jpg", UserWarning, "listing.py", 46)
+    ''
     """
     if not issubclass(category, UserWarning):
         return with_place(message, category, filename, lineno, line)
-    return f"warning: {' '.join(str(message).split())}\n"
+    text = f"warning: {' '.join(str(message).split())}\n"
+    if text in PRINTED:  # Python's own record of warnings is lost when a library changes their filters
+        return ""
+    PRINTED.add(text)
+    return text

@@ -112,7 +112,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected the JSON that the run has written, got a damaged file: delete it to resume")

@@ -14,7 +14,11 @@ from explainers.running import program as programs
 
 TRAINING = ("target=tiny", "data=digits", "explainers@explainer=tve", "logger=csv", "callbacks=train")
 COMMANDS = {
-    ("train", "trainer.max_epoch=3"): "no setting trainer.max_epoch: did you mean trainer.max_epochs, ",
+    ("train", "trainer.max_epoch=3"): "no setting trainer.max_epoch: did you mean trainer.max_epochs?",
+    ("train", "experimnt=tve_vitb"): "no setting experimnt: did you mean experiment?",
+    ("train", "Experiment=tve_vitb"): "no setting Experiment: did you mean experiment?",
+    ("train", "modul=classifier"): "no setting modul: did you mean module?",
+    ("train", "explainer.lr=1"): "no setting explainer.lr: did you mean explainer.optimizer.lr?",
     ("train", "callback=train"): "no setting callback: did you mean callbacks?",
     ("train", "evaluation.levels=3"): "no setting evaluation: ",
     ("train", "data=digitz"): "no data named digitz: did you mean digits?",

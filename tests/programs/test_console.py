@@ -245,10 +245,12 @@ def test_a_warning_is_one_line_and_what_all_processes_know_is_said_once(inherite
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         program.quiet_libraries()
-        for message in ("left out: 2 files (a.txt, b.txt) that Pillow does not read", "left out: c.jpg is broken"):
+        workers, broken = "This DataLoader will create 8 worker processes in total", "left out: c.jpg is broken"
+        for message in ("left out: 2 files (a.txt, b.txt) that Pillow does not read", workers, broken, broken):
             warnings.warn(message, UserWarning, stacklevel=1)
         warnings.warn("an own function is deprecated", FutureWarning, stacklevel=1)
     *told, last = [warnings.formatwarning(w.message, w.category, w.filename, w.lineno) for w in warned]
     listed = "warning: left out: 2 files (a.txt, b.txt) that Pillow does not read\n"
-    assert told == [*[listed] * said, "warning: left out: c.jpg is broken\n"]
+    workers = f"warning: {workers}\n"
+    assert told == [*[listed] * said, *[workers] * (rank == 0), f"warning: {broken}\n", ""]
     assert "test_console.py:" in last  # for programmers

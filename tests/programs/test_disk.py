@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, TVE_RUN, composed
 from forks import forked
+from huggingface_hub.errors import LocalEntryNotFoundError
 from hydra.errors import InstantiationException
 from safetensors import SafetensorError
 
@@ -46,6 +47,16 @@ def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
 
 
 @pytest.mark.slow
+def test_weights_that_cannot_be_downloaded_are_told_in_one_line():
+    wrapped = InstantiationException("Error in call to target")
+    wrapped.__cause__ = LocalEntryNotFoundError("cannot find the requested files")
+    with (
+        pytest.raises(SystemExit, match="^error: expected weights .* no connection.*weights=FILE"),
+        program.errors_in_one_line(),
+    ):
+        raise wrapped
+
+
 def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(tmp_path, monkeypatch):
     """A limit of the size of files stands for the full disk."""
     quiet, folder = program.quiet_libraries, tmp_path / "run"

@@ -28,6 +28,7 @@ def following(*overrides, folder, classes=10, target=None):
     assert python == "python"
     got = composed(*words, folder=folder, config=program.removesuffix(".py"))
     use_weights(got)
+    assert got.name.startswith(f"{FOLDER.name}_")  # each job has its own
     return cfg, program, got
 
 

@@ -269,7 +269,20 @@ def test_results_that_were_measured_differently_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no JSON", "[]", "{}", '{"results": 3}', "[" * 10**5, "9" * 5000, "\udcff"], ids=lambda text: text[:12]
+    "text",
+    [
+        "",
+        "no JSON",
+        "[]",
+        "{}",
+        '{"results": 3}',
+        '{"results": {"odd": 3}}',
+        '{"results": {"odd": {"GAE": 3}}}',
+        "[" * 10**5,
+        "9" * 5000,
+        "\udcff",
+    ],
+    ids=lambda text: text[:12],
 )
 def test_another_file_is_refused_by_name(tmp_path, text):
     (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
