@@ -5,8 +5,9 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
-from numbers import Integral
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from types import UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,6 +118,25 @@ def check_range(low: float, high: float = float("inf"), **numbers: float) -> Non
     for name, number in numbers.items():
         if not low <= number <= high:
             raise InputError(f"expected {name} {allowed}, got {name}={number}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of a hint: a number, a boolean, a text, none, a list, or one of several.
+
+    True for other hints, and for lists of choices, which `checks_choices` compares.
+
+    >>> fits(3, int | None), fits(3, float), fits(True, int), fits([1, "a"], Sequence[int]), fits("x", Mapping)
+    (True, True, False, False, True)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin in (list, Sequence):
+        chosen = get_origin(inner[0]) is Literal
+        return chosen or (isinstance(value, list) and all(fits(item, inner[0]) for item in value))
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return isinstance(value, hint) if hint in (bool, str, type(None)) else True
 
 
 def check_distinct(**lists: Sequence[Any]) -> None:

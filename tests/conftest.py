@@ -122,6 +122,16 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def signals_restored():
+    """Restore the handlers of signals that a program installs in this process; a fork would inherit them."""
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+    earlier = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def no_sockets(monkeypatch):
     """Fail at any attempt to open a connection or to look up an address; the list of attempts."""

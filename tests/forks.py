@@ -18,6 +18,14 @@ from explainers.running import processes, record
 FORK = multiprocessing.get_context("fork")
 
 
+def join(process, seconds):
+    """Wait until a fork ends. One that hangs prints where, by pytest's faulthandler, and dies by SIGABRT."""
+    process.join(seconds)
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGABRT)
+        process.join()
+
+
 def ask_no_gpu():
     """Do not ask GPUs for their names: a fork cannot start CUDA if its parent has."""
     record.devices = list

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from explainers import posthoc
-from explainers.app.choosing import COMPARED
+from explainers.app.choosing import COMPARED, passes_of
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of, sessions_of, with_method
-from explainers.app.passes import announce_passes, passes_of, set_passes
+from explainers.app.passes import announce_passes, set_passes
 from explainers.app.photos import decoded_batches, photos_of
 from explainers.app.picture_files import check_writable
 from explainers.app.session import Session
@@ -45,7 +45,7 @@ def benchmark(options: Namespace) -> None:
     explainers = {"Chance": posthoc.Chance(session.target, session.target.grid)}
     explainers |= {each.method: each.explainer for each in sessions}
     sweep = Sweep(session.target, session.target.grid, levels=LEVELS).forward_passes
-    passes = sum(map(passes_of, sessions)) + sweep * len(explainers)
+    passes = sum(passes_of(each.explainer) for each in sessions) + sweep * len(explainers)
     batch_size = options.batch_size or min(BATCH, *(each.batch_size for each in sessions))
     pictures = _Decoded(session, photos, batch_size, passes)
     try:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from explainers.errors import InputError
-
-SAME = 1e-6
-"""Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
+from explainers.report.overlays import is_constant
 
 
 def check_scores(scores: Tensor, names: Sequence[str], kind: str, model: str) -> None:
@@ -42,10 +40,8 @@ def check_heatmaps(heatmaps: Tensor, names: Sequence[str], method: str) -> None:
                 f"expected a finite heatmap of {name}, got NaN or infinity from {method}: take another method, and"
                 " compute in float32 without autocast"
             )
-    flat = heatmaps.flatten(1)
-    constant = flat.std(1, correction=0) <= SAME * flat.abs().amax(1)
-    equal = [name for name, same in zip(names, constant.tolist(), strict=True) if same]
-    if equal and flat.shape[1] > 1:
+    equal = [name for name, same in zip(names, is_constant(heatmaps).tolist(), strict=True) if same]
+    if equal and heatmaps[0].numel() > 1:
         shown = ", ".join(equal[:3]) + f" and {len(equal) - 3} more images" * (len(equal) > 3)
         warnings.warn(
             f"{method} gives every patch of {shown} the same score: the heatmap tells nothing; take another method, or"

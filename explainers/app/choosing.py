@@ -86,12 +86,17 @@ def choose(target: TargetModel, method: Any = "auto", purpose: Purpose = "classe
     return _named(method)
 
 
+def passes_of(explainer: Any) -> int:
+    """Forward passes of the model for one heatmap, at most."""
+    return getattr(explainer, "forward_passes", 1)
+
+
 def quick_method(target: TargetModel, grid: PatchGrid) -> dict[str, Any]:
     """Label → explainer: the first method of `FITTING` for classes that takes `QUICK` passes at most; empty if none."""
     for label, (name, options) in labelled(FITTING["classes"]).items():
         with suppress(InputError):
             method = posthoc.build(name, target, grid, options)
-            if getattr(method, "forward_passes", 1) <= QUICK:
+            if passes_of(method) <= QUICK:
                 return {label: method}
     return {}
 
@@ -143,7 +148,7 @@ def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
             if isinstance(error, UnsupportedModel):
                 lacking = f"; {method} needs {error.wanted.removesuffix(f' for {method}')}"
             continue
-        passes = getattr(explainer, "forward_passes", 1)
+        passes = passes_of(explainer)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""
         tell(f"{target.name}: explained by {label}{cost}, because {why}{lacking if cost else ''}")
         return explainer, label
@@ -156,7 +161,7 @@ def _tried(explainer: Any, target: TargetModel, purpose: Purpose) -> Any:
     """Let an explainer that is fast explain a grey image, and return it; an InputError says what the model lacks."""
     side = target.grid.image_size
     grey = torch.full((1, 3, side, side), 128, dtype=torch.uint8, device=target.mean.device)
-    if getattr(explainer, "forward_passes", 1) > CHEAP:
+    if passes_of(explainer) > CHEAP:
         return explainer
     if purpose == "classes":
         explainer(grey, torch.zeros(1, dtype=torch.long, device=grey.device))

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explainers.app.choosing import Purpose, choose
+from explainers.app.choosing import Purpose, choose, passes_of
 from explainers.app.command import DEFAULT_MODEL, in_one_line
 from explainers.app.comparing import Comparison, compared, mean_embedding
 from explainers.app.neighbours import neighbours
-from explainers.app.passes import announce_passes, passes_of, set_passes
+from explainers.app.passes import announce_passes, set_passes
 from explainers.app.picture_files import Picture, check_writable, found_images, planned
 from explainers.app.saving import picture_name
 from explainers.app.session import Session
@@ -97,7 +97,7 @@ def explained(
 
 def shown_progress(session: Session, name: str) -> AbstractContextManager[None]:
     """Show how far the heatmap of an image is."""
-    return progress_of_passes(f"{printable(name)} by {session.method}", passes_of(session))
+    return progress_of_passes(f"{printable(name)} by {session.method}", passes_of(session.explainer))
 
 
 def compared_line(comparison: Comparison, name: str, file: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from explainers.app.choosing import choose
+from explainers.app.choosing import choose, passes_of
 from explainers.app.method_names import parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
@@ -19,11 +19,6 @@ MANY = 200
 
 TRIED = 16
 """Number of images whose forward pass is timed."""
-
-
-def passes_of(session: Session) -> int:
-    """Forward passes of one heatmap, at most."""
-    return getattr(session.explainer, "forward_passes", 1)
 
 
 def set_passes(sessions: Sequence[Session], passes: int) -> None:
@@ -65,11 +60,11 @@ def announce_passes(sessions: Sequence[Session], pictures: int) -> None:
         sessions: the explainers, of one model.
         pictures: number of heatmaps of each explainer.
     """
-    slow = [session for session in sessions if passes_of(session) > MANY]
+    slow = [session for session in sessions if passes_of(session.explainer) > MANY]
     seconds = _seconds_per_pass(slow[0]) if slow else 0
     several = f"{pictures} picture{'s' * (pictures > 1)}"
     for session in slow:
-        passes = passes_of(session)
+        passes = passes_of(session.explainer)
         duration = passes * pictures * seconds
         about = f"{duration / 60:.0f} min" if duration > 90 else f"{duration:.0f} s"
         name = session.method.partition("(")[0]

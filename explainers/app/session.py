@@ -16,7 +16,7 @@ from torch import Tensor
 from explainers import PreparedExplainer, VectorExplainer
 from explainers.app.batch_size import batch_size_for
 from explainers.app.checking import check_heatmaps, check_scores
-from explainers.app.choosing import choose
+from explainers.app.choosing import choose, passes_of
 from explainers.app.explanation import Explanation
 from explainers.app.models import model_of_colour
 from explainers.app.photos import Photo, decoded_batches, photos_of
@@ -176,8 +176,8 @@ class Session:
         self, photos: Sequence[Photo], doing: str = "explaining"
     ) -> Iterator[tuple[list[Photo], Tensor, list[int]]]:
         """Decode what the model sees of photos, one batch after the other, see `decoded_batches`."""
-        passes = getattr(self.explainer, "forward_passes", 1)
-        return decoded_batches(photos, self.target.grid.image_size, self.resampling, self.batch_size, doing, passes)
+        size, passes = self.target.grid.image_size, passes_of(self.explainer)
+        return decoded_batches(photos, size, self.resampling, self.batch_size, doing, passes)
 
     def _classes(
         self, photos: Sequence[Photo], pixels: Tensor, wanted: Sequence[int | None], top: int

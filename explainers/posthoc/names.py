@@ -7,13 +7,11 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
-from explainers.errors import InputError, UnsupportedModel, check_distinct
+from explainers.errors import InputError, UnsupportedModel, check_distinct, fits
 from explainers.masking import PatchGrid
 from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
 from explainers.posthoc.propagation import libra
@@ -22,6 +20,9 @@ from explainers.target import TargetModel
 
 AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
 NEEDS_MAPS = Layerwise, "a map", "DecompX"
+WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+"""Types of options whose values are checked before a method is built, in words."""
+
 PASSES = "masks", "samples", "steps"
 """Names of the options that set the number of forward passes of a method."""
 
@@ -128,6 +129,8 @@ def _check_aggregation(kind: type, aggregation: str) -> None:
 
 def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> None:
     """Raise an InputError for an option that a method does not have, or whose value is of another kind."""
+    if not options:
+        return
     hints = get_type_hints(kind.__init__) | (get_type_hints(AGGREGATIONS[aggregation].__init__) if aggregation else {})  # type: ignore[misc]
     known = list(inspect.signature(kind).parameters)[2:]
     if aggregation:
@@ -137,26 +140,10 @@ def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> 
     for option, value in options.items():
         if option not in known:
             raise InputError(f"{name} has no option {option}; it has {', '.join(known) or 'none'}")
-        if not _fits(value, hints.get(option, Any)):
-            raise InputError(f"expected {option} of {name} as {_in_words(hints[option])}, got {option}={value}")
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _in_words(hint: Any) -> str:
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
-    return " or ".join(words.get(kind, str(kind)) for kind in _kinds(hint))
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the kind that a type hint says; choices are checked by the method itself."""
-    if len(_kinds(hint)) > 1:
-        return any(_fits(value, kind) for kind in _kinds(hint))
-    if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-    return not isinstance(hint, type) or isinstance(value, hint)
+        kinds = get_args(hints[option]) or (hints[option],)
+        if WORDS.keys() >= set(kinds) and not fits(value, hints[option]):  # others are checked by the method itself
+            expected = " or ".join(WORDS[each] for each in kinds)
+            raise InputError(f"expected {option} of {name} as {expected}, got {option}={value}")
 
 
 def passes_option(method: str) -> str | None:

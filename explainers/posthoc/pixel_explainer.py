@@ -145,7 +145,7 @@ class PixelExplainer(nn.Module):
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def _explanation(self, images: Tensor, wanted: Tensor) -> Details:
-        with torch.inference_mode(False), torch.enable_grad(), check_gradients(self.target):
+        with torch.inference_mode(False), torch.enable_grad(), check_gradients(self.target, "pixels"):
             # Autograd refuses tensors that were made in inference mode; their copies are ordinary
             normalised, wanted = self.target.normalise(images.clone()), wanted.clone()
             pixels = self.pixels(normalised, wanted).detach()

@@ -47,9 +47,8 @@ def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tenso
 
     clustering = AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=delta)
     labels = torch.as_tensor(clustering.fit_predict(distances.cpu().numpy()), device=masks.device)
-    members = (labels == torch.arange(int(labels.max()) + 1, device=masks.device)[:, None]).to(
-        distances.dtype
-    )  # (M, channels)
+    numbers = torch.arange(int(labels.max()) + 1, device=masks.device)
+    members = (labels == numbers[:, None]).to(distances.dtype)  # (M, channels)
     # Sort clusters by their first masks, because their labels depend on the order of merging
     first, order = members.argmax(1).sort()
     means = torch.einsum("mc,cij->mij", members / members.sum(1, keepdim=True), masks.to(members.dtype))

@@ -38,7 +38,7 @@ SATURATED = 0.05
 """Fraction of patches that have the full colour, so that one outlier does not make all others pale."""
 
 ROUNDING = 1e-6
-"""Differences of values, relative to the largest, that are rounding errors: such a heatmap is constant."""
+"""Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ class ColourScale:
         return ((heatmap.detach().float().cpu() - self.centre) / self.limit).clamp(-1 if self.signed else 0, 1)
 
 
+def is_constant(heatmaps: Tensor) -> Tensor:
+    """Whether all patches of each heatmap (B, P, P) have the same value, but for rounding: boolean (B,)."""
+    flat = heatmaps.flatten(1)
+    return flat.std(1, correction=0) <= ROUNDING * flat.abs().amax(1)
+
+
 def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:
     """The colours of a heatmap (P, P); `signed` as explainers have it, `None` asks whether there are negative values.
 
@@ -78,7 +84,7 @@ def colour_scale(heatmap: Tensor, signed: bool | None = None) -> ColourScale:
     values = heatmap.detach().float().cpu()
     low, high = (end.item() for end in values.aminmax())
     signed = low < 0 if signed is None else signed
-    if high - low <= ROUNDING * max(abs(low), abs(high)):
+    if is_constant(values[None]).item():
         return ColourScale(0.0, 0.0, signed)
     lowest = values.quantile(SATURATED, interpolation="lower").item()
     centre = 0.0 if signed else low if lowest == high else lowest

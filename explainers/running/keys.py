@@ -2,19 +2,18 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from explainers.errors import InputError, check_range, meant
+from explainers.errors import InputError, check_range, fits, meant
 
 OF_PARTS = ("blocks", "direct", "evaluation", "grid")
 """Keys at the top of a config that one group sets for others, which may not read them."""
@@ -136,7 +135,7 @@ def check_types(node: Any, **own: type) -> None:
         if name not in node or OmegaConf.is_missing(node, name) or isinstance(node[name], DictConfig):
             continue
         value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
-        if not _fits(value, hint) and (value is not None or defaults.get(name, value) is not None):
+        if not fits(value, hint) and (value is not None or defaults.get(name, value) is not None):
             kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
             kind = kind.replace("Sequence[", "list[").replace("None", "null")
             raise InputError(f"expected {node._get_full_key(name)} of type {kind}, got {value!r}")
@@ -158,23 +157,6 @@ def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
         {name: hint for name, hint in hints.items() if name in signature.parameters},
         {name: parameter.default for name, parameter in signature.parameters.items()},
     )
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of a config has the type of a hint; True for a hint that is not checked.
-
-    >>> _fits(3, int | None), _fits(3, float), _fits(True, int), _fits([1, "a"], Sequence[int]), _fits("x", Path)
-    (True, True, False, False, True)
-    """
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin in (list, Sequence):
-        chosen = get_origin(inner[0]) is Literal  # compared by `checks_choices`, which lists them
-        return chosen or (isinstance(value, list) and all(_fits(item, inner[0]) for item in value))
-    if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool)
-    return isinstance(value, hint) if hint in (bool, str, type(None)) else True
 
 
 def check_precision(precision: Any) -> None:

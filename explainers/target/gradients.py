@@ -1,9 +1,10 @@
 """Whether gradients pass through the layers of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +14,33 @@ from explainers.target.model import TargetModel
 
 BY_MASKS = "a method by masks, such as RISE or Occlusion"
 
+_passed: WeakKeyDictionary[TargetModel, dict[Hashable, WeakSet[nn.Module]]] = WeakKeyDictionary()
+"""Target → what was computed → the layers of its backbone that did not cut the graph then."""
+
 
 @contextmanager
-def check_gradients(target: TargetModel) -> Iterator[None]:
+def check_gradients(target: TargetModel, what: Hashable) -> Iterator[None]:
     """Raise an UnsupportedModel for a layer, called inside this context, that cuts the graph.
 
     Quantised layers do, and those that compute inside `torch.no_grad`. Gradients that pass by them, over skip
     connections, are none of the model. A layer whose output does not depend on the values of its input cuts nothing.
+
+    A layer of the backbone is checked once, because hooks on all layers make every pass slower.
+
+    Args:
+        target: the model.
+        what: what is computed, if layers may need a gradient in one computation that they do not need in another.
     """
+    passed = _passed.setdefault(target, {}).setdefault(what, WeakSet())
+    new = [(name, layer) for name, layer in _layers(target.backbone) if layer not in passed]
+    called: list[nn.Module] = []
     with ExitStack() as stack:
-        for name, layer in [*_layers(target.backbone), ("head", target.head), *_layers(target.head, "head.")]:
+        for name, layer in [*new, ("head", target.head), *_layers(target.head, "head.")]:
             stack.callback(layer.register_forward_hook(partial(_check, target, name)).remove)
+        for _, layer in new:
+            stack.callback(layer.register_forward_hook(lambda layer, *_: called.append(layer)).remove)
         yield
+    passed.update(called)
 
 
 def gradient_at(inputs: Tensor, scores: Tensor, target: TargetModel, where: str) -> Tensor:

@@ -227,7 +227,7 @@ def record_pass(
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
     record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start, norms)
-    with gradients_of_inputs(target), check_gradients(target), attached(record, target):
+    with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attached(record, target):
         yield record
 
 

@@ -171,7 +171,8 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The rule of an activation function f that is 0 at 0."""
 
     def compute(rules: Rules, x: Tensor, *args: Any, **options: Any) -> Tensor:
-        y = function(x.clone(), *args, **options)  # of a copy, because some work in place
+        in_place = any(each is True for each in (*args, *options.values()))  # none has another option of this kind
+        y = function(x.clone() if in_place else x, *args, **options)
         return activation(x, y) if rules.activation == "ratio" else y
 
     return compute

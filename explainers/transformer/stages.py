@@ -72,7 +72,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
 
     with ExitStack() as stack:
         stack.enter_context(gradients_of_inputs(target))
-        stack.enter_context(check_gradients(target))
+        stack.enter_context(check_gradients(target, ("stages", start)))
         for number, stage in list(enumerate(stages_of(target)))[start:]:
 
             def hook(stage: nn.Module, inputs: Any, output: Any, number: int = number) -> Tensor:

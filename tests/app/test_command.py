@@ -290,7 +290,7 @@ def test_passes_refine_anyhead(target, grid):
     explainer = AnyHead(target, grid, VECTORS).eval()
     refined = SimpleNamespace(explainer=explainer, method="AnyHead", target=target)
     passes.set_passes([refined], 16)
-    assert refined.method == "AnyHead(refine=16)" and passes.passes_of(refined) == 17
+    assert refined.method == "AnyHead(refine=16)" and passes.passes_of(explainer) == 17
     with pytest.raises(InputError, match="got --passes=4: take 16"):
         passes.set_passes([refined], 4)
 

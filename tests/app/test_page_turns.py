@@ -7,8 +7,9 @@ import anyio
 import pytest
 import torch
 
+from explainers.app.choosing import passes_of
 from explainers.app.page.asking import Images, replies
-from explainers.app.page.turns import LEFT, Turns, VisitorLeft, passes_of
+from explainers.app.page.turns import LEFT, Turns, VisitorLeft
 from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.posthoc import build

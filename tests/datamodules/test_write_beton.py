@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import test_ffcv
 import torch
-from forks import FORK
+from forks import FORK, join
 from PIL import Image
 from test_decoding import UPRIGHT, save_turned
 from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
@@ -161,7 +161,7 @@ def killed_at(replacement, folder, out):
     """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
     process = FORK.Process(target=write_and_die, args=(replacement, folder, out))
     process.start()
-    process.join(60)
+    join(process, 60)
     assert process.exitcode == -signal.SIGKILL
 
 

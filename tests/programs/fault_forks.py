@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from forks import FORK, ask_no_gpu
+from forks import FORK, ask_no_gpu, join
 
 Work = Callable[[Path], None]
 """Runs a command in this process, in a folder: its place."""
@@ -81,7 +81,7 @@ class Started:
 
     def ending(self, timeout: float = 180) -> Ending:
         """Wait until the command ends; one that hangs is killed."""
-        self.process.join(timeout)
+        join(self.process, timeout)
         self._end()
         os.set_blocking(self.reader, False)
         output = b""

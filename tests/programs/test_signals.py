@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed.run
-from forks import FORK
+from forks import FORK, join
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
@@ -21,7 +21,7 @@ def ending(work, *arguments):
     """The exit code of a fork that does something; it is negative after a signal."""
     process = FORK.Process(target=work, args=arguments)
     process.start()
-    process.join(60)
+    join(process, 60)
     return process.exitcode
 
 

@@ -49,6 +49,22 @@ def test_a_quantised_layer_is_named(blocks, method):
         posthoc.build(method, blocks, blocks.grid)(IMAGES, CLASSES)
 
 
+@pytest.mark.parametrize("method", ["GAE", "Saliency"])
+def test_layers_are_checked_once_and_those_that_replace_them_too(method):
+    target = timm_model(as_target=True)
+    explainer = posthoc.build(method, target, target.grid)
+    explainer(IMAGES, CLASSES)
+    norm = target.backbone.blocks[0].norm1
+    hooks = []
+    watched = norm.register_forward_hook(lambda *_: hooks.append(len(norm._forward_hooks)))
+    explainer(IMAGES, CLASSES)
+    watched.remove()
+    assert set(hooks) == {1}  # the one of this test
+    target.backbone.set_submodule("blocks.0.attn.qkv", quantised("blocks").get_submodule("blocks.0.attn.qkv"))
+    with pytest.raises(UnsupportedModel, match="without one at blocks.0.attn.qkv"):
+        explainer(IMAGES, CLASSES)
+
+
 def test_what_needs_no_gradient_explains_quantised_models(blocks):
     exact = timm_model(as_target=True)
     for method in ("AttentionRollout", "Occlusion"):

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from explainers.app.choosing import passes_of
 from explainers.app.page.answers import MOST_METHODS
 from explainers.app.page.asking import EXAMPLE, LARGEST_FILE, Images, file_of_room, replies
 from explainers.app.page.curves import COLOURS, GREY
-from explainers.app.page.turns import MANY_PASSES, passes_of
+from explainers.app.page.turns import MANY_PASSES
 from explainers.app.page.visits import Visits
 from explainers.app.session import Session
 from explainers.errors import needs

@@ -10,7 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from explainers import Explainer, PreparedExplainer
-from explainers.app.page.turns import MANY_PASSES, Turns, passes_of
+from explainers.app.choosing import passes_of
+from explainers.app.page.turns import MANY_PASSES, Turns
 from explainers.app.session import Session
 from explainers.app.texts import PreparedTexts
 from explainers.errors import InputError, check_range, checks_choices

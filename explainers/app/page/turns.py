@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from explainers.app.choosing import passes_of
+
 MANY_PASSES = 10
 """Forward passes above which a method is slow: it gives way to others while it computes."""
 
@@ -94,8 +96,3 @@ def check_present() -> None:
     left = LEFT.get()
     if left is not None and left.is_set():
         raise VisitorLeft
-
-
-def passes_of(method: Any) -> int:
-    """Forward passes of the model for each image."""
-    return getattr(method, "forward_passes", 1)
