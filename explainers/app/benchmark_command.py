@@ -10,15 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from explainers import posthoc
-from explainers.app.choosing import COMPARED, passes_of
+from explainers import Explainer, posthoc
+from explainers.app.choosing import passes_of
 from explainers.app.command import printed
-from explainers.app.explain_command import session_of, sessions_of, with_method
+from explainers.app.explain_command import session_of, sessions_of
 from explainers.app.passes import announce_passes, set_passes
 from explainers.app.photos import decoded_batches, photos_of
 from explainers.app.picture_files import check_writable
 from explainers.app.session import Session
 from explainers.errors import InputError, needs
+from explainers.posthoc.defaults import COMPARED_METHODS
 from explainers.saved.files import write_atomically
 from explainers.saved.records import devices, versions
 
@@ -42,7 +43,7 @@ def benchmark(options: Namespace) -> None:
     sessions = sessions_for(options)
     announce_passes(sessions, len(photos))
     session = sessions[0]
-    explainers = {"Chance": posthoc.Chance(session.target, session.target.grid)}
+    explainers: dict[str, Explainer] = {"Chance": posthoc.Chance(session.target, session.target.grid)}
     explainers |= {each.method: each.explainer for each in sessions}
     sweep = Sweep(session.target, session.target.grid, levels=LEVELS).forward_passes
     passes = sum(passes_of(each.explainer) for each in sessions) + sweep * len(explainers)
@@ -84,9 +85,9 @@ def sessions_for(options: Namespace) -> list[Session]:
         return sessions_of(Namespace(**vars(options), method=options.methods))
     automatic = session_of(Namespace(**{**vars(options), "method": ["auto"], "passes": None}))
     sessions = [automatic]
-    for method in COMPARED:
+    for method in COMPARED_METHODS:
         with suppress(InputError):
-            sessions.append(with_method(automatic, method, "classes"))
+            sessions.append(automatic.with_method(method, "classes"))
     if options.passes:
         set_passes(sessions, options.passes)
     return sessions

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from explainers import posthoc
 from explainers.app.benchmark import CURVES, measure
-from explainers.app.choosing import quick_method
 from explainers.masking import PatchGrid
 from explainers.metrics.perturbation import curve_columns
+from explainers.posthoc.defaults import quick_method
 from explainers.target import TargetModel
 
 SHOWN = curve_columns(CURVES)

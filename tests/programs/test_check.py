@@ -14,9 +14,9 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.app.beside import beside
-from explainers.app.choosing import FITTING
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
+from explainers.posthoc.defaults import DEFAULT_METHODS
 from explainers.training.explainer_training import ExplainerTraining
 from explainers.tve import TVE
 
@@ -93,6 +93,6 @@ def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_i
     target = TargetModel(timm.create_model("test_resnet", num_classes=3))
     compared = beside(target, target.grid)
     method, chance = compared
-    assert method in FITTING["classes"][1:] and chance == "chance"
+    assert method in DEFAULT_METHODS["classes"][1:] and chance == "chance"
     images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
     assert compared[method](images, torch.tensor([0])).shape[-1] == target.grid.side
