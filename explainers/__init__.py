@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from explainers.app.comparing import Comparison, compare, nearest
+    from explainers.app.evaluating import evaluate
     from explainers.app.explaining import explain
     from explainers.app.explanation import Explanation
     from explainers.app.session import Session
+    from explainers.evaluation.result import EvaluationResult
     from explainers.refinement.refine import refine
     from explainers.report.overlays import overlay
     from explainers.share import load
@@ -48,6 +50,7 @@ __all__ = [
     "Comparison",
     "DetailedExplainer",
     "Details",
+    "EvaluationResult",
     "Explainer",
     "Explanation",
     "FunctionalExplainer",
@@ -57,6 +60,7 @@ __all__ = [
     "VectorExplainer",
     "available",
     "compare",
+    "evaluate",
     "explain",
     "load",
     "nearest",
@@ -88,10 +92,12 @@ if not TYPE_CHECKING:  # the same names as above, imported at first use, because
         __name__,
         {
             "Comparison": "explainers.app.comparing",
+            "EvaluationResult": "explainers.evaluation.result",
             "Explanation": "explainers.app.explanation",
             "Session": "explainers.app.session",
             "available": "explainers.share.catalogue",
             "compare": "explainers.app.comparing",
+            "evaluate": "explainers.app.evaluating",
             "explain": "explainers.app.explaining",
             "load": "explainers.share",
             "nearest": "explainers.app.comparing",

@@ -180,7 +180,7 @@ class Session:
             raise InputError("classes= and text= exclude each other: leave out one of them")
         texts, others = (None, None) if text is None else texts_of(text, against)
         photos = photos_of(images)
-        chosen = self._indices(classes, len(photos))
+        chosen = self.class_indices(classes, len(photos))
         for batch, pixels, numbers in self.batches(photos):
             wanted = [chosen[number] for number in numbers]
             (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
@@ -297,7 +297,7 @@ class Session:
             prepared = prepared or prepare(image[None].to(self.target.mean.device))
             return prepared.scores([text])[0]
 
-    def _indices(self, classes: Classes, count: int) -> list[int | None]:
+    def class_indices(self, classes: Classes, count: int) -> list[int | None]:
         """The class to explain in each of `count` images; `None` for the predicted one."""
         if isinstance(classes, Tensor | np.ndarray | np.generic):
             classes = classes.tolist()

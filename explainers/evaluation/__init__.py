@@ -1,4 +1,4 @@
-"""Measures explainers on data sets."""
+"""Measures explainers on images."""
 
 from typing import TYPE_CHECKING
 
@@ -6,12 +6,18 @@ from explainers import imported_at_use
 
 if TYPE_CHECKING:
     from explainers.evaluation.approximation import TwoPointStudy
-    from explainers.evaluation.evaluation import Evaluation
+    from explainers.evaluation.evaluation import Evaluation, Measurement, measure
+    from explainers.evaluation.evaluation_module import EvaluationModule
+else:  # at first use: the modules need Lightning, the others torchmetrics
+    __getattr__ = imported_at_use(
+        __name__,
+        {
+            "Evaluation": "explainers.evaluation.evaluation",
+            "EvaluationModule": "explainers.evaluation.evaluation_module",
+            "Measurement": "explainers.evaluation.evaluation",
+            "TwoPointStudy": "explainers.evaluation.approximation",
+            "measure": "explainers.evaluation.evaluation",
+        },
+    )
 
-# Both need Lightning; `explainers benchmark`, which needs the sweep alone, does without
-__getattr__ = imported_at_use(
-    __name__,
-    {"Evaluation": "explainers.evaluation.evaluation", "TwoPointStudy": "explainers.evaluation.approximation"},
-)
-
-__all__ = ["Evaluation", "TwoPointStudy"]
+__all__ = ["Evaluation", "EvaluationModule", "Measurement", "TwoPointStudy", "measure"]
