@@ -12,6 +12,7 @@ from toys import SILENT
 import explainers
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation, measure
+from explainers.evaluation.probes import PROBES
 from explainers.evaluation.result import CURVES
 from explainers.posthoc import GAE, Chance
 
@@ -42,6 +43,20 @@ def test_the_numbers_are_those_of_an_evaluation(target, grid, images):
                 torch.testing.assert_close(scores.rows[name][number], evaluation.scores.rows[name][number])
         assert results[name]["seconds_per_image"] > 0
     assert all(results["function"][curve] == results["GAE"][curve] for curve in CURVES)
+
+
+def test_a_plain_function_takes_part_in_everything_that_an_evaluation_measures(target, grid, images):
+    def method(images, classes):
+        return edges(images, classes) + target(images).gather(-1, classes[:, None])[..., None]
+
+    settings = Evaluation(grid, levels=4, reference="GAE", probes=list(PROBES), removals=["zero", "drop"])
+    evaluation = settings(target, {"method": method, "GAE": GAE(target, grid)})
+    samples = [{"image": image, "label": 1, "index": number} for number, image in enumerate(images)]
+    Trainer(accelerator="cpu", inference_mode=False, **SILENT).test(
+        evaluation, DataLoader(samples, batch_size=2), verbose=False
+    )
+    row = evaluation.results["method"]
+    assert {*PROBES, "rank_correlation", "fidelity_plus_drop"} <= row.keys() and row["forward_passes"] == 1
 
 
 def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_a_table(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import explainers
+from explainers import evaluation, metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,8 @@ comparison: Comparison = explainers.compare("a.jpg", "b.jpg", "resnet50", agains
 found: list[Comparison] = explainers.nearest("a.jpg", "photos", "resnet50", k=3)
 every: list[Explanation] = Session("resnet50", "GAE", batch_size=4).explain("photos", text="a cat")
 names = [(each.name, each.bytes / 1e6) for each in explainers.available()]
+result = explainers.evaluate("resnet50", {"brightness": brightness, "GAE": "GAE"}, "photos", classes=[3, "tabby"])
+scores: Tensor = result.scores["GAE"]["fidelity_plus"]
 """
 
 WRONG = {
@@ -43,6 +46,8 @@ WRONG = {
     'explainers.explain("a.jpg", "resnet50").heatmaps': '"Explanation" has no attribute "heatmaps"',
     'explainers.nearest("a.jpg", "photos", "resnet50", k="3")': 'Argument "k" to "nearest" has incompatible type',
     'explainers.explain("a.jpg", "resnet50", method=3)': "No overload variant of",
+    'explainers.evaluate("resnet50", {"GAE": 3}, "photos")': "Dict entry 0 has incompatible type",
+    'titles = explainers.evaluate("resnet50", ["GAE"], "photos")': 'expression has type "EvaluationResult", variable',
     "from explainers import explian": 'Module "explainers" has no attribute "explian"',
 }
 
@@ -90,8 +95,12 @@ def test_a_strict_type_checker_accepts_a_program_and_reports_every_mistake_in_it
         assert any(expected in message for message in said[number]), (expected, said[number])
 
 
-def test_every_public_name_is_there_and_listed():
-    assert all(getattr(explainers, name) for name in explainers.__all__)
+@pytest.mark.parametrize("package", [explainers, evaluation, metrics], ids=lambda package: package.__name__)
+def test_every_public_name_is_there(package):
+    assert all(getattr(package, name) is not None for name in package.__all__)
+
+
+def test_public_names_are_listed_and_others_refused():
     assert set(explainers.__all__) <= set(dir(explainers))
     with pytest.raises(AttributeError, match="module 'explainers' has no attribute 'explian'"):
         explainers.explian  # noqa: B018
