@@ -1,6 +1,7 @@
 """Imports go one way: the table of rooms in CONTRIBUTING.md is their order."""
 
 import ast
+import configparser
 import graphlib
 import re
 import sys
@@ -124,6 +125,28 @@ WITH_EXTRAS = (
     *("posthoc.rescale_rule",),
 )
 """Rooms and modules of the library that need them, without `report.overlays`."""
+
+
+NAMES_ON_PYPI = {"PIL": "pillow", "yaml": "pyyaml"}
+"""Package → its distribution, where they differ."""
+
+
+def test_what_the_core_imports_is_declared():
+    """Explaining images works after `pip install` without extras, whatever other packages happen to bring along."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    declared = set(re.findall(r"^([\w-]+)", config["options"]["install_requires"], re.MULTILINE))
+    without = tuple(f"explainers/{name.replace('.', '/')}" for name in WITH_EXTRAS)
+    drawing = ("explainers/report/overlays", "explainers/report/side_by_side", "explainers/report/titles")
+    needed = set()
+    for path in LIBRARY:
+        if path.as_posix().startswith(drawing) or not path.as_posix().startswith(without):
+            for node in ast.parse((ROOT / path).read_text()).body:  # at the top, where nothing asks whether it is there
+                named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                named += [node.module] if isinstance(node, ast.ImportFrom) else []
+                needed |= {name.split(".")[0] for name in named}
+    needed -= {*sys.stdlib_module_names, "explainers"}
+    assert {NAMES_ON_PYPI.get(package, package) for package in needed} == declared
 
 
 class WithoutExtras:
