@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
-from explainers import precision
+from explainers.runtime import precision
 
 DEVICE = torch.device("meta")
 ATEN = torch.ops.aten

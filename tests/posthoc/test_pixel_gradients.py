@@ -15,9 +15,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from toys import state
 
-from explainers.conversion import as_target
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.models import as_target
 from explainers.posthoc.pixel_explainer import Explained, mean_gradients
 from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
-from explainers.modes import ordinary_tensors
+from explainers.models.grids import check_grid, own_grid
+from explainers.models.heads import DistilledHead, load_head, take_head, two_logits
+from explainers.models.inputs import zero_to_one
+from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
-from explainers.target.grids import check_grid, own_grid
-from explainers.target.heads import DistilledHead, load_head, take_head, two_logits
-from explainers.target.inputs import zero_to_one
 
 
 class TargetModel(nn.Module):
@@ -46,7 +46,7 @@ class TargetModel(nn.Module):
         if not hasattr(model, "reset_classifier"):
             raise InputError(
                 f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
-                " explainers.conversion.as_target(model)"
+                " explainers.models.as_target(model)"
             )
         with ordinary_tensors():
             model, head = copy.deepcopy((model, head))

@@ -8,9 +8,9 @@ from torch import nn
 
 from explainers import posthoc
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.inputs import check_labels, checked_classes, zero_to_one
 from explainers.shapley import FastSHAPNetwork
-from explainers.target import TargetModel
-from explainers.target.inputs import check_labels, checked_classes, zero_to_one
 from explainers.tve import PaperNetwork
 
 SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}

@@ -9,8 +9,8 @@ from timm.models.eva import Eva
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-from explainers.target.removal import check_removal, embed_visible, masked_outputs
+from explainers.models import TargetModel
+from explainers.models.removal import check_removal, embed_visible, masked_outputs
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 ROPE = {"ref_feat_shape": (4, 4)}

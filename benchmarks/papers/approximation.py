@@ -14,8 +14,8 @@ from explainers.evaluation.checks import check_heatmaps, check_target
 from explainers.evaluation.passes import forward_passes, modules_of
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
+from explainers.models import TargetModel
 from explainers.sampling import random_patches, stream, uniform
-from explainers.target import TargetModel
 
 
 def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, seed: int) -> Tensor:

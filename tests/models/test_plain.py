@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
-from explainers.conversion.plain import plain_target
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
+from explainers.models.plain import plain_target
 from explainers.training.trunk import default_blocks
 from explainers.tve import TVE, LightNetwork
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explainers.conversion.probing import Probed, logits_of, probe, probe_images
-from explainers.conversion.settings import Statistics, channels, check_image_size, class_names
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models.model import TargetModel
+from explainers.models.probing import Probed, logits_of, probe, probe_images
+from explainers.models.settings import Statistics, channels, check_image_size, class_names
 
 PATCH = 16
 """Largest side of a patch by default, in pixels."""

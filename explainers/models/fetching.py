@@ -3,6 +3,7 @@
 No connection is opened for weights that are on this machine; a download is announced in one line.
 """
 
+import copy
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,14 @@ from typing import Any
 import timm
 import torch
 from safetensors import safe_open
-from timm.models import PretrainedCfg, get_pretrained_cfg
+from timm.models import PretrainedCfg, get_pretrained_cfg, load_checkpoint
 from timm.models import load_state_dict as read_checkpoint
 from torch import nn
 
 from explainers.errors import InputError, meant
-from explainers.saved.weights import check_floating
+from explainers.models.heads import DistilledHead
+from explainers.models.model import TargetModel
+from explainers.saved.weights import check_floating, save_weights
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 """Files of weights that can be read without running what they hold."""
@@ -223,3 +226,49 @@ def difference(error: Exception) -> str:
             keys = re.findall(r'"([^"]+)"', names[0])
             return f"{said} {', '.join(keys[:2])}" + f" and {len(keys) - 2} more tensors" * (len(keys) > 2)
     return f"{type(error).__name__}: {' '.join(text.split())[:120]}"
+
+
+def save_target(target: TargetModel, path: Path) -> None:
+    """Write backbone and head to one safetensors file, which timm can load as a checkpoint of the original model.
+
+    Args:
+        target: the model, with a linear head or a `DistilledHead`.
+        path: the file to write.
+    """
+    weights, head = target.backbone.state_dict(), target.head
+    layers = target.backbone.pretrained_cfg["classifier"]
+    layers = (layers,) if isinstance(layers, str) else layers
+    if isinstance(head, DistilledHead):
+        parts: list[Any] = [(part.weight, part.bias) for part in (head.head, head.head_dist)]
+    else:  # a factor of 2 for a distilled DeiT, because timm averages the logits of its two classifiers
+        parts = [(weight * len(layers), head.bias) for weight in head.weight.chunk(len(layers), -1)]
+    for layer, (weight, bias) in zip(layers, parts, strict=True):
+        weights |= {f"{layer}.weight": weight, f"{layer}.bias": bias.clone()}
+    save_weights(weights, path)
+
+
+def load_target(target: TargetModel, path: str | Path) -> TargetModel:
+    """Load the backbone and head that `save_target` wrote.
+
+    Args:
+        target: a model of the same architecture and number of classes; it is not changed.
+        path: the file to read.
+
+    Returns:
+        A new model, in eval mode.
+
+    Raises:
+        InputError: if the file does not exist, or holds another model or another number of classes.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no model at {path}: train one with train.py, or give another path")
+    model = copy.deepcopy(target.backbone)
+    model.reset_classifier(target.num_classes)
+    try:
+        load_checkpoint(model, str(path))
+    except RuntimeError as error:
+        raise InputError(
+            f"expected weights of {target.name} for {target.num_classes} classes in {path}, got others: "
+            f"{str(error).splitlines()[-1].strip()}"
+        ) from error
+    return TargetModel(model).eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid, Removal, in_chunks, mask_pixels
-from explainers.target import TargetModel
+from explainers.models.model import TargetModel
 
 
 def can_drop(target: TargetModel) -> bool:

@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from benchmarks.papers.approximation import TwoPointStudy
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation import Evaluation, TwoPointStudy
+from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.heads import load_head, save_head, two_logits
 from explainers.saved.identity import weights_hash
 from explainers.shapley import Surrogate
-from explainers.target import TargetModel
-from explainers.target.heads import load_head, save_head, two_logits
 from explainers.training import Classifier
 from explainers.training.sources import Features
 from explainers.vectors import SelfExplaining

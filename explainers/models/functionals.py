@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
-from explainers.target.projected_head import ProjectedHead
+from explainers.models.heads import ProjectedHead
 
 Length = Literal["constant", "variable"]
 """Whether a cosine is explained for a constant length of the embedding, or also by what changes the length."""

@@ -10,10 +10,9 @@ from timm.layers import LayerNorm
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
-from explainers.conversion.mapping import Plan, Unmapped, linear_part
-from explainers.conversion.names import Table, Weights, renamed
-from explainers.conversion.settings import Inputs
 from explainers.errors import InputError
+from explainers.models.mapping import Plan, Table, Unmapped, Weights, linear_part, rename_weights
+from explainers.models.settings import Inputs
 
 VIT: Table = (
     (r"^heads\.", None),
@@ -61,7 +60,7 @@ CONVNEXT: Table = (
 
 
 def _vit(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
-    named = renamed(weights, VIT)
+    named = rename_weights(weights, VIT)
     first = model.encoder.layers[0]
     return (
         "vit_base_patch16_224",
@@ -81,7 +80,7 @@ def _vit(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, 
 def _swin(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
     stages = model.features[1::2]
     first = stages[0][0]
-    named = renamed(weights, SWIN)
+    named = rename_weights(weights, SWIN)
     second_version = hasattr(first.attn, "logit_scale")
     if second_version:  # the bias of keys has no effect
         for name in [name for name in named if name.endswith("qkv.bias")]:
@@ -114,13 +113,13 @@ def _resnet(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[st
             "cardinality": model.groups,
             "base_width": model.base_width,
         },
-        renamed(weights, RESNET),
+        rename_weights(weights, RESNET),
     )
 
 
 def _convnext(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
     stages = model.features[1::2]
-    named = renamed(weights, CONVNEXT)
+    named = rename_weights(weights, CONVNEXT)
     flat = {name: weight.flatten() if name.endswith("gamma") else weight for name, weight in named.items()}
     sizes = {"depths": [len(stage) for stage in stages], "dims": [len(stage[0].layer_scale) for stage in stages]}
     return "convnext_tiny", sizes, flat

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import UnsupportedModel
-from explainers.target.model import TargetModel
+from explainers.models.model import TargetModel
 
 BY_MASKS = "a method by masks, such as RISE or Occlusion"
 

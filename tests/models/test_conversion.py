@@ -18,14 +18,13 @@ from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassific
 from explainers import posthoc
 from explainers.anyhead import AnyHead
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.conversion import as_target
-from explainers.conversion.mapping import Unmapped, mapped
-from explainers.conversion.torchvision_models import inputs_of, plan
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel, as_target
+from explainers.models.heads import NoHead
+from explainers.models.mapping import Unmapped, map_to_timm
+from explainers.models.torchvision_models import inputs_of, plan
 from explainers.posthoc.soft_masks import patch_means
-from explainers.target import TargetModel
-from explainers.target.heads import NoHead
 
 TRANSFORMERS = [name for name in NAMES if "ResNe" not in name and "ConvNeXt" not in name and "Swin" not in name]
 
@@ -171,7 +170,7 @@ def resnet18_without_padding():
 def test_a_difference_is_measured():
     with pytest.raises(Unmapped, match=r"^the outputs of timm's resnet50 with its weights differ by 0\.\d$"):
         model = resnet18_without_padding().eval()
-        mapped(model, plan(model, inputs_of(model, image_size=32)))
+        map_to_timm(model, plan(model, inputs_of(model, image_size=32)))
 
 
 def test_a_timm_model_is_taken_as_it_is(make_model):

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import nn
 
-import explainers.conversion.huggingface as huggingface
-import explainers.conversion.torchvision_models as torchvision_models
-from explainers.conversion.mapping import Plan, Unmapped, mapped
-from explainers.conversion.plain import plain_target
-from explainers.conversion.settings import Inputs, Statistics, check_image_size, with_settings
+import explainers.models.huggingface as huggingface
+import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
-from explainers.modes import keep_random_state, ordinary_tensors
-from explainers.target import TargetModel
-from explainers.target.fetching import timm_model
+from explainers.models.fetching import timm_model
+from explainers.models.mapping import Plan, Unmapped, map_to_timm
+from explainers.models.model import TargetModel
+from explainers.models.plain import plain_target
+from explainers.models.settings import Inputs, Statistics, check_image_size, with_settings
+from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
 
 @keep_random_state()
@@ -96,7 +96,7 @@ def _converted(
     name, inputs = type(model).__name__, inputs_of(model, weights, image_size).with_given(mean, std, classes)
     try:
         planned = plan(model, inputs)
-        target, difference = mapped(model, planned)
+        target, difference = map_to_timm(model, planned)
     except Unmapped as reason:
         _say(
             f"{name} stays as it is, because {reason}: it has methods that mask images or take gradients of pixels"

@@ -1,4 +1,4 @@
-"""Heads of targets: taken off a timm model, DeiT's two linear heads, and linear heads in files."""
+"""Heads of targets: taken off a timm model, linear ones in files, and those that compare embeddings with directions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from explainers.errors import InputError
+from explainers.errors import InputError, check_positive
 from explainers.saved.identity import Identity
 from explainers.saved.weights import check_floating, read_weights, save_weights
 
@@ -138,3 +139,71 @@ def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[s
         classes: names of the classes, in the order of the logits; empty if they are not known.
     """
     return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})
+
+
+class ProjectedHead(nn.Module):
+    """Multiplies embeddings by a fixed projection W.
+
+    >>> head = ProjectedHead(torch.eye(2), scale=10.0)
+    >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
+    [[0.0, 10.0]]
+
+    Args:
+        weight: W, (K, D'). D' is the width of the embeddings after `projection`.
+        projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
+        normalise: divide every embedding, after `projection`, by its length.
+        scale: factor of the logits, such as CLIP's logit scale; above 0.
+        bias: added to the logits, (K,), such as the bias of a model's own head; `None` for none.
+    """
+
+    weight: Tensor
+    projection: Tensor | None
+    bias: Tensor | None
+    scale: Tensor
+    class_names: tuple[str, ...] = ()
+    """Names of the classes, in the order of the logits; empty if they are not known."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        projection: Tensor | None = None,
+        normalise: bool = True,
+        scale: float = 1.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(scale=scale)
+        self.register_buffer("weight", weight)
+        self.register_buffer("projection", projection)
+        self.register_buffer("bias", bias)
+        self.register_buffer("scale", torch.tensor(float(scale)))
+        self.normalise = normalise
+
+    @property
+    def in_features(self) -> int:
+        """D, the width of the embeddings."""
+        return (self.weight if self.projection is None else self.projection).shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """K, the number of classes."""
+        return len(self.weight)
+
+    def extra_repr(self) -> str:
+        """The option that the state dict does not hold."""
+        return f"normalise={self.normalise}"
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Compute logits (..., K) from embeddings of images (..., D)."""
+        logits = self.scale * F.linear(self.project(embeddings, self.normalise), self.weight)
+        return logits if self.bias is None else logits + self.bias
+
+    def directions(self) -> Tensor:
+        """The functionals of the classes, (K, D), without the division by the length of the embedding."""
+        return self.weight if self.projection is None else self.weight @ self.projection
+
+    def project(self, embeddings: Tensor, normalise: bool) -> Tensor:
+        """Embeddings (..., D) after the projection, (..., D'), divided by their length if `normalise`."""
+        if self.projection is not None:
+            embeddings = F.linear(embeddings, self.projection)
+        return F.normalize(embeddings, dim=-1) if normalise else embeddings

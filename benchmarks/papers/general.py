@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
 
 
 class General(nn.Module):

@@ -8,10 +8,10 @@ from hub import cache_weights
 from safetensors.torch import save_file
 
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.fetching import pretrained_file, timm_model
+from explainers.models.heads import load_head
 from explainers.share.building import build
-from explainers.target import TargetModel
-from explainers.target.fetching import pretrained_file, timm_model
-from explainers.target.heads import load_head
 from explainers.training.state_dicts import load_weights
 
 NAME = "test_vit2"

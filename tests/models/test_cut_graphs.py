@@ -11,10 +11,9 @@ from torch import nn
 import explainers
 from explainers import posthoc
 from explainers.app import choosing
-from explainers.conversion import as_target
 from explainers.errors import UnsupportedModel
+from explainers.models import TargetModel, as_target
 from explainers.saved.identity import weights_hash
-from explainers.target import TargetModel
 
 IMAGES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
 CLASSES = torch.tensor([1, 2])

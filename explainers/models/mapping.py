@@ -1,7 +1,8 @@
 """A model of another library in timm's architecture, with the same outputs."""
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explainers.conversion.names import Weights
-from explainers.conversion.settings import Inputs, class_names
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models.model import TargetModel
+from explainers.models.settings import Inputs, class_names
+
+Table = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
+"""Patterns of names, and what replaces them, in this order; None drops the weights whose names match."""
+
+Weights = dict[str, Tensor]
 
 TOLERANCE = 1e-3
 """Largest difference of outputs that counts as rounding, relative to how far the outputs of images differ."""
@@ -48,7 +53,7 @@ class Plan:
     inputs: Inputs
 
 
-def mapped(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
+def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
     """Build the target that a plan describes, and compare it with the original.
 
     Returns:
@@ -124,3 +129,44 @@ def linear_part(head: nn.Module) -> nn.Module | None:
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else head
+
+
+def rename_weights(weights: Mapping[str, Tensor], table: Table) -> Weights:
+    """Rename weights by a table.
+
+    >>> table = [(r"ln_(\\d)", r"norm\\1"), ("step", None)]
+    >>> rename_weights({"ln_1.bias": torch.zeros(1), "step": torch.zeros(1)}, table)
+    {'norm1.bias': tensor([0.])}
+    """
+    found = {}
+    for old, weight in weights.items():
+        name: str | None = old
+        for pattern, replacement in table:
+            if name is None or replacement is None:
+                name = None if name is None or re.search(pattern, name) else name
+            else:
+                name = re.sub(pattern, replacement, name)
+        if name is not None:
+            found[name] = weight
+    return found
+
+
+def join_weights(weights: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Weights:
+    """Join weights whose layers timm computes as one: `a.q.weight`, `a.k.weight`, `a.v.weight` → `a.qkv.weight`.
+
+    Args:
+        weights: name → weight.
+        parts: names of the layers, in the order of their outputs in the joined layer.
+        whole: name of the joined layer.
+
+    >>> join_weights({"q.weight": torch.zeros(1, 2), "v.weight": torch.ones(1, 2)}, ["q", "v"], "qv")
+    {'qv.weight': tensor([[0., 0.],
+            [1., 1.]])}
+    """
+    rest = dict(weights)
+    for name in weights:
+        first = re.fullmatch(rf"(.*\.)?{re.escape(parts[0])}\.(weight|bias)", name)
+        if first:
+            prefix, kind = first[1] or "", first[2]
+            rest[f"{prefix}{whole}.{kind}"] = torch.cat([rest.pop(f"{prefix}{part}.{kind}") for part in parts])
+    return rest

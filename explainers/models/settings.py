@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models.model import TargetModel
 
 Statistics = float | Sequence[float] | None
 """Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
