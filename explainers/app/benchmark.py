@@ -17,7 +17,7 @@ from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.results.scores import ImageScores
-from explainers.runtime.precision import finest_dtype
+from explainers.runtime.modes import finest_dtype
 
 CURVES: tuple[Curve, ...] = ("fidelity_plus", "fidelity_minus")
 LEVELS = 21

@@ -13,7 +13,7 @@ from explainers.models.fetching import timm_model
 from explainers.models.mapping import Plan, Unmapped, map_to_timm
 from explainers.models.model import TargetModel
 from explainers.models.plain import plain_target
-from explainers.models.settings import Inputs, Statistics, check_image_size, with_settings
+from explainers.models.settings import Inputs, Statistics, check_image_size, override_settings
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
 
@@ -54,7 +54,7 @@ def as_target(
     if image_size is not None:
         check_image_size(image_size)
     if isinstance(model, str):
-        return with_settings(TargetModel(timm_model(model, weights)).float().eval(), mean, std, image_size, classes)
+        return override_settings(TargetModel(timm_model(model, weights)).float().eval(), mean, std, image_size, classes)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
@@ -63,15 +63,15 @@ def as_target(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
-        return _converted(model, *LIBRARIES[library], weights, mean, std, image_size, classes)
+        return _convert(model, *LIBRARIES[library], weights, mean, std, image_size, classes)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library == "transformers":
-        inputs = huggingface.inputs_of_wrapped(model).with_given(mean, std, classes)
+        inputs = huggingface.inputs_of_wrapped(model).override(mean, std, classes)
         inner = TargetModel(model.timm_model).float().eval()
-        return with_settings(inner, inputs.mean, inputs.std, image_size, inputs.classes)
+        return override_settings(inner, inputs.mean, inputs.std, image_size, inputs.classes)
     if hasattr(model, "reset_classifier"):
-        return with_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
+        return override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
     return plain_target(model, mean, std, image_size, classes)
 
 
@@ -82,7 +82,7 @@ LIBRARIES = {
 """Name of a library → functions that return the images that a model of it takes, and plan its conversion."""
 
 
-def _converted(
+def _convert(
     model: nn.Module,
     inputs_of: Callable[..., Inputs],
     plan: Callable[[nn.Module, Inputs], Plan],
@@ -93,7 +93,7 @@ def _converted(
     classes: Sequence[str],
 ) -> TargetModel:
     """Convert a model of another library to timm's architecture, or take it as it is, and say which in one line."""
-    name, inputs = type(model).__name__, inputs_of(model, weights, image_size).with_given(mean, std, classes)
+    name, inputs = type(model).__name__, inputs_of(model, weights, image_size).override(mean, std, classes)
     try:
         planned = plan(model, inputs)
         target, difference = map_to_timm(model, planned)

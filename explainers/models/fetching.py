@@ -47,10 +47,10 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
             or if the file is missing, damaged, or of another model.
     """
     config = pretrained_config(name)
-    file = pretrained_file(name) if weights is None else _readable(weights)
+    file = pretrained_file(name) if weights is None else _check_file(weights)
     overlay: dict[str, Any] = {"file": str(file), "custom_load": False, "num_classes": config.num_classes}
     if weights is not None:
-        overlay["num_classes"] = _classes_in(file, config.classifier)
+        overlay["num_classes"] = _count_classes(file, config.classifier)
     try:
         model = timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=overlay["num_classes"]
@@ -167,7 +167,7 @@ def _announce(name: str, source: str, size: int | None) -> None:
     print(f"downloading the weights of {name}{shown} from {source}", file=sys.stderr, flush=True)
 
 
-def _readable(weights: str | Path) -> Path:
+def _check_file(weights: str | Path) -> Path:
     """The path of a file of weights that can be read safely."""
     if "://" in str(weights):
         raise InputError(f"expected a file of weights, got the address {weights}: download it, and give the file")
@@ -179,7 +179,7 @@ def _readable(weights: str | Path) -> Path:
     return file
 
 
-def _classes_in(file: Path, classifier: Any) -> int:
+def _count_classes(file: Path, classifier: Any) -> int:
     """The number of classes in a file of weights; 0 without a classification layer.
 
     Args:

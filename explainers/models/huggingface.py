@@ -41,7 +41,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     own, size = own_size(config), inputs.image_size
     if own is None or size is None or config.num_channels != 3:
         raise Unmapped("its images are not square, or not of three channels")
-    weights = model.state_dict() if size == own else _resized(model, size, config.patch_size)
+    weights = model.state_dict() if size == own else _resize_positions(model, size, config.patch_size)
     try:
         architecture, arguments, named = FAMILIES[family][0](model, config, weights, size)
     except (AttributeError, KeyError) as error:
@@ -120,7 +120,7 @@ def _head(model: Any) -> nn.Module | None:
     return linear_part(model.classifier) if hasattr(model, "classifier") else None
 
 
-def _resized(model: Any, image_size: int, patch_size: int) -> Weights:
+def _resize_positions(model: Any, image_size: int, patch_size: int) -> Weights:
     """Return the weights of a model whose positions (1, T, D) or (T, D) it interpolates for images of another size."""
     weights: Weights = model.state_dict()
     name = next((name for name in weights if re.search(r"position_embeddings?(\.weight)?$", name)), None)

@@ -41,10 +41,10 @@ def readable_names(classes: Sequence[str]) -> list[str]:
     >>> readable_names(["n01440764", "polar_bear", "n99999999"])
     ['tench', 'polar bear', 'n99999999']
     """
-    names = [_described(name).split(", ")[0] if _wnid(name) else printable(name.replace("_", " ")) for name in classes]
+    names = [_describe(name).split(", ")[0] if _wnid(name) else printable(name.replace("_", " ")) for name in classes]
     count = Counter(name.lower() for name in names)
     return [
-        _described(original, detailed=True) if count[name.lower()] > 1 and _wnid(original) else name
+        _describe(original, detailed=True) if count[name.lower()] > 1 and _wnid(original) else name
         for original, name in zip(classes, names, strict=True)
     ]
 
@@ -53,7 +53,7 @@ def _wnid(name: str) -> bool:
     return re.fullmatch(r"n\d{8}", name) is not None
 
 
-def _described(wnid: str, detailed: bool = False) -> str:
+def _describe(wnid: str, detailed: bool = False) -> str:
     """What WordNet calls a wnid: its names, and with `detailed` its definition; an unknown one stays as it is."""
     try:
         return _wordnet().label_name_to_description(wnid, detailed)

@@ -156,19 +156,19 @@ def plain_target(
         )
     means, stds = channels("mean", mean, 3), channels("std", std, 3)
     patch_size = default_patch_size(image_size)
-    own = _copied(model).eval()
+    own = _copy(model).eval()
     probed = probe(own, image_size)
     head = _take_head(own, probed, image_size)
     width = getattr(head, "in_features", probed.logits.shape[1])
     backbone = PlainBackbone(own, means, stds, image_size, patch_size, width, probed)
-    with torch.no_grad():  # as in `_copied`
+    with torch.no_grad():  # as in `_copy`
         target = TargetModel(backbone, head).eval()
     target.backbone.to(memory_format=torch.contiguous_format)  # a module may call .view
     target.classes = class_names(classes, target.num_classes) if classes else []
     return target.to(probed.logits.device)
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module) -> nn.Module:
     """Copy a module, without gradients."""
     name = type(model).__name__
     if any(weight.is_meta for weight in (*model.parameters(), *model.buffers())):

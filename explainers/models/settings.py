@@ -31,7 +31,7 @@ class Inputs:
     origin: str
     classes: Sequence[str] = ()
 
-    def with_given(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
+    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
         """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
         given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
         origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
@@ -50,7 +50,7 @@ class Inputs:
         return f"mean {mean}, std {std} ({self.origin})"
 
 
-def with_settings(
+def override_settings(
     target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
 ) -> TargetModel:
     """Give a target, which is changed in place, other settings than its own; see `as_target`.

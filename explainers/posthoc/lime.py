@@ -11,8 +11,7 @@ from explainers.models import TargetModel
 from explainers.models.inputs import checked_classes
 from explainers.models.removal import check_removal, masked_probabilities
 from explainers.posthoc.soft_masks import patch_means
-from explainers.runtime.modes import keep_random_state
-from explainers.runtime.precision import finest_dtype, to_float64
+from explainers.runtime.modes import finest_dtype, keep_random_state, to_float64
 from explainers.sampling import uniform
 
 

@@ -27,7 +27,7 @@ from explainers.posthoc.soft_masks import (
     upsampling_matrix,
     weighted_sums,
 )
-from explainers.runtime.precision import finest_dtype
+from explainers.runtime.modes import finest_dtype
 from explainers.sampling import uniform
 
 

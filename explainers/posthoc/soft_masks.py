@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.runtime.precision import finest_dtype
+from explainers.runtime.modes import finest_dtype
 from explainers.runtime.progress import advance
 
 Masks = Callable[[Tensor], Tensor]

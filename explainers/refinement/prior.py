@@ -9,7 +9,7 @@ from explainers import FunctionalExplainer, VectorExplainer
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.runtime.precision import to_float64
+from explainers.runtime.modes import to_float64
 
 
 class Prior:

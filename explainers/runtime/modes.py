@@ -1,4 +1,4 @@
-"""What a call leaves as it was for its caller: the state of random numbers, and the modes of PyTorch."""
+"""Modes of PyTorch: what a call leaves as it was for its caller, and float64 where a device has it."""
 
 import random
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -34,3 +35,17 @@ def ordinary_tensors() -> Iterator[None]:
     """Make tensors without a graph that autograd accepts later, also inside `torch.inference_mode`."""
     with torch.inference_mode(False), torch.no_grad():  # the first alone would enable gradients
         yield
+
+
+WITHOUT_FLOAT64 = {"mps"}
+"""Types of devices without float64: Apple's GPUs."""
+
+
+def finest_dtype(device: torch.device) -> torch.dtype:
+    """The floating-point type for sums on a device: float64, or float32 where it has none."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def to_float64(values: Tensor) -> Tensor:
+    """Convert to float64, on the CPU if the device has none."""
+    return values.cpu().double() if values.device.type in WITHOUT_FLOAT64 else values.double()

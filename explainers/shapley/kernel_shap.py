@@ -10,7 +10,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels, checked_classes
 from explainers.posthoc import build
-from explainers.runtime.precision import to_float64
+from explainers.runtime.modes import to_float64
 from explainers.saved.identity import Identity
 from explainers.shapley.coalition_values import CoalitionValues, Score
 from explainers.shapley.prior import fit_with_prior
