@@ -39,7 +39,7 @@ LARGER = (
     *(f"tve_vitb target={target}" for target in ("vit_large", "swin_base", "resnet50", "deit_base")),
     *(f"{name} target=vit_base" for name in ("vit_shapley", FASTSHAP, "surrogate", "linear_head", "self_explaining")),
     "vit_shapley target=vit_base cache=none explainer.network.freeze=false explainer.coalitions=32",  # as published
-    *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "anyhead_white_box")),
+    "tve_vit_tiny target=vit_base cache=none",
     "anyhead_vitb target=vit_large",
     *(f"anyhead_tower target={target}" for target in ("clip_vit_b16", "siglip_vit_b16", "tinyclip", "dinov2_vit_s14")),
     "full_finetuning target=vit_large",
