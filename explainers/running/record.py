@@ -18,7 +18,6 @@ from explainers.errors import InputError
 from explainers.running.processes import total_processes
 from explainers.saved.files import file_hashes, write_atomically
 from explainers.saved.records import devices, first_difference, leaves, versions
-from explainers.saved.renamed import renamed
 
 CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
 """What a training leaves in its folder; one that trains nothing, such as an explainability vector, only the second."""
@@ -76,7 +75,7 @@ def check_same_run(folder: Path, config: dict[str, Any], images: int | None, fil
         images: its `images_per_step`.
         files: its `model_files`.
     """
-    earlier, record = renamed(_read_config(folder / "config.yaml")), read_json(folder / "versions.json")
+    earlier, record = _read_config(folder / "config.yaml"), read_json(folder / "versions.json")
     same = config | {key: earlier.get(key) for key in MAY_DIFFER}
     if images is not None and record.get("images_per_step") == images:
         same = divided_as(earlier, same)

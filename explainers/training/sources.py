@@ -138,8 +138,7 @@ class Features:
 
     def key(self) -> Identity:
         own: Identity = {"source": "features", "target": self.target.backbone_identity()}
-        unnamed = ["paths"] * (self.paths == "direct")  # rows that earlier versions stored stay valid
-        return own | recipe(self, without=[*own, *unnamed])
+        return own | recipe(self, without=own)
 
 
 class Pixels:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from explainers.errors import InputError
 from explainers.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
-from explainers.saved.renamed import renamed
 from explainers.saved.weights import check_finite, check_identity, first_not_finite
 from explainers.training.augmentation import random_resized_crop
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
@@ -164,7 +163,7 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the identity, and add this module's frozen parts, because Lightning expects a complete state dict."""
-        self.check_identity(renamed(checkpoint.get("identity", {})), "the checkpoint")
+        self.check_identity(checkpoint.get("identity", {}), "the checkpoint")
         check_finite(checkpoint["state_dict"], "the checkpoint")
         for part in self.frozen:
             checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
