@@ -246,7 +246,7 @@ def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, gr
 
 
 def test_training_without_a_teacher_or_an_optimizer_is_refused(target, grid, images):
-    line = "^expected a teacher to learn from, got none: add teacher@explainer.teacher=coalitions, or propagation$"
+    line = "^expected a teacher to learn from, got none: add teacher@module.loss=coalitions, or propagation$"
     with pytest.raises(InputError, match=line):
         fit(AnyHead(target, grid, VECTORS, optimizer=ADAM), images, epochs=1)
     with pytest.raises(InputError, match=line):

@@ -125,15 +125,15 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
     if explainer.get("projection"):
-        overrides += ["projection@explainer.projection=simplex"]  # 16 images are not of all classes
+        overrides += ["projection@module.projection=simplex"]  # 16 images are not of all classes
     if "k" in explainer:
-        overrides += ["explainer.k=2"]
+        overrides += ["module.k=2"]
     files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
     if explainer.get("predictions") in ("teacher", "embedding"):
-        overrides += ["explainer.teacher=base"]
+        overrides += ["module.teacher=base"]
         files -= {"teacher"}
     if explainer.get("last_blocks"):
-        overrides += ["explainer.last_blocks=1"]
+        overrides += ["module.last_blocks=1"]
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
         overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):
@@ -231,7 +231,7 @@ def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, 
 
 def test_every_projection_composes(tmp_path):
     for path in (ROOT / "configs/projection").glob("*.yaml"):
-        overrides = ("experiment=self_explaining", f"projection@explainer.projection={path.stem}")
+        overrides = ("experiment=self_explaining", f"projection@module.projection={path.stem}")
         cfg = composed(*overrides, folder=tmp_path)
         assert callable(instantiate(cfg.explainer.projection))
 
@@ -260,7 +260,7 @@ def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
         train(*tiny, f"+{node}.misspelt=1", folder=tmp_path)
 
 
-@pytest.mark.parametrize("given", ["explainer=tve", "explainer.teacher=propagation"])
+@pytest.mark.parametrize("given", ["explainer=tve", "module.teacher=propagation"])
 def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(given, tmp_path):
     key, _, name = given.partition("=")
     group = {"explainer": "explainers", "explainer.teacher": "teacher"}[key]
@@ -269,9 +269,9 @@ def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_
 
 
 def test_an_override_may_interpolate_relatively(tmp_path):
-    cfg = composed("experiment=quickstart_tve", "explainer.optimizer.lr=${.weight_decay}", folder=tmp_path)
+    cfg = composed("experiment=quickstart_tve", "module.optimizer.lr=${.weight_decay}", folder=tmp_path)
     check_keys(cfg, ROOT / "configs/train.yaml")
-    assert cfg.explainer.optimizer.lr == cfg.explainer.optimizer.weight_decay
+    assert cfg.module.optimizer.lr == cfg.module.optimizer.weight_decay
 
 
 @pytest.mark.slow

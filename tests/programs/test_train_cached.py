@@ -15,7 +15,7 @@ from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Features
 from explainers.tve.meta_attribution import MetaAttributions
 
-CACHED = ("data=digits", "cache=sources", "explainer.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
+CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
 
 
 def killed_while(sabotage, *command, folder):
@@ -110,10 +110,10 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
         "logger=csv",
         *QUIET,
     )
-    common += (*SMALL_DIGITS, "cache.batch_size=4", "explainer.labels.budget=10")
-    common += ("projection@explainer.projection=simplex",)  # 16 images show not every class
-    train(*common, "explainer.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
-    command = (*common, f"explainer.teacher={tmp_path / 'predicting/model.safetensors'}")
+    common += (*SMALL_DIGITS, "cache.batch_size=4", "module.labels.budget=10")
+    common += ("projection@module.projection=simplex",)  # 16 images show not every class
+    train(*common, "module.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
+    command = (*common, f"module.teacher={tmp_path / 'predicting/model.safetensors'}")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     killed_while(sabotage, *command, f"cache_dir={killed}", folder=tmp_path / "first")
     (path,) = killed.rglob("shapley.npy")
@@ -135,7 +135,7 @@ def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
     roots = (f"data.train.roots=[{tmp_path / 'train'}]", f"data.val.roots=[{tmp_path / 'val'}]")
     options = ("+data.train.skip_corrupt=true", "data.num_workers=0", "data.batch_size=8", f"cache_dir={tmp_path}")
     for name in ("first", "second"):
-        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "explainer.min_crop=null", *roots, *options)
+        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "module.min_crop=null", *roots, *options)
         with pytest.warns(UserWarning, match=r"left out: .*cat/0\.jpg"):
             train(*command, folder=tmp_path / name)
     assert same(*(load_file(tmp_path / name / "explainer.safetensors") for name in ("first", "second")))

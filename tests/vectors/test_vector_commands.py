@@ -22,11 +22,11 @@ def runs(tmp_path_factory):
     cache = f"cache_dir={root / 'cache'}"
     source, onto = root / "source/model.safetensors", root / "predicting/model.safetensors"
     fast = (*TINY, *FAST, cache)
-    pairs = "explainer.labels.pairs=2"
+    pairs = "module.labels.pairs=2"
     train("experiment=quickstart_source", *fast, pairs, "data.without=small", folder=root / "source")
     train("experiment=quickstart_predicting", *fast, "data.domain=small", folder=root / "predicting")
     learns = (pairs, "data.domain=small", f"explainer.weights={onto}")
-    own_domain = ("data.without=null", "explainer.teacher=${explainer.weights}")
+    own_domain = ("data.without=null", "module.teacher=${explainer.weights}")
     train("experiment=quickstart_source", *fast, *learns, *own_domain, folder=root / "explaining")
     train(
         "experiment=quickstart_vector",
@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
             *QUIET,
             cache,
         ),
-        *("explainer.labels.budget=20", f"explainer.explaining={source}", f"explainer.onto={onto}"),
+        *("module.labels.budget=20", f"module.explaining={source}", f"module.onto={onto}"),
         "data.domain=small",
         folder=root / "vector",
     )
