@@ -94,7 +94,7 @@ def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
     """Name the weights that were measured by a run that did not train its module."""
     if checkpoint is not None:
         return f"measured {relative(checkpoint)}"
-    weights = (cfg.explainer or cfg.module).get("weights")
+    weights = (cfg.get("explainer") or cfg.module).get("weights")
     what = weights or "an untrained network (fit=false without ckpt_path)"
     return f"measured {what}, nothing exported"
 

@@ -84,10 +84,8 @@ def remedy(overrides: Sequence[str]) -> str:
 
 def smaller(cfg: Any) -> Iterator[list[list[str]]]:
     """Lists of overrides that change one setting, each to half of the one before."""
-    part = cfg.get("explainer") or {}
-    keys = {"explainer.chunk_size": part, "module.loss.chunk_size": part.get("teacher") or {}}
-    for key, holder in keys.items():
-        yield [[f"{key}={size}"] for size in halves(holder.get("chunk_size", 0)) if size >= 16]
+    loss = cfg.module.get("loss") or {}
+    yield [[f"module.loss.chunk_size={size}"] for size in halves(loss.get("chunk_size", 0)) if size >= 16]
     images = cfg.data.batch_size
     times = cfg.trainer.accumulate_grad_batches
     yield [

@@ -31,7 +31,8 @@ class AnyHead(NetworkExplainer):
     """Decomposes the embedding into vectors c_z of its patches, in one forward pass of the target.
 
     v · c_z attributes the linear functional v · G(x). So the vectors explain every class of every linear or cosine head
-    on the backbone, including heads that did not exist in training. The teacher that a training has as its loss defines what c_z means.
+    on the backbone, including heads that did not exist in training. The teacher that a training has as its loss
+    defines what c_z means.
 
     Args:
         target: the model to explain.

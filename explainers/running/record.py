@@ -47,6 +47,8 @@ def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
         InputError: if a file of weights is damaged, or the folder holds a run with another config or other weights.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True)
+    if config.get("explainer") and "explainer" in (config.get("module") or ()):
+        del config["module"]["explainer"]  # written once
     check_model_files(config)
     images = images_per_step(config, total_processes(cfg.trainer))
     files = model_files(config, folder)

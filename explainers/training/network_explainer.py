@@ -21,7 +21,7 @@ from explainers.training.state_dicts import load_weights
 NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
 
 WEIGHTS = ("weights", "allow_finetuned_backbone", "surrogate")
-"""Arguments of explainers that name files of weights, or say which ones are accepted. What is in them has an identity."""
+"""Arguments of explainers that name files of weights, or say which are accepted; their content has an identity."""
 
 
 class NetworkExplainer(nn.Module, Pretrained, ABC):

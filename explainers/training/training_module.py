@@ -18,8 +18,8 @@ from explainers.metrics.means import Ratios
 from explainers.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import check_finite, check_identity, first_not_finite
-from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
 from explainers.training.network_explainer import NetworkExplainer, of_all_processes
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
 from explainers.training.sources import Loss, Source, complete
 from explainers.training.state_dicts import check_alike, part, with_part, without_part
 

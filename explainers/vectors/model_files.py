@@ -197,19 +197,19 @@ def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
     identity, weights = read_weights(path)
     model = identity.get("target", {})
     if model.get("backbone") != target.name:
-        raise InputError(f"expected a {target.name} for explainer.{role}, got {model.get('backbone')} in {path}")
+        raise InputError(f"expected a {target.name} for module.{role}, got {model.get('backbone')} in {path}")
     alpha = identity.get("alpha", 1)
     if alpha == TRANSFERRED:
-        raise InputError(f"expected for explainer.{role} a model that was trained, got a transferred one in {path}")
+        raise InputError(f"expected for module.{role} a model that was trained, got a transferred one in {path}")
     if (alpha < 1) != (role == "explaining"):
         raise InputError(
-            f"expected for explainer.{role} a model trained {'with' if role == 'explaining' else 'without'}"
+            f"expected for module.{role} a model trained {'with' if role == 'explaining' else 'without'}"
             f" attributions, got alpha={alpha} in {path}: are predicting and explaining swapped?"
         )
     base_hash = weights_hash(target.backbone)
     if identity.get("base_sha256") != base_hash:
         raise InputError(
-            f"expected for explainer.{role} a model fine-tuned from the base model (SHA-256 {base_hash[:12]}), got one"
+            f"expected for module.{role} a model fine-tuned from the base model (SHA-256 {base_hash[:12]}), got one"
             f" from another base model ({identity.get('base_sha256', '')[:12]}) in {path}"
         )
     fixed = _fixed_head(identity, weights, path)

@@ -20,8 +20,8 @@ from explainers.share import Loadable
 from explainers.target import TargetModel
 from explainers.target.functionals import score_functionals
 from explainers.target.inputs import check_labels, checked_classes
-from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.network_explainer import of_all_processes
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head

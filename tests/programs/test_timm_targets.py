@@ -75,7 +75,7 @@ def test_anyhead_reads_few_blocks_and_ranks_patches_where_there_are_paths(name, 
 def test_what_anyhead_learns_for_follows_from_the_tower(name, functionals, fit, tmp_path):
     given = ("data.root=images", f"target={name}")
     for experiment in ("anyhead", "anyhead_tower"):
-        teacher = composed(f"experiment={experiment}", *given, folder=tmp_path).explainer.teacher
+        teacher = composed(f"experiment={experiment}", *given, folder=tmp_path).module.loss
         assert (teacher.functionals, teacher.fit) == (functionals, fit)
     headed = composed("experiment=anyhead_tower", *given, "target.head=head.safetensors", folder=tmp_path)
     assert headed.module.loss.functionals == "head"

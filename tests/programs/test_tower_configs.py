@@ -40,5 +40,5 @@ def test_every_tower_takes_a_step_without_classes(name, tmp_path, images, capsys
     )
     assert math.isfinite(loss) and "train/loss" in json.loads((folder / "metrics.json").read_text())
     assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{folder}") in Python'
-    teacher = OmegaConf.load(folder / "config.yaml").explainer.teacher
+    teacher = OmegaConf.load(folder / "config.yaml").module.loss
     assert teacher.functionals == functionals

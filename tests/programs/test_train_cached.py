@@ -13,7 +13,7 @@ from test_train import same
 from datamodules.store import Store
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Features
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve import TVELoss
 
 CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
 
@@ -61,7 +61,7 @@ def watched(function, computed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [MetaAttributions, Features, Store])
+@pytest.mark.parametrize("dies", [TVELoss, Features, Store])
 def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
     def sabotage():
         if dies is Store:
@@ -72,7 +72,7 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     command = (*TVE_RUN, *CACHED)
     killed_while(sabotage, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     computed = []
-    for source in (MetaAttributions, Features):
+    for source in (TVELoss, Features):
         monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     done = {"patch": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
@@ -104,7 +104,8 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
 
     common = (
         "target=tiny",
-        "explainers@explainer=self_explaining",
+        "~explainers@explainer",
+        "module=self_explaining",
         "data=digits",
         "cache=sources",
         "logger=csv",

@@ -107,7 +107,7 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
         ),
         (
             ["experiment=self_explaining", "projection@module.projection=text", "target=digits"],
-            {"explainer.projection.pretrained": ""},
+            {"module.projection.pretrained": ""},
         ),
         (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
         (["experiment=vector_vit_tiny_source", "weights={file}"], {}),
