@@ -11,7 +11,7 @@ models_tve() { # for a target: vit_base, swin_base or deit_base; experiment=tve_
   python train.py experiment=linear_head data=imagenette $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cats_vs_dogs $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cifar10_torchvision name=cifar10_${target}_head $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
-  python train.py experiment=vit_shapley $T cache=none explainer.network.freeze=false explainer.coalitions=32 explainer.optimizer.lr=1e-4 $W
+  python train.py experiment=vit_shapley $T cache=none explainer.network.freeze=false module.loss.coalitions=32 module.optimizer.lr=1e-4 $W
   python eval.py experiment=eval_tve $T data@tasks.cifar10.data=cifar10_torchvision $W
   # Tables 6 to 8: target=vit_large data.batch_size=32 trainer.accumulate_grad_batches=2, heads of data=cifar100 and data=mura
 }
@@ -19,7 +19,7 @@ models_tve() { # for a target: vit_base, swin_base or deit_base; experiment=tve_
 models_finetuned() { # Figure 4 of TVE
   for task in imagenette cats_vs_dogs; do
     [ $task = imagenette ] && K=10 || K=2
-    FT="target=vit_base task=$task target.model.num_classes=$K explainers@explainer=tve_paper cache=none explainer.patches_per_image=1 explainer.min_crop=0.2"
+    FT="target=vit_base task=$task target.model.num_classes=$K explainers@explainer=tve_paper cache=none module.loss.patches_per_image=1 module.min_crop=0.2"
     python train.py experiment=full_finetuning target=vit_base data=$task $W
     python train.py experiment=tve_finetune $FT $W
     python train.py experiment=tve_finetune arm=from_scratch explainer.weights=null $FT $W
@@ -28,8 +28,8 @@ models_finetuned() { # Figure 4 of TVE
 
 models_vectors() { # CLIP ViT-B/32 with text heads; data.download=true fetches what torchvision can, RESISC45 and Cars are folders
   CLIP="target=clip_vit_b32"
-  TEXT="projection@explainer.projection=text explainer.scale=100"
-  PREDICTING="explainer.alpha=1 explainer.teacher=null"
+  TEXT="projection@module.projection=text module.scale=100"
+  PREDICTING="module.alpha=1 module.teacher=null"
   python train.py experiment=self_explaining data=imagenet_folder task=imagenet name=imagenet_predicting $PREDICTING $CLIP $TEXT $W
   python train.py experiment=self_explaining data=imagenet_folder task=imagenet name=imagenet_explaining $CLIP $TEXT $W
   for d in cars cifar10_torchvision cifar100 dtd eurosat gtsrb mnist resisc45 sun397 svhn; do
@@ -41,7 +41,7 @@ models_vectors() { # CLIP ViT-B/32 with text heads; data.download=true fetches w
 }
 
 tve() {
-  python train.py experiment=tve_vit_tiny explainer.patches_per_image=4 $W_TINY
+  python train.py experiment=tve_vit_tiny module.loss.patches_per_image=4 $W_TINY
   python train.py experiment=linear_head data=imagenette data.limit.train=1000 data.limit.val=200 $W_TINY
   python train.py experiment=linear_head data=cats_vs_dogs data.limit.train=1000 data.limit.val=200 $W_TINY
   python eval.py experiment=eval_tve explainers@explainers.tve=tve '~explainers.vit_shapley' 'tasks=[imagenette,cats_vs_dogs]' evaluation.levels=11 \
