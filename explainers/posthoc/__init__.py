@@ -13,7 +13,7 @@ from explainers.posthoc.attention import (
     RawAttention,
     TransformerAttribution,
 )
-from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM, XGradCAMPlus
 from explainers.posthoc.chance import Chance
 from explainers.posthoc.class_activation import CAM
 from explainers.posthoc.contributions import ALTI, AttIN, GlobEnc
@@ -86,6 +86,7 @@ __all__ = [
     "TransformerAttribution",
     "ViTCX",
     "XGradCAM",
+    "XGradCAMPlus",
     "build",
     "build_all",
     "libra",

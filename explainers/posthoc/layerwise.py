@@ -32,6 +32,12 @@ class Layerwise(WhiteBox):
         if self.on_stages:  # raises an InputError now rather than in the first batch
             check_stages(self.target, grid.image_size, self.start)
 
+    layer_options: tuple[str, ...] = ("layer",)
+    """Names of the options that say which layer alone is the heatmap, and how; aggregations do without them."""
+
+    def keep_signs(self) -> None:
+        """Leave out a ReLU at the end of the maps, because PLUS sums maps with both signs."""
+
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""
         raise NotImplementedError
@@ -124,6 +130,7 @@ class Aggregation(WhiteBox):
         self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int | None = 0
     ) -> None:
         method = of(target=target, grid=grid)
+        method.keep_signs()
         super().__init__(method.target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
         self.on_stages = method.on_stages
@@ -144,7 +151,7 @@ class Aggregation(WhiteBox):
 
 
 class PLUS(Aggregation):
-    """Sums the maps of all layers from `start` on (SkipPLUS, Equation 3)."""
+    """Sums the maps of all layers from `start` on, with both signs (SkipPLUS, Equation 3)."""
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.method.plus(record, gradients, self.start)

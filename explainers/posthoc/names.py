@@ -127,14 +127,14 @@ def _check_aggregation(kind: type, aggregation: str) -> None:
         )
 
 
-def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> None:
+def _check_options(kind: Any, options: Mapping[str, Any], aggregation: str) -> None:
     """Raise an InputError for an option that a method does not have, or whose value is of another kind."""
     if not options:
         return
     hints = get_type_hints(kind.__init__) | (get_type_hints(AGGREGATIONS[aggregation].__init__) if aggregation else {})  # type: ignore[misc]
     known = list(inspect.signature(kind).parameters)[2:]
     if aggregation:
-        known = [option for option in known if option != "layer"]  # the aggregation chooses the layers
+        known = [option for option in known if option not in kind.layer_options]
         known += _aggregation_options(aggregation)
     name = f"{kind.__name__}-{aggregation}".rstrip("-")
     for option, value in options.items():

@@ -16,7 +16,7 @@ MODELS = {
     "Swin-Tiny": ("swin_tiny_patch4_window7_224", SWIN),
     "ResNet": ("test_resnet", {}),
 }
-CAMS = ["ElementWiseCAM", "GradCAM", "GradCAMPlusPlus", "HiResCAM", "LayerCAM", "XGradCAM"]
+CAMS = ["ElementWiseCAM", "GradCAM", "GradCAMPlusPlus", "HiResCAM", "LayerCAM", "XGradCAM", "XGradCAMPlus"]
 BUDGETS = {
     "SmoothGrad": {"samples": 2},
     "IntegratedGradients": {"steps": 2},
