@@ -1,6 +1,6 @@
 """AttnLRP and DecompX against the rules of LXT, by AttnLRP's authors, and LRP's rules against zennit's.
 
-Peers propagate relevance R as tensors; here it is a tensor times its changed gradient. DecompX, which has no package, is
+Peers propagate relevance R as tensors; here it is a tensor times its changed gradient. DecompX has no package: it is
 compared with its formula in `test_propagation`.
 """
 
