@@ -79,15 +79,3 @@ def test_cam_of_a_map_of_features():
     features = torch.tensor([[[[1.0, 4.0], [3.0, 5.0]]]])
     gradient = torch.tensor([[[[[1.0, -3.0], [3.0, 1.0]]]]])
     assert cam.cam(features, gradient).tolist() == [[[[-2.0, 1.0]]]]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, name):
-    """A method that ignores classes or weights fails this test (Adebayo et al., 2018)."""
-    heatmaps = posthoc.build(name, make_target(depth=3), grid, {"layer": 1, "relu": False})(images, LABELS)
-    for other in (
-        posthoc.build(name, make_target(depth=3), grid, {"layer": 1, "relu": False})(images, (LABELS + 1) % 5),
-        posthoc.build(name, make_target(seed=1, depth=3), grid, {"layer": 1, "relu": False})(images, LABELS),
-    ):
-        pairs = zip(heatmaps.flatten(1), other.flatten(1), strict=True)
-        assert all(torch.corrcoef(torch.stack(pair))[0, 1] < 0.95 for pair in pairs)
