@@ -66,10 +66,6 @@ class AttentionGradCAM(Transitions):
     row of a head's map has its own weight, the mean of its gradients over the patches.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative values of the mean over heads to 0; if all are negative, the whole heatmap is 0.
     """
 
@@ -150,9 +146,6 @@ class TransformerAttribution(WhiteBox):
     computes it.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         start: index of the first layer that is included; negative from the last. The authors' evaluation code has 1.
     """
 
@@ -186,9 +179,6 @@ class TAM(WhiteBox):
     gradient of the last layer's attention, the mean over images between the mean colour and the image.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         steps: number of images on the path of the integral, both ends included.
     """
 
@@ -222,11 +212,6 @@ class LeGrad(WhiteBox):
 
     The model's last normalisation, pooling and head score the output of each layer l as if l were the last layer. The
     gradient of this score is taken at the attention map of layer l.
-
-    Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     attention = True

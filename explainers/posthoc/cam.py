@@ -100,7 +100,6 @@ class GradCAM(Layerwise):
     """Grad-CAM (Selvaraju et al., 2017): (Σ_c w_c x_c)⁺ of the last layer, see `cam` for the weights w_c.
 
     Args:
-        layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative scores to 0. PLUS and SkipPLUS sum maps with both signs, whatever this says.
         tokens: which tokens of a transformer's layer have a map, see `Tokens`.
     """

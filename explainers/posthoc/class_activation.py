@@ -17,11 +17,6 @@ class CAM(PatchVectors):
     no backward pass, for any number of classes; between two images, f_z · f'_w decomposes the product of their
     embeddings (Stylianou et al., 2019).
 
-    Args:
-        target: the model to explain, a CNN or Swin that averages its last feature map.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-
     Raises:
         UnsupportedModel: for a model with another embedding, such as a class token.
     """

@@ -108,10 +108,6 @@ class ALTI(Transitions):
     """How close each token's summand T_i(x_j) is to the sum y_i, in the L1 norm (Ferrando et al., EMNLP 2022).
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: not used.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         sum_to: the sums y_i. `attention`: the tokens after attention and its skip connection, which are the sums of the
             summands and biases. `block`: the output of the whole block, as in SkipPLUS's code.
     """

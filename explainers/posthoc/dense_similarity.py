@@ -31,11 +31,6 @@ class DenseSimilarity(PatchVectors):
     the cosine of v and e_z times ‖v‖, a factor of the image. Lengths are those in the space of the backbone's
     embedding, because v is a functional of it; with a projection after it, as CLIP has, the papers divide by the length
     after the projection.
-
-    Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     @checks_choices
@@ -65,9 +60,6 @@ class MaskCLIP(DenseSimilarity):
     Key smoothing and prompt denoising, which need the probabilities of a list of prompts, are left out.
 
     Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         block: what remains of the last block: `values` for the projections alone (the paper), `whole` with both skip
             connections and the MLP (the released code for ViT).
     """
@@ -98,9 +90,6 @@ class NACLIP(DenseSimilarity):
     ‖e_z‖.
 
     Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         std: σ, in patches.
     """
 

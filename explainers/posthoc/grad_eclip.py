@@ -46,9 +46,6 @@ class GradECLIP(WhiteBox):
     The released code also runs the last block with a single head; here the model stays as it is.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layers: number of last layers whose maps are summed.
         similarity: queries and keys that λ compares: those of the `heads`, or `projected` by the output projection of
             the attention, as in the released code.

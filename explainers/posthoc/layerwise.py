@@ -161,8 +161,6 @@ class SkipPLUS(PLUS):
     """Sums the maps of the layers from the middle one on (SkipPLUS, Equation 4).
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
         of: the method's class, or a function of `target` and `grid` that returns a method, such as
             `partial(DecompX, output="probability")`.
     """
@@ -175,8 +173,6 @@ class Rollout(Aggregation):
     """Multiplies the From-To matrices of all layers, see `rollout` (SkipPLUS, Equation 2; Abnar & Zuidema, 2020).
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
         of: the class of a method with matrices (`Transitions`), or a function of `target` and `grid` that returns
             such a method.
         start: index of the first layer that is included; negative from the last.

@@ -102,9 +102,6 @@ class DirectPaths(PatchVectors):
     prediction of its network; here the heatmap is an explainer of its own.
 
     Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
         heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
             last. `None` for all heads of the blocks from `start` on.
@@ -163,9 +160,6 @@ class PathFlow(PatchVectors):
     direct paths flow between patches.
 
     Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
 
     Raises:

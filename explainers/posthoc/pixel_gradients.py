@@ -31,8 +31,6 @@ class SmoothGrad(PixelExplainer):
     Every image gets the same noise, scaled to its own range of values.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         samples: number of noisy copies of an image.
         noise: standard deviation of the noise, as a fraction of the image's range of values.
         chunk_size: maximum number of noisy images in memory, see `images_in_memory`.
@@ -79,8 +77,6 @@ class Saliency(SmoothGrad):
     """|gradient of the logit| (Simonyan et al., 2014): its maximum over channels, averaged over each patch.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
@@ -94,8 +90,6 @@ class IntegratedGradients(PixelExplainer):
     The reference x' is the mean pixel, 0. Gauss-Legendre quadrature approximates the integral, as in captum.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         steps: number of points of the quadrature.
         multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
         chunk_size: maximum number of points in memory, see `images_in_memory`.
@@ -137,8 +131,6 @@ class GradientSHAP(PixelExplainer):
     samples without noise.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         samples: number of random points.
         stdevs: standard deviation of the noise, in units of normalised pixels.
         multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
@@ -187,8 +179,6 @@ class DeepLift(PixelExplainer):
     `multiply_by_inputs`; a warning says so where the attributions do not add up to the difference of the logits.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         multiply_by_inputs: multiply by x; TVE's Appendix F does not.
         chunk_size: maximum number of images in memory; the reference of each image counts as an image.
     """

@@ -56,9 +56,6 @@ class TokenTM(WhiteBox):
     transformation, so by default the W of attention compares the tokens with their value vectors.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         transformed: the tokens Ẽ. `values`: for attention, the projected values of the tokens before attention mixes
             them; for the MLP, its output. `stream`: the sum of each with its skip connection, as in LibraGrad's code.
         scale: normalisation of the correlations, see `transformation_weights`; LibraGrad's code has `softmax`.
