@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of th
 
 from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextHead
 from explainers.training.explainer_training import lightning_module
 from explainers.vectors.fixed_head import FixedHead

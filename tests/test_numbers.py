@@ -10,10 +10,12 @@ import pytest
 import torch
 from toys import three_models
 
+import benchmarks.papers
 import explainers
+from benchmarks.papers.approximation import TwoPointStudy
 from explainers import posthoc
 from explainers.errors import InputError, check_range
-from explainers.evaluation import Evaluation, TwoPointStudy
+from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
 from explainers.metrics.error_bound import ErrorBound
 from explainers.posthoc.pixel_explainer import PixelExplainer
@@ -99,7 +101,8 @@ REFUSED = [
 
 def takers_of_chunks():
     """Every class of the library whose constructor takes a chunk size."""
-    for found in pkgutil.walk_packages(explainers.__path__, "explainers."):
+    papers = pkgutil.walk_packages(benchmarks.papers.__path__, "benchmarks.papers.")
+    for found in (*pkgutil.walk_packages(explainers.__path__, "explainers."), *papers):
         for taker in vars(importlib.import_module(found.name)).values():
             own = inspect.isclass(taker) and taker.__module__ == found.name and inspect.isfunction(taker.__init__)
             if own and "chunk_size" in inspect.signature(taker).parameters and taker is not PixelExplainer:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from toys import SILENT
 
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.training import ExplainerTraining
 from explainers.tve.light_network import LightNetwork
 from explainers.tve.oracle import Oracle

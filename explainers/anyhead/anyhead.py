@@ -11,11 +11,11 @@ from explainers.anyhead.network import AnyHeadNetwork
 from explainers.anyhead.teacher import Teacher
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
+from explainers.models.functionals import class_rows, head_functionals
+from explainers.models.inputs import Functionals, checked_classes, functionals_at
 from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
-from explainers.target import TargetModel
-from explainers.target.functionals import class_rows, head_functionals
-from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes

@@ -15,9 +15,9 @@ from explainers.masking import PatchGrid
 from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
-from explainers.precision import finest_dtype
+from explainers.models import TargetModel
 from explainers.results.scores import ImageScores
-from explainers.target import TargetModel
+from explainers.runtime.modes import finest_dtype
 
 CURVES: tuple[Curve, ...] = ("fidelity_plus", "fidelity_minus")
 LEVELS = 21

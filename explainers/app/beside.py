@@ -10,7 +10,7 @@ from explainers.app.benchmark import CURVES, measure
 from explainers.app.choosing import quick_method
 from explainers.masking import PatchGrid
 from explainers.metrics.perturbation import curve_columns
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 SHOWN = curve_columns(CURVES)
 """Number of an explainer → title of its column."""

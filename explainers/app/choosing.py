@@ -14,11 +14,11 @@ from torch import nn
 from explainers import posthoc
 from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.names import labelled
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, for_target, not_shipped
 from explainers.share.reading import CONFIG
-from explainers.target import TargetModel
 
 Purpose = Literal["classes", "texts", "likeness"]
 """What is explained: classes, texts, or why images are alike."""

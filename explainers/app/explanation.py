@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explainers.app.saving import data_url, picture_name, save_picture
 from explainers.errors import InputError
-from explainers.target.names import class_index
+from explainers.models.names import class_index
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from explainers.conversion import as_target
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel, as_target
 
 
 def model_of_colour(model: Any, weights: str | Path | None, device: str | torch.device | None) -> TargetModel:

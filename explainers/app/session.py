@@ -22,9 +22,9 @@ from explainers.app.models import model_of_colour
 from explainers.app.photos import Photo, decoded_batches, photos_of
 from explainers.app.texts import PreparedTexts, in_words, is_image_tower, text_head_of, texts_of
 from explainers.errors import InputError, check_integers, check_positive, checks_choices
-from explainers.modes import keep_random_state, ordinary_tensors
-from explainers.target.heads import NoHead
-from explainers.target.names import class_index, class_names
+from explainers.models.heads import NoHead
+from explainers.models.names import class_index, class_names
+from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from explainers import VectorExplainer
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextHead, clip_text_head
 from explainers.text.encoders import checked_texts
 from explainers.text.explaining import check_explains_functionals

@@ -5,13 +5,9 @@ from typing import TYPE_CHECKING
 from explainers import imported_at_use
 
 if TYPE_CHECKING:
-    from explainers.evaluation.approximation import TwoPointStudy
     from explainers.evaluation.evaluation import Evaluation
 
-# Both need Lightning; `explainers benchmark`, which needs the sweep alone, does without
-__getattr__ = imported_at_use(
-    __name__,
-    {"Evaluation": "explainers.evaluation.evaluation", "TwoPointStudy": "explainers.evaluation.approximation"},
-)
+# It needs Lightning; `explainers benchmark`, which needs the sweep alone, does without
+__getattr__ = imported_at_use(__name__, {"Evaluation": "explainers.evaluation.evaluation"})
 
-__all__ = ["Evaluation", "TwoPointStudy"]
+__all__ = ["Evaluation"]

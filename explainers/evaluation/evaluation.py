@@ -23,9 +23,9 @@ from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
 from explainers.metrics.numbers import NUMBERS, Numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
+from explainers.models import TargetModel
+from explainers.models.inputs import check_labels
 from explainers.results.scores import ImageScores
-from explainers.target import TargetModel
-from explainers.target.inputs import check_labels
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
-from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, embed_tokens, layer_index, num_prefix_tokens
 from explainers.transformer.recording import Record, record_pass
 

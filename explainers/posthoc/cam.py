@@ -17,10 +17,10 @@ from torch import Tensor
 
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.gradients import input_x_gradient
 from explainers.posthoc.layerwise import Layerwise
 from explainers.posthoc.white_box import Gradients, Output
-from explainers.target import TargetModel
 from explainers.transformer.blocks import num_prefix_tokens
 from explainers.transformer.recording import Record
 

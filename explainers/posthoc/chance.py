@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 
 class Chance(nn.Module):

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import Output
-from explainers.target import TargetModel
 
 
 class CAM(PatchVectors):

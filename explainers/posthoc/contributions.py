@@ -7,9 +7,9 @@ from torch import Tensor
 
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.layerwise import Transitions, rollout
 from explainers.posthoc.white_box import Gradients, Output
-from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import Record
 

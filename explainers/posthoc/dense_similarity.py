@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from explainers.errors import UnsupportedModel, check_positive, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import Output
-from explainers.target import TargetModel
 from explainers.transformer.blocks import (
     apply_mlp,
     blocks_of,

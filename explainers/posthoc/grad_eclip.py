@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from explainers.errors import check_integers, check_range, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.layerwise import sum_of
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox, sum_on_grid
-from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, num_prefix_tokens, project_heads
 from explainers.transformer.heads import HeadsRecord, record_heads
 from explainers.transformer.recording import Record

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
 from explainers.posthoc.white_box import Gradients, Output
-from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.recording import Record
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
-from explainers.target.removal import check_removal, masked_probabilities
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
+from explainers.models.removal import check_removal, masked_probabilities
 
 STEPS = 20
 """Number of steps of a search by default; the default of `step` follows from it."""

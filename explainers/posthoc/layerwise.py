@@ -6,8 +6,8 @@ from torch import Tensor
 
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
-from explainers.target import TargetModel
 from explainers.transformer.blocks import layer_index, middle_layer
 from explainers.transformer.recording import Record
 from explainers.transformer.stages import check_stages

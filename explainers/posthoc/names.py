@@ -13,10 +13,10 @@ from torch import nn
 
 from explainers.errors import InputError, UnsupportedModel, check_distinct, fits
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
 from explainers.posthoc.propagation import libra
 from explainers.posthoc.white_box import WhiteBox
-from explainers.target import TargetModel
 
 AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
 NEEDS_MAPS = Layerwise, "a map", "DecompX"

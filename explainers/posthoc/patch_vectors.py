@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.inputs import Functionals, checked_classes, functionals_at
 from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
-from explainers.target import TargetModel
-from explainers.target.inputs import Functionals, checked_classes, functionals_at
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer
 from explainers.transformer.direct_paths import (
     check_direct,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.pixel_explainer import (
     Explained,
     PixelExplainer,
@@ -22,7 +23,6 @@ from explainers.posthoc.pixel_explainer import (
 )
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
-from explainers.target import TargetModel
 
 
 class SmoothGrad(PixelExplainer):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.white_box import Output, WhiteBox
-from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.rules import Rules
 

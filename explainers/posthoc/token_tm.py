@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.attention import positive_attention
 from explainers.posthoc.white_box import Gradients, Output, WhiteBox
-from explainers.target import TargetModel
 from explainers.transformer.blocks import head_projections, value_paths
 from explainers.transformer.recording import Record
 

@@ -11,7 +11,8 @@ from explainers import Details
 from explainers.errors import check_positive, check_range, checks_choices, needs
 from explainers.masking import PatchGrid
 from explainers.metrics.overdetermination import overdetermination
-from explainers.modes import keep_random_state
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import (
     Masks,
@@ -24,8 +25,7 @@ from explainers.posthoc.soft_masks import (
     upsampled_masks,
     weighted_sums,
 )
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
+from explainers.runtime.modes import keep_random_state
 from explainers.transformer.blocks import Features, attention_channels, attention_features, attention_module
 
 

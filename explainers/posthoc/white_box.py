@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-from explainers.target.gradients import gradient_at
-from explainers.target.inputs import Functionals, checked_classes, functionals_at
+from explainers.models import TargetModel
+from explainers.models.gradients import gradient_at
+from explainers.models.inputs import Functionals, checked_classes, functionals_at
 from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules

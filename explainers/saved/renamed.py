@@ -10,7 +10,7 @@ RENAMED = {
     "explainers.evaluation.Reference": "explainers.report.Reference",
     "explainers.evaluation.figures": "explainers.report.figures",
     "explainers.evaluation.read_results": "explainers.results.read_results",
-    "explainers.evaluation.run_figures": "explainers.report.run_figures",
+    "explainers.evaluation.run_figures": "benchmarks.papers.run_figures",
     "explainers.loggers": "explainers.running.loggers",
     "explainers.networks.FastSHAPNetwork": "explainers.shapley.FastSHAPNetwork",
     "explainers.networks.LightNetwork": "explainers.tve.LightNetwork",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-from explainers.target.inputs import zero_to_one
+from explainers.models import TargetModel
+from explainers.models.inputs import zero_to_one
 from explainers.training.trunk import Trunk, on_grid, small_linear
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.fetching import load_target
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
-from explainers.target import TargetModel
-from explainers.target.storage import load_target
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import network_inputs

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
 from explainers.saved.identity import Identity, recipe
 from explainers.saved.weights import check_identity, read_weights, save_weights
 from explainers.share import Pretrained
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Source
 from explainers.training.state_dicts import load_weights

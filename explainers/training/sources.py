@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from explainers.errors import checks_choices
+from explainers.models import TargetModel
 from explainers.saved.identity import Identity, recipe
-from explainers.target import TargetModel
 from explainers.transformer.direct_paths import direct_paths, record_direct
 from explainers.transformer.path_flow import Paths, path_flow, record_flow
 

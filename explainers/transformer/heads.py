@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.recording import Record, attached, gradients_of_inputs
 from explainers.transformer.rules import Rules

@@ -27,7 +27,7 @@ from timm.layers import GELU, GELUTanh, Mlp
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, layer_scale, num_prefix_tokens
 from explainers.transformer.direct_paths import (
     check_direct,

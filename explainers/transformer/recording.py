@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.gradients import BY_MASKS, check_gradients
+from explainers.models import TargetModel
+from explainers.models.gradients import BY_MASKS, check_gradients
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.rules import RULED, Rules, attention_factors, residual
 

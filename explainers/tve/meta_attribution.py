@@ -8,9 +8,9 @@ from torch import Tensor
 
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, check_hops, masked_forward, neighbourhoods
+from explainers.models import TargetModel
 from explainers.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
-from explainers.target import TargetModel
 
 
 def meta_attribution(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.training.network_explainer import NetworkExplainer
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
-from explainers.target import TargetModel
-from explainers.target.projected_head import ProjectedHead
+from explainers.models import TargetModel
+from explainers.models.heads import ProjectedHead
 
 Reading = Literal["patch", "difference", "blank_patch"]
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from explainers.errors import InputError, check_distinct
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
 from explainers.saved.weights import check_floating, check_identity, read_weights
-from explainers.target import TargetModel
 from explainers.training.state_dicts import State, check_alike, part
 from explainers.vectors.fixed_head import FixedHead, Reading
 from explainers.vectors.task_arithmetic import cosine, vector

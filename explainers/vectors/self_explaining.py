@@ -14,12 +14,12 @@ from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
 from explainers.metrics.means import Mean, Ratios
+from explainers.models import TargetModel
+from explainers.models.functionals import score_functionals
+from explainers.models.inputs import check_labels, checked_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
 from explainers.share import Loadable
-from explainers.target import TargetModel
-from explainers.target.functionals import score_functionals
-from explainers.target.inputs import check_labels, checked_classes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.processes import of_all_processes
 from explainers.training.sources import Features, Pixels, Source, complete

@@ -8,8 +8,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.names import readable_names
+from explainers.models import TargetModel
+from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.text.towers import text_tower
 from explainers.vectors.fixed_head import projected_head

@@ -12,8 +12,8 @@ from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
-from explainers.target.functionals import class_rows, head_functionals
-from explainers.target.heads import DistilledHead
+from explainers.models.functionals import class_rows, head_functionals
+from explainers.models.heads import DistilledHead
 from explainers.training import ExplainerTraining
 from explainers.training.sources import complete
 from explainers.vectors.fixed_head import FixedHead

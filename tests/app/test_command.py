@@ -26,15 +26,15 @@ from safetensors.torch import save_file
 from toys import VECTORS
 
 import explainers
-from explainers import progress
 from explainers.anyhead import AnyHead
 from explainers.app import command, page, passes, session
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.heads import save_head
 from explainers.posthoc import soft_masks
 from explainers.report.titles import wrapped
-from explainers.target import TargetModel
-from explainers.target.heads import save_head
+from explainers.runtime import progress
 from explainers.text import TextHead
 
 ROOT = Path(__file__).parents[2]

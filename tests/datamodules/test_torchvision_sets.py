@@ -198,8 +198,6 @@ def test_the_data_sets_of_the_configs_have_names_and_prompts(tmp_path):
     assert composed("data=cifar100", folder=tmp_path).data.name == "CIFAR100"
 
 
-
-
 def test_a_download_is_torchvisions_and_only_on_request(tmp_path, monkeypatch):
     asked = []
 

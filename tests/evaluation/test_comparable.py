@@ -10,9 +10,9 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 from toys import SILENT
 
+from benchmarks.papers.approximation import TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
-from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.evaluation import Evaluation
 from explainers.masking import PatchGrid
 from explainers.posthoc.chance import Chance

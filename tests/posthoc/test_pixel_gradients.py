@@ -14,7 +14,7 @@ from references import window
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from explainers.conversion import as_target
+from explainers.models import as_target
 from explainers.posthoc.pixel_explainer import Explained, mean_gradients
 from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means

@@ -88,7 +88,7 @@ def test_settings_out_of_range_are_refused(settings):
 def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_it():
     import timm
 
-    from explainers.target import TargetModel
+    from explainers.models import TargetModel
 
     target = TargetModel(timm.create_model("test_resnet", num_classes=3))
     compared = beside(target, target.grid)

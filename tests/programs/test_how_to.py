@@ -19,7 +19,7 @@ import datamodules
 import explainers
 from explainers import posthoc
 from explainers.anyhead import AnyHead
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import clip_text_head
 from explainers.tve import LightNetwork
 

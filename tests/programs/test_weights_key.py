@@ -92,7 +92,7 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     message = refused(train, *run, f"weights={tmp_path / 'own.yaml'}", folder=tmp_path)
     assert "expected weights" in message
     cfg = composed(*run, f"weights={file}", folder=tmp_path)
-    cfg.target = {"_target_": "explainers.target.TargetModel", "model": {"_target_": "my.Model"}}
+    cfg.target = {"_target_": "explainers.models.TargetModel", "model": {"_target_": "my.Model"}}
     with pytest.raises(Exception, match=r"expected a target of timm for weights=.*, got target=tiny: set its own"):
         use_weights(cfg)
 

@@ -9,11 +9,11 @@ from toys import VECTORS
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes
+from explainers.models import TargetModel
+from explainers.models.functionals import class_rows, score_functionals
 from explainers.posthoc import build
 from explainers.refinement import Refined, refine
 from explainers.refinement.fit import fit_pairs
-from explainers.target import TargetModel
-from explainers.target.functionals import class_rows, score_functionals
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 

@@ -11,6 +11,13 @@ from hydra.utils import get_method
 from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
+from benchmarks.papers.run_figures import (
+    cost_of_tasks,
+    lambda_curves,
+    loss_curves,
+    theorem_1,
+    throughput_bars,
+)
 from explainers.errors import InputError
 from explainers.report.figures import (
     ablation_bars,
@@ -22,13 +29,6 @@ from explainers.report.figures import (
     quality_against_passes,
 )
 from explainers.report.rankings import radar, ranking
-from explainers.report.run_figures import (
-    cost_of_tasks,
-    lambda_curves,
-    loss_curves,
-    theorem_1,
-    throughput_bars,
-)
 
 
 def found(plus, minus):

@@ -15,12 +15,12 @@ from datamodules.images import Images
 from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
+from explainers.models.names import class_names
 from explainers.report.gallery import gallery_html
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_indices, read_pictures
 from explainers.report.publish import publish
 from explainers.report.tracking import log_curves, log_pictures
-from explainers.target.names import class_names
 from explainers.text import TextHead
 
 

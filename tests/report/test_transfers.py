@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm, pearsonr
 
+from benchmarks.papers.transfers import correlation, read_transfers, similarity, summary
 from explainers.errors import InputError
-from explainers.report.transfers import correlation, read_transfers, similarity, summary
 
 PAIRS = {
     ("a", "b"): (0.1, 3.0),

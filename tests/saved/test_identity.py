@@ -20,10 +20,10 @@ import explainers
 from explainers import anyhead, shapley, tve
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.saved.identity import WITHOUT_EFFECT, architecture_hash, recipe, weights_hash
 from explainers.shapley import Shapley, ShapleyLabels
 from explainers.shapley.coalition_values import CoalitionValues
-from explainers.target import TargetModel
 from explainers.training.network_explainer import INITIAL_WEIGHTS
 from explainers.training.sources import Features, Pixels, Source
 from explainers.tve import TVE, Oracle

@@ -15,9 +15,9 @@ from toys import VECTORS, fit
 import explainers
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
+from explainers.models.fetching import save_target
 from explainers.running.record import check_same_run
 from explainers.saved.renamed import RENAMED, renamed
-from explainers.target.storage import save_target
 
 IMAGES = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
 ANYHEAD = ("explainers@explainer=anyhead", "explainer.network.width=8", "target=tiny", *QUIET)

@@ -21,13 +21,13 @@ import explainers
 from explainers import share
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
+from explainers.models.fetching import save_target
 from explainers.report import overlays
 from explainers.shapley import Shapley
 from explainers.share import pretrained, reading
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD
 from explainers.share.reading import CONFIG, VERSIONS
-from explainers.target.storage import save_target
 from explainers.tve import TVE
 from explainers.vectors import SelfExplaining
 

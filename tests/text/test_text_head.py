@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextExplainer, TextHead, clip_text_head
 
 WORDS = ["cat", "dog", "red car", "a lake", "snow"]

@@ -14,7 +14,7 @@ from toys import Marked
 
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.target.names import readable_names
+from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.vectors.fixed_head import projected_head
 from explainers.vectors.projections import prototypes_of

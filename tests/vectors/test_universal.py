@@ -14,8 +14,8 @@ from datamodules.cached import Cached
 from datamodules.images import Images
 from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
+from explainers.models import TargetModel
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.target import TargetModel
 from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.model_files import exported_target
