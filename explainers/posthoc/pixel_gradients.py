@@ -6,10 +6,11 @@ and on earlier calls. Only DeepLift is captum's.
 """
 
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
@@ -170,6 +171,17 @@ class GradientSHAP(PixelExplainer):
         return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)[0].sum(1)
 
 
+def rescale_rule(score: nn.Module, multiply_by_inputs: bool) -> Any:
+    """captum's DeepLift without its rule for softmax modules (Swin has them), which mixes the images of a batch."""
+    import captum.attr  # here, because all others do without captum
+
+    class RescaleRule(captum.attr.DeepLift):
+        def _is_non_linear(self, module: nn.Module) -> bool:
+            return not isinstance(module, nn.Softmax) and super()._is_non_linear(module)
+
+    return RescaleRule(score, multiply_by_inputs)
+
+
 class DeepLift(PixelExplainer):
     """captum's rescale rule of DeepLift, summed over each patch (Shrikumar et al., 2017).
 
@@ -203,11 +215,9 @@ class DeepLift(PixelExplainer):
         self.multiply_by_inputs = multiply_by_inputs
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        from explainers.posthoc.rescale_rule import RescaleRule  # here, because all others do without captum
-
         score, scores = Explained(self.target), []
         score.register_forward_hook(lambda *call: scores.append(call[-1].detach()))  # of images, then of references
-        method = RescaleRule(score, self.multiply_by_inputs)
+        method = rescale_rule(score, self.multiply_by_inputs)
         half = max(1, images_in_memory(self.chunk_size, normalised) // 2)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")

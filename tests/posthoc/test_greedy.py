@@ -7,7 +7,7 @@ from test_pixel_gradients import CLASSES, only_one_patch
 
 from explainers.masking import PatchGrid
 from explainers.models.removal import embed_visible
-from explainers.posthoc.greedy import GreedyOrder, candidate_counts, greedy_order
+from explainers.posthoc.baselines import GreedyOrder, candidate_counts, greedy_order
 
 RANKS = torch.arange(16, 0, -1) / 16
 

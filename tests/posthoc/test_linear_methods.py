@@ -7,8 +7,8 @@ import torch
 
 from explainers import posthoc
 from explainers.errors import InputError
+from explainers.posthoc import method_names
 from explainers.posthoc.layerwise import Layerwise, Transitions
-from explainers.posthoc.names import AGGREGATIONS, method_names
 from explainers.posthoc.white_box import WhiteBox
 
 METHODS = [name for name in method_names() if issubclass(getattr(posthoc, name), WhiteBox)]
@@ -69,7 +69,6 @@ def test_methods_of_both_kinds_are_found(target, grid):
     assert {"DecompX-SkipPLUS", "DecompX-PLUS"} < variants("DecompX", target, grid).keys()
     assert {"FullGrad-PLUS", "LibraFullGrad-SkipPLUS"} < variants("FullGrad", target, grid).keys()
     assert {"GenAtt-Rollout", "LibraGenAtt-PLUS"} < variants("GenAtt", target, grid).keys()
-    assert AGGREGATIONS.keys() == {"PLUS", "SkipPLUS", "Rollout"}
 
 
 def test_a_relu_ends_the_linearity_of_a_layer_and_plus_leaves_it_out(target, grid, images):

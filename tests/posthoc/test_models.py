@@ -7,7 +7,7 @@ import torch
 
 from explainers import posthoc
 from explainers.errors import InputError, UnsupportedModel
-from explainers.posthoc.names import method_names
+from explainers.posthoc import method_names
 from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import WhiteBox
 

@@ -11,7 +11,7 @@ from references_attention import agree
 from explainers import VectorExplainer, posthoc
 from explainers.masking import PatchGrid
 from explainers.posthoc.white_box import class_functionals
-from explainers.transformer.heads import record_heads
+from explainers.transformer.recording import record_heads
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 CLIP = "vit_base_patch32_clip_quickgelu_224", {"num_classes": 16}

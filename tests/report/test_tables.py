@@ -11,7 +11,8 @@ from explainers.evaluation.probes import PROBES
 from explainers.metrics.agreement import AGREEMENTS
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
-from explainers.posthoc.names import labelled, method_names
+from explainers.posthoc import method_names
+from explainers.posthoc.names import labelled
 from explainers.report.reference import Reference
 from explainers.report.tables import comma_separated, latex, markdown, rows
 
