@@ -104,9 +104,9 @@ __all__ = [
 ]
 
 MODULES = (
-    "attention baselines cam clip_methods contributions gradients layerwise lime "
-    "masks names patch_vectors pixel_gradients propagation token_tm vit_cx"
-).split()
+    *("attention", "baselines", "cam", "clip_methods", "contributions", "gradients", "layerwise", "lime"),
+    *("masks", "names", "patch_vectors", "pixel_gradients", "propagation", "token_tm", "vit_cx"),
+)
 """Modules of this room, in which a name is looked for."""
 
 AGGREGATIONS = "PLUS", "SkipPLUS", "Rollout"
