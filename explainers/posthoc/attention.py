@@ -11,7 +11,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import blocks_of, embed_tokens, layer_index, num_prefix_tokens
 from explainers.transformer.recording import Record, record_pass
 
@@ -149,7 +149,7 @@ class TransformerAttribution(WhiteBox):
         start: index of the first layer that is included; negative from the last. The authors' evaluation code has 1.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
     forward_passes = 2
 
@@ -182,7 +182,7 @@ class TAM(WhiteBox):
         steps: number of images on the path of the integral, both ends included.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
 
     @checks_choices
@@ -214,7 +214,7 @@ class LeGrad(WhiteBox):
     gradient of this score is taken at the attention map of layer l.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:

@@ -20,14 +20,13 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.gradients import input_x_gradient
 from explainers.posthoc.layerwise import Layerwise
-from explainers.posthoc.white_box import Gradients, Output
+from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import num_prefix_tokens
 from explainers.transformer.recording import Record
 
-Tokens = Literal["auto", "norm1", "input"]
+Tokens = Literal["norm1", "input"]
 """`norm1`: the patches behind the first normalisation of the layer, as pytorch-grad-cam recommends for ViT and Swin;
-`input`: all tokens that enter the layer, whose maps SkipPLUS adds; `auto`: `input` in PLUS and SkipPLUS, and otherwise
-`norm1`."""
+`input`: all tokens that enter the layer, whose maps PLUS and SkipPLUS add, whatever is chosen here."""
 
 
 def cam(features: Tensor, gradient: Tensor) -> Tensor:
@@ -105,8 +104,8 @@ class GradCAM(Layerwise):
     """
 
     linear = True
-    takes_stages = True
-    layer_options = "layer", "relu"
+    reads = Reads(stages=True)
+    layer_options = "layer", "relu", "tokens"
     weighted: Callable[..., Tensor] = staticmethod(cam)
 
     @checks_choices
@@ -117,34 +116,27 @@ class GradCAM(Layerwise):
         output: Output = "logit",
         layer: int = -1,
         relu: bool = True,
-        tokens: Tokens = "auto",
+        tokens: Tokens = "norm1",
     ) -> None:
         super().__init__(target, grid, output, layer)
         self.relu = relu
-        self.tokens = tokens
-        self.norms = not self.on_stages and tokens != "input"
+        self.reads = Reads(stages=True, norms=tokens == "norm1" and not self.on_stages)
         self.linear = self.linear and not relu
         self.signed = self.signed and not relu
 
     def keep_signs(self) -> None:
-        self.relu = False
+        self.relu, self.reads = False, Reads(stages=True)
         self.linear, self.signed = type(self).linear, type(self).signed
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
-        if not self.norms:
+        if not self.reads.norms:
             return super().heatmaps(record, gradients)
-        return self._maps_of_patches(record.normalised[self.start : self.start + 1], gradients)[0]
+        tokens = record.normalised[self.start]  # of the patches alone, without prefix tokens
+        return self._map(self._patches(tokens, 1), self._patches(gradients([tokens])[0], 2))
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
-        if self.tokens == "norm1" and self.norms:
-            return self._maps_of_patches(record.normalised[start:], gradients)
         tokens = record.inputs[start:]
         return [self._map(x, gradient) for x, gradient in zip(tokens, gradients(tokens), strict=True)]
-
-    def _maps_of_patches(self, tokens: list[Tensor], gradients: Gradients) -> list[Tensor]:
-        """Compute the maps (B, V, P, P) of the patches alone, without prefix tokens."""
-        pairs = zip(tokens, gradients(tokens), strict=True)
-        return [self._map(self._patches(x, 1), self._patches(gradient, 2)) for x, gradient in pairs]
 
     def _patches(self, tokens: Tensor, dim: int) -> Tensor:
         """Cut the dimension of tokens to those of patches, as rows and columns."""
@@ -196,7 +188,7 @@ class ConservedCAM(GradCAM):
         output: Output = "logit",
         layer: int = -1,
         relu: bool = False,
-        tokens: Tokens = "auto",
+        tokens: Tokens = "norm1",
     ) -> None:
         super().__init__(target, grid, output, layer, relu, tokens)
 

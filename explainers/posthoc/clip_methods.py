@@ -13,7 +13,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import sum_of
 from explainers.posthoc.patch_vectors import PatchVectors
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox, sum_on_grid
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox, sum_on_grid
 from explainers.transformer.blocks import (
     apply_mlp,
     blocks_of,
@@ -61,7 +61,7 @@ class GradECLIP(WhiteBox):
     """
 
     signed = False
-    attention = True  # queries, keys, values and outputs of its heads
+    reads = Reads(attention=True)  # queries, keys, values and outputs of its heads
 
     @checks_choices
     def __init__(

@@ -9,7 +9,7 @@ from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import Transitions, rollout
-from explainers.posthoc.white_box import Gradients, Output
+from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import Record
 
@@ -68,7 +68,7 @@ class AttIN(Transitions):
 
     ignores_classes = True
     signed = False
-    projects = True
+    reads = Reads(attention=True, heads=True)
 
     @torch.no_grad()
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -92,7 +92,7 @@ class GlobEnc(Transitions):
 
     ignores_classes = True
     signed = False
-    projects = True
+    reads = Reads(attention=True, heads=True)
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -114,7 +114,7 @@ class ALTI(Transitions):
 
     ignores_classes = True
     signed = False
-    projects = True
+    reads = Reads(attention=True, heads=True)
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
     @checks_choices

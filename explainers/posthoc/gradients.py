@@ -9,7 +9,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
-from explainers.posthoc.white_box import Gradients, Output
+from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.recording import Record
 
@@ -78,7 +78,7 @@ class AttIxG(Layerwise):
             the last layer then has no map. `False`: with the Input × Gradient of layer l, as AttCAT does.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     linear = True
 
     @checks_choices
@@ -114,7 +114,7 @@ class FullGrad(InputXGradient):
     `FROZEN`, the scores of all tokens and the constant biases of the head sum to the class score.
     """
 
-    biases = True
+    reads = Reads(biases=True)
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, bias_maps = self._maps(record, gradients, start)

@@ -7,7 +7,7 @@ from torch import Tensor
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import layer_index, middle_layer
 from explainers.transformer.recording import Record
 from explainers.transformer.stages import check_stages
@@ -92,7 +92,7 @@ class Transitions(Layerwise):
     r ← identity · r + weight · r T_l.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     identity, weight = 0.5, 0.5
 
     @checks_choices
@@ -138,10 +138,8 @@ class Aggregation(WhiteBox):
         self.start = middle_layer(layers) if start is None else layer_index(target, start, layers)
         if self.on_stages:
             check_stages(self.target, grid.image_size, self.start)
+        self.reads = method.reads
         self.rules = method.rules
-        self.attention = method.attention
-        self.biases = method.biases
-        self.norms = method.norms
         self.ignores_classes = method.ignores_classes
         self.signed = method.signed
         self.linear = method.linear

@@ -9,7 +9,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.attention import positive_attention
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import head_projections, value_paths
 from explainers.transformer.recording import Record
 
@@ -68,7 +68,7 @@ class TokenTM(WhiteBox):
         InputError: if a scale of correlations is given to weights without them.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
 
     @checks_choices

@@ -9,7 +9,7 @@ from explainers import posthoc
 from explainers.errors import InputError, UnsupportedModel
 from explainers.posthoc import method_names
 from explainers.posthoc.patch_vectors import PatchVectors
-from explainers.posthoc.white_box import WhiteBox
+from explainers.posthoc.white_box import Reads, WhiteBox
 
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
 MODELS = {
@@ -41,13 +41,12 @@ def reason(model, method, target, grid):
     if method == "CAM":  # not for ViTs
         return "expected a model that averages its last feature map" if "ViT" in model or "DeiT" in model else None
     explainer = posthoc.build(method, target, grid, BUDGETS.get(method))
-    takes_stages = getattr(getattr(explainer, "method", explainer), "takes_stages", False)
-    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not takes_stages:
+    reads = getattr(explainer, "reads", Reads())
+    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not reads.stages:
         return "expected a transformer"
     if model == "DeiT-Tiny distilled" and isinstance(explainer, PatchVectors):
         return "expected one class token or average pooling"
-    reads_attention = getattr(explainer, "attention", False) or getattr(explainer, "biases", False)
-    if model == "Swin-Tiny" and (reads_attention or isinstance(explainer, PatchVectors)):
+    if model == "Swin-Tiny" and (reads.attention or reads.biases or isinstance(explainer, PatchVectors)):
         return "expected a model with global attention"
     return None
 
