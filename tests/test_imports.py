@@ -114,7 +114,7 @@ EXTRAS = {
 
 WITH_EXTRAS = (
     *("evaluation", "running", "vectors", "report", "app.page", "share.adapters", "shapley.surrogate"),
-    *("training.classifier", "training.explainer_training", "training.training_module", "posthoc.rescale_rule"),
+    *("training.classifier", "training.explainer_training", "training.training_module"),
 )
 """Rooms and modules of the library that need them, without `report.overlays`."""
 

@@ -23,10 +23,13 @@ from explainers.share.reading import CONFIG
 Purpose = Literal["classes", "texts", "likeness"]
 """What is explained: classes, texts, or why images are alike."""
 
+SIGNED_CAM = {"GradCAM": {"relu": False}}
+"""Grad-CAM without the ReLU of its paper: refinement, texts and likeness need both signs."""
+
 FITTING: dict[Purpose, tuple[Any, ...]] = {
-    "classes": ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
-    "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM", "IntegratedGradients"),
-    "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM"),
+    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
+    "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM, "IntegratedGradients"),
+    "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM),
 }
 """Methods that are tried in this order, if no trained explainer is known: for transformers, CNNs, and any model. For
 classes: by the fidelities in docs/results/posthoc.md; DecompX-PLUS, which is as faithful, marks empty corners."""
@@ -143,10 +146,11 @@ def _fitting(target: TargetModel, purpose: Purpose) -> tuple[Any, str]:
             explainer, label = choose(target, method)
             _tried(explainer, target, purpose)
         except InputError as error:
-            reasons.append(f"{method}: {error}")
+            ((_, (name, _)),) = _entries(method)
+            reasons.append(f"{name}: {error}")
             lacking = f"; {reasons[-1]}"
             if isinstance(error, UnsupportedModel):
-                lacking = f"; {method} needs {error.wanted.removesuffix(f' for {method}')}"
+                lacking = f"; {name} needs {error.wanted.removesuffix(f' for {name}')}"
             continue
         passes = passes_of(explainer)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""

@@ -11,7 +11,8 @@ from explainers.app.method_names import parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models.removal import check_removal
-from explainers.posthoc.names import labelled, method_names, passes_option
+from explainers.posthoc import method_names
+from explainers.posthoc.names import labelled, passes_option
 from explainers.refinement.rounds import check_passes
 
 MANY = 200

@@ -422,7 +422,7 @@ def test_list_names_explainers_methods_and_extras(run):
 
 def test_the_names_are_those_of_the_room_of_methods():
     from explainers.app.list_command import method_names
-    from explainers.posthoc.names import method_names as of_the_room
+    from explainers.posthoc import method_names as of_the_room
 
     assert method_names() == of_the_room()
 

@@ -22,7 +22,7 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.running import program
 from explainers.running.trainer import accelerator_of, build_trainer, fastest_precision
 from explainers.saved.files import file_hashes
