@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from explainers.app.choosing import quick_method
+from explainers.posthoc.defaults import quick_method
 from explainers.running.folder import relative
 from explainers.running.weights import FILE
 from explainers.share.catalogue import WEIGHTS, for_target

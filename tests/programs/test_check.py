@@ -13,10 +13,10 @@ from callbacks.check import Check
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers.app.beside import beside
-from explainers.app.choosing import FITTING
 from explainers.errors import InputError
+from explainers.evaluation.baselines import build_baselines
 from explainers.evaluation.evaluation import Evaluation
+from explainers.posthoc.defaults import DEFAULT_METHODS
 from explainers.tve import TVE
 
 
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_
         "levels": 4,
         "removal": "zero",
     }
-    compared = {"TVE": tve, **beside(tve.target, grid)}
+    compared = {"TVE": tve, **build_baselines(tve.target, grid)}
     assert list(record["explainers"]) == list(compared) == ["TVE", "DecompX-SkipPLUS", "chance"]
     settings = Evaluation(grid, curves=["fidelity_plus", "fidelity_minus"], levels=4, localization=[])
     measured = settings(tve.target, compared)
@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_said_and_ends_no_training(
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("callbacks.check.fidelities", refuse)
+    monkeypatch.setattr("callbacks.check.measure_beside_baselines", refuse)
     trainer = fit(TVE(target, grid, LIGHT), data, tmp_path)
     assert f"check: the fidelity was not measured: {said}" in capsys.readouterr().out
     assert trainer.global_step == 2 and not (tmp_path / "check.json").exists()
@@ -90,8 +90,8 @@ def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_i
     from explainers.models import TargetModel
 
     target = TargetModel(timm.create_model("test_resnet", num_classes=3))
-    compared = beside(target, target.grid)
+    compared = build_baselines(target, target.grid)
     method, chance = compared
-    assert method in FITTING["classes"][1:] and chance == "chance"
+    assert method in DEFAULT_METHODS["classes"][1:] and chance == "chance"
     images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
     assert compared[method](images, torch.tensor([0])).shape[-1] == target.grid.side

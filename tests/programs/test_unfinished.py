@@ -108,7 +108,7 @@ def test_a_file_with_other_metrics_is_not_read(run, tmp_path):
     run("other", after=2)
     (path,) = (tmp_path / "other" / "unfinished").iterdir()
     state = torch.load(path, weights_only=True)
-    del state["metrics"]["metrics.0.forward_passes"]
+    del state["metrics"]["measurement.metrics.0.forward_passes"]
     torch.save(state, path)
     run("other")
     assert Counted.calls == 4
