@@ -28,16 +28,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 import explainers
 from benchmarks.explain import device_name
 from datamodules.ilsvrc import imagenet_boxes
+from explainers.models import TargetModel
+from explainers.models.fetching import timm_model
 from explainers.posthoc import build
-from explainers.progress import progress
 from explainers.refinement import Refinement, refine
 from explainers.refinement.fit import fit_pairs
 from explainers.refinement.rounds import EARLIEST, pair_weights
 from explainers.report.tables import markdown
+from explainers.runtime.progress import progress
 from explainers.saved.files import write_atomically
 from explainers.saved.records import versions
-from explainers.target import TargetModel
-from explainers.target.fetching import timm_model
 
 MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 TOLERANCES = 0.3, 0.5, 0.7, 0.9

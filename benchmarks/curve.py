@@ -34,12 +34,12 @@ from explainers.evaluation.sweep import Sweep
 from explainers.metrics.agreement import spearman
 from explainers.metrics.curves import Curve
 from explainers.metrics.perturbation import PerturbationCurves
+from explainers.models import TargetModel
+from explainers.models.fetching import timm_model
 from explainers.posthoc import build
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 from explainers.saved.files import write_atomically
 from explainers.saved.records import versions
-from explainers.target import TargetModel
-from explainers.target.fetching import timm_model
 
 MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 YARDSTICK = ("AnyHead", "AttnLRP-PLUS", "DecompX-PLUS", "GAE", "DirectPaths", "Chance")

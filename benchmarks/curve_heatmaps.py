@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.agreement import spearman
+from explainers.models import TargetModel
+from explainers.models.removal import masked_outputs, masked_probabilities
 from explainers.posthoc import GreedyOrder
 from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
@@ -24,8 +26,6 @@ from explainers.refinement.rounds import pair_weights
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import fit_shapley
-from explainers.target import TargetModel
-from explainers.target.removal import masked_outputs, masked_probabilities
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.white_box import sum_on_grid
-from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of, num_prefix_tokens
 
 

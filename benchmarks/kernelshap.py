@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 from benchmarks.explain import device_name, device_of, wait
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
+from explainers.models import TargetModel
 from explainers.sampling import stream
 from explainers.saved.records import versions
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import KernelSHAP
-from explainers.target import TargetModel
 
 SEED = 1  # seed of the coalitions
 SIZES: dict[str, tuple[PatchGrid, dict[str, Any]]] = {

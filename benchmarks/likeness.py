@@ -32,10 +32,10 @@ from explainers.likeness import nearest, similar_to
 from explainers.likeness.similarity import relative
 from explainers.metrics.localization import average_precision, hits
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
-from explainers.target import TargetModel
-from explainers.target.removal import masked_outputs
+from explainers.models import TargetModel
+from explainers.models.removal import masked_outputs
 
-METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {"layer": -1}, "GradCAM": {"layer": -1}}
+METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {}, "GradCAM": {"relu": False}}
 OTHERS = ("nearest", "random", "itself")
 BATCH, LEVELS = 20, 11
 

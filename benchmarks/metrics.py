@@ -45,9 +45,9 @@ from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
 from explainers.metrics.perturbation import PerturbationCurves
+from explainers.models import TargetModel
 from explainers.saved.records import versions
 from explainers.share.adapters import to_pixels
-from explainers.target import TargetModel
 
 PRESET: tuple[Curve, ...] = ("deletion", "insertion", "deletion_accuracy", "aopc", "log_odds", "relevance_gain")
 SWEEPS: dict[str, tuple[Sequence[Curve], Order]] = {  # of this project: curves, and what is removed

@@ -42,10 +42,10 @@ from benchmarks.kernelshap import SIZES, build, random_images
 from explainers import posthoc
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
 from explainers.posthoc.contributions import contribution_norms
 from explainers.saved.records import versions
 from explainers.shapley.kernel_shap import KernelSHAP
-from explainers.target import TargetModel
 from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import record_pass
 

@@ -25,9 +25,9 @@ from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.means import moments
 from explainers.metrics.perturbation import Curve, PerturbationCurves
+from explainers.models import TargetModel
 from explainers.report.tables import markdown
 from explainers.saved.weights import read_weights
-from explainers.target import TargetModel
 from explainers.training.state_dicts import State, part
 from explainers.vectors import exported_target
 from explainers.vectors.model_files import read_reading

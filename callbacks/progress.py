@@ -6,7 +6,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 
 
 class Progress(Callback):

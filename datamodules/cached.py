@@ -14,7 +14,7 @@ from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
 from datamodules.store import Rows, Store
 from explainers.errors import InputError, check_positive
 from explainers.images.loading import delivered
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 from explainers.saved.files import shared_by_all
 
 LONG = 50_000

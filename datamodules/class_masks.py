@@ -13,7 +13,7 @@ from datamodules.truth import Crop, short_side
 from explainers.errors import InputError, check_range
 from explainers.images.decoding import CorruptImage, stored_size
 from explainers.images.listing import several
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 
 
 def class_masks(

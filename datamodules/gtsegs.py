@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 from explainers.saved.files import atomic, file_name
 
 

@@ -14,7 +14,7 @@ from datamodules.datasets import ImageFiles, spread
 from datamodules.truth import Box, Boxes, Size
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images, several
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 
 BOXES = ("annotations.json", "LOC_val_solution.csv", "Annotations/CLS-LOC/val", "ILSVRC/Annotations/CLS-LOC/val", "val")
 """Where boxes are looked for below the root; a folder counts if it holds XML files."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError, check_distinct, check_positive, check_range
-from explainers.progress import advance
+from explainers.runtime.progress import advance
 
 Removal = Literal["zero", "black", "drop"]
 """How to hide patches. `zero` sets pixels to 0 after normalisation, the mean pixel (TVE). `black` sets them to 0 before

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.precision import finest_dtype
+from explainers.runtime.modes import finest_dtype
 
 _MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # constants of the integer hash "lowbias32" by Chris Wellons
 _UINT32 = 0xFFFFFFFF

@@ -12,7 +12,7 @@ import torch
 from conftest import wake
 from torch.nn import functional
 
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextHead, clip_text_head
 
 OPENAI = "vit_base_patch32_clip_quickgelu_224.openai"

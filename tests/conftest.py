@@ -55,7 +55,7 @@ def built(name, seed, num_classes, arguments, as_target):
     import timm
     from copies import Copies
 
-    from explainers.target import TargetModel
+    from explainers.models import TargetModel
 
     model = wake(timm.create_model(name, num_classes=num_classes, **dict(arguments)), seed).eval()
     return Copies(TargetModel(model).eval()) if as_target else Copies(model)

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
-from explainers import precision
+from explainers.runtime import modes
 
 DEVICE = torch.device("meta")
 ATEN = torch.ops.aten
@@ -156,7 +156,7 @@ def refusing_to_mix(float64=True):
     """Everything that is on the device, or goes there, is so in this context; the device may lack float64."""
     with ExitStack() as changes:
         if not float64:
-            changes.enter_context(patch.object(precision, "WITHOUT_FLOAT64", {DEVICE.type}))
+            changes.enter_context(patch.object(modes, "WITHOUT_FLOAT64", {DEVICE.type}))
             changes.callback(WITHOUT.clear)
             WITHOUT.add(torch.float64)
         changes.enter_context(RefusesToMix())

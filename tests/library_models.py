@@ -34,7 +34,7 @@ from transformers.models.siglip.modeling_siglip import SiglipForImageClassificat
 from transformers.models.swin.modeling_swin import SwinConfig, SwinForImageClassification, SwinModel
 from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification, ViTModel
 
-from explainers.conversion import as_target
+from explainers.models import as_target
 
 BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
 SIZE = BLOCKS | {"intermediate_size": 64}

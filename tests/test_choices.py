@@ -9,23 +9,24 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+import benchmarks.papers
 import datamodules
 import explainers
+from benchmarks.papers.approximation import TwoPointStudy
+from benchmarks.papers.general import General
 from datamodules.datasets import unlabelled_images
 from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app.page.answers import curves
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
-from explainers.evaluation.approximation import TwoPointStudy
 from explainers.posthoc import token_tm, white_box
 from explainers.posthoc.names import labelled
 from explainers.results import read_results
 from explainers.results.settings import explainers_of
 from explainers.sampling import stream
 from explainers.transformer import blocks
-from explainers.tve import General
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve.meta_attribution import TVELoss
 from explainers.vectors import ExplainabilityVector
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
@@ -40,8 +41,11 @@ EXCLUDED = {
 }
 
 
+OURS = "explainers.", "datamodules.", "benchmarks."
+
+
 def modules():
-    for package in (explainers, datamodules):
+    for package in (explainers, datamodules, benchmarks.papers):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             yield importlib.import_module(found.name)
 
@@ -54,13 +58,17 @@ def choices_in(hint):
 
 
 def takers():
-    """(class or function, argument, choices) of everything in the two packages that takes a choice."""
+    """(class or function, argument, choices) of everything in these packages that takes a choice."""
     for module in modules():
         for found in list(vars(module).values()):
             if not (inspect.isclass(found) or inspect.isfunction(found)) or found.__module__ != module.__name__:
                 continue
             call = found.__init__ if inspect.isclass(found) else found
-            if not inspect.isfunction(call) or call.__module__.split(".")[0] not in ("explainers", "datamodules"):
+            if not inspect.isfunction(call) or call.__module__.split(".")[0] not in (
+                "explainers",
+                "datamodules",
+                "benchmarks",
+            ):
                 continue  # a constructor of torchmetrics, Lightning or Python itself
             for name, parameter in inspect.signature(call).parameters.items():
                 if choices_in(parameter.annotation):
@@ -73,7 +81,7 @@ CHECKED = [taker for taker in TAKERS if taker[0] not in EXCLUDED]
 
 def test_those_that_take_choices_are_found():
     found = {(taker.__name__, name) for taker, name, _ in TAKERS}
-    wanted = {("Evaluation", "classes"), ("Evaluation", "agreement"), ("TVE", "reduction"), ("Classifier", "tune")}
+    wanted = {("Evaluation", "classes"), ("Evaluation", "agreement"), ("TVELoss", "reduction"), ("Classifier", "tune")}
     assert wanted | {("Rules", "residual"), ("ShapleyLabels", "score"), ("check_removal", "removal")} <= found
     assert len({taker for taker, _, _ in TAKERS}) > 40
     assert {taker for taker, _, _ in TAKERS} >= EXCLUDED.keys()
@@ -121,7 +129,7 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
 @pytest.mark.parametrize(
     ("given", "call"),
     [
-        ("hops once, got 1, 1", lambda target, grid: MetaAttributions(target, grid, [1, 1])),
+        ("hops once, got 1, 1", lambda target, grid: TVELoss(target, grid, [1, 1])),
         ("subsets once, got 2, 3, 2", lambda target, grid: TwoPointStudy(target, grid, {}, subsets=[2, 3, 2])),
         ("lambda_2 once, got 0.5, 0.5", lambda target, grid: vector(target, grid, lambda_2=[0.5, 0.5])),
         (

@@ -13,6 +13,7 @@ from devices import DEVICE, refusing_to_mix
 from toys import PAPER, three_models
 
 import explainers
+from benchmarks.papers.general import General
 from explainers import FunctionalExplainer, posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
@@ -31,7 +32,7 @@ from explainers.shapley import (
     ViTShapleyNetwork,
 )
 from explainers.text import TextExplainer, TextHead
-from explainers.tve import TVE, General, LightNetwork, Oracle, PaperNetwork
+from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -50,7 +51,7 @@ def all_explainers():
             call = getattr(exported, "forward", None) if concrete else None
             if call and list(inspect.signature(call).parameters)[1:] == ["images", "classes"]:
                 found.append(exported)
-    return found
+    return [*found, General]
 
 
 def general(target, grid, **settings):

@@ -85,7 +85,7 @@ def test_no_two_modules_need_each_other():
         for path in LIBRARY
     }
     graph = {module: names & modules.keys() for module, names in modules.items()}
-    assert "explainers.target" in graph["explainers.tve.tve"]
+    assert "explainers.models" in graph["explainers.tve.tve"]
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names them
 
 
@@ -98,7 +98,7 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
         known_rooms = (
             "explainers.errors",
             "explainers.saved.files",
-            "explainers.progress",
+            "explainers.runtime.progress",
             "explainers.images",
             *["explainers.evaluation", "explainers.report.heatmap_figure", "explainers.running.signals"]
             * (path.parts[0] == "callbacks"),
@@ -122,7 +122,6 @@ EXTRAS = {
 WITH_EXTRAS = (
     *("evaluation", "running", "vectors", "report", "app.page", "app.evaluating", "share.adapters"),
     *("shapley.surrogate", "training.classifier", "training.explainer_training", "training.training_module"),
-    *("posthoc.rescale_rule",),
 )
 """Rooms and modules of the library that need them, without `report.overlays`."""
 
@@ -176,8 +175,8 @@ def explain_without_extras():
     from explainers import overlay, posthoc
     from explainers.anyhead import AnyHead, AnyHeadNetwork
     from explainers.errors import InputError
+    from explainers.models import TargetModel
     from explainers.share.loadable import learned_explainer
-    from explainers.target import TargetModel
 
     target = TargetModel(timm.create_model("test_vit", num_classes=3).eval())
     images = torch.randint(0, 256, (1, 3, 160, 160), dtype=torch.uint8)

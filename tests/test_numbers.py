@@ -10,21 +10,23 @@ import pytest
 import torch
 from toys import three_models
 
+import benchmarks.papers
 import explainers
+from benchmarks.papers.approximation import TwoPointStudy
 from explainers import posthoc
 from explainers.errors import InputError, check_range
-from explainers.evaluation import Evaluation, TwoPointStudy
+from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
 from explainers.metrics.error_bound import ErrorBound
 from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.refinement import Refined
 from explainers.refinement.pairs import MaskedPairs
-from explainers.shapley import KernelSHAP, LightShapleyNetwork, Shapley, ShapleyLabels, ViTShapleyNetwork
+from explainers.shapley import KernelSHAP, LightShapleyNetwork, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve.meta_attribution import TVELoss
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes_of
@@ -35,7 +37,6 @@ BUILDERS = {
     Evaluation: lambda target, **settings: Evaluation(**settings),
     TwoPointStudy: partial(TwoPointStudy, explainers={}),
     TVE: partial(TVE, network=LIGHT),
-    Shapley: partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0], width=12)),
     CoalitionValues: partial(CoalitionValues, count=3),
     MaskedPairs: partial(MaskedPairs, normalised=torch.zeros(1, 3, 32, 32), removal="zero"),
     LightNetwork: LIGHT,
@@ -63,15 +64,14 @@ REFUSED = [
     (Oracle, {"hops": -1}, "expected hops of at least 0, got hops=-1"),
     (TVE, {"pooling": 4}, "expected an odd pooling, a window with a patch in its middle, got pooling=4"),
     (TVE, {"pooling": -1}, "expected an odd pooling, a window with a patch in its middle, got pooling=-1"),
-    (TVE, {"patches_per_image": 0}, "expected patches_per_image from 1 to 16, got patches_per_image=0"),
-    (TVE, {"patches_per_image": 17}, "expected patches_per_image from 1 to 16, got patches_per_image=17"),
+    (TVELoss, {"patches_per_image": 0}, "expected patches_per_image from 1 to 16, got patches_per_image=0"),
     (TVE, {"hops": []}, f"{HOPS}[]"),
     (TVE, {"hops": [2, -1]}, f"{HOPS}[2, -1]"),
-    (MetaAttributions, {"patches": 17}, "expected patches from 1 to 16, got patches=17"),
-    (MetaAttributions, {"hops": ()}, f"{HOPS}[]"),
+    (TVELoss, {"patches_per_image": 17}, "expected patches_per_image from 1 to 16, got patches_per_image=17"),
+    (TVELoss, {"hops": ()}, f"{HOPS}[]"),
     (KernelSHAP, {"budget": 0}, "expected budget above 0, got budget=0"),
     (CoalitionValues, {"count": 0}, "expected count above 0, got count=0"),
-    (Shapley, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
+    (ShapleyLoss, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
     (
         Refined,
         {"passes": 4},
@@ -99,7 +99,8 @@ REFUSED = [
 
 def takers_of_chunks():
     """Every class of the library whose constructor takes a chunk size."""
-    for found in pkgutil.walk_packages(explainers.__path__, "explainers."):
+    papers = pkgutil.walk_packages(benchmarks.papers.__path__, "benchmarks.papers.")
+    for found in (*pkgutil.walk_packages(explainers.__path__, "explainers."), *papers):
         for taker in vars(importlib.import_module(found.name)).values():
             own = inspect.isclass(taker) and taker.__module__ == found.name and inspect.isfunction(taker.__init__)
             if own and "chunk_size" in inspect.signature(taker).parameters and taker is not PixelExplainer:
@@ -126,7 +127,7 @@ def test_a_number_that_makes_no_sense_is_refused(target, grid, builder, settings
 
 def test_all_that_works_in_chunks_is_found():
     found = {taker for taker, _, _ in CHUNKED}
-    assert {Evaluation, TwoPointStudy, TVE, Oracle, MetaAttributions, ShapleyLabels, KernelSHAP} < found
+    assert {Evaluation, TwoPointStudy, TVELoss, Oracle, ShapleyLabels, KernelSHAP} < found
     assert {posthoc.RISE, posthoc.LIME, posthoc.Saliency, posthoc.ViTCX, posthoc.ScoreCAM} < found and len(found) >= 18
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from explainers.anyhead.learned import Kind, Learned, TextHeadBuilder
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
+from explainers.models.removal import check_removal, masked_outputs
 from explainers.posthoc import build
 from explainers.refinement.coalitions import ranked_coalitions, region_coalitions
 from explainers.refinement.rounds import NOISE, POWER, TEMPERATURE
@@ -16,8 +18,6 @@ from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights
 from explainers.shapley.shapley import efficient
-from explainers.target import TargetModel
-from explainers.target.removal import check_removal, masked_outputs
 
 Fit = Literal["regions", "ranking", "uniform", "mixed", "shapley"]
 RANKED_BY = "PathFlow"  # the method whose heatmaps are ranked
@@ -222,5 +222,4 @@ class CoalitionTeacher:
         if ranked:
             own |= {"ranked_by": RANKED_BY, "noise": NOISE, "temperature": TEMPERATURE}
         learned = ("functionals", "vocabulary", "text_head")  # in `own`, if rows depend on them
-        described = recipe(self, without=(*own, *learned))
-        return described | own | {"class": "Coalitions"}  # its first name: rows stored then stay valid
+        return recipe(self, without=(*own, *learned)) | own

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from explainers.anyhead.functionals import likely_classes, normal
 from explainers.errors import InputError, checks_choices
+from explainers.models import TargetModel
+from explainers.models.functionals import class_rows, score_functionals
+from explainers.models.heads import NoHead
+from explainers.models.names import readable_names
 from explainers.refinement.rounds import TEMPERATURE
 from explainers.sampling import uniform
 from explainers.saved.identity import Identity, weights_hash
-from explainers.target import TargetModel
-from explainers.target.functionals import class_rows, score_functionals
-from explainers.target.heads import NoHead
-from explainers.target.names import readable_names
 from explainers.text.encoders import TEMPLATES
 from explainers.text.heads import TextHead, clip_text_head
 

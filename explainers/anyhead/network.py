@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.training.trunk import on_grid, small_linear
 from explainers.transformer.direct_paths import check_direct
 from explainers.transformer.path_flow import Paths, check_flow

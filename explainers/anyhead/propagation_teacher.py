@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from explainers.anyhead.functionals import Functionals, random_functionals
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.functionals import class_rows
 from explainers.posthoc import build
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
-from explainers.target import TargetModel
-from explainers.target.functionals import class_rows
 
 Objective = Literal["squared", "correlation"]
 TINY = 1e-8  # least variance of attributions that is divided by
@@ -136,5 +136,4 @@ class PropagationTeacher:
 
     def key(self) -> Identity:
         own = {"source": f"attributions by {self.method}", "target": self.target.identity()}
-        described = recipe(self, without=(*own, "objective"))
-        return described | own | {"class": "Propagation"}  # its first name: rows stored then stay valid
+        return recipe(self, without=(*own, "objective")) | own

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of, is_transformer, num_prefix_tokens
 
 LARGEST = 16

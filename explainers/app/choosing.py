@@ -12,13 +12,13 @@ from torch import nn
 
 from explainers import Explainer, FunctionalExplainer, VectorExplainer, posthoc
 from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.models import TargetModel
+from explainers.models.functionals import class_rows
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import labelled
 from explainers.share import load
 from explainers.share.catalogue import COMMANDS, for_target, not_shipped
 from explainers.share.reading import CONFIG
-from explainers.target import TargetModel
-from explainers.target.functionals import class_rows
 
 Method = str | Path | Mapping[str, Mapping[str, Any]] | Explainer
 """What explains: `auto`, a method's name, one with options, the folder of a trained explainer, or an explainer."""
@@ -121,10 +121,11 @@ def _choose_default(target: TargetModel, purpose: Purpose) -> tuple[Explainer, s
             explainer, label = choose(target, method)
             _fits(explainer, target, purpose)
         except InputError as error:
-            reasons.append(f"{method}: {error}")
+            ((_, (name, _)),) = _one_entry(method)
+            reasons.append(f"{name}: {error}")
             lacking = f"; {reasons[-1]}"
             if isinstance(error, UnsupportedModel):
-                lacking = f"; {method} needs {error.wanted.removesuffix(f' for {method}')}"
+                lacking = f"; {name} needs {error.wanted.removesuffix(f' for {name}')}"
             continue
         passes = passes_of(explainer)
         cost = f", with {passes} forward passes for each image" if passes > CHEAP else ""

@@ -19,14 +19,14 @@ from explainers.app.photos import read_photos
 from explainers.app.picture_files import Picture, check_writable, found_images, planned
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.fetching import timm_model
+from explainers.models.names import class_index
 from explainers.posthoc.defaults import Purpose
 from explainers.posthoc.names import labelled
-from explainers.progress import progress_of_passes
+from explainers.runtime.progress import progress_of_passes
 from explainers.saved.files import printable
 from explainers.share import load
-from explainers.target import TargetModel
-from explainers.target.fetching import timm_model
-from explainers.target.names import class_index
 
 Drawn = Explanation | Comparison
 

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from explainers.errors import InputError
+from explainers.models.names import class_index
 from explainers.saved.files import atomic, file_name
-from explainers.target.names import class_index
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PDF")
 """Kinds of files in which pictures are saved."""

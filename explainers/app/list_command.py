@@ -49,9 +49,9 @@ def methods_of_model(options: Namespace) -> tuple[list[str], str]:
     import timm  # here, because it takes seconds
 
     from explainers.app.explain_command import model_and_methods
-    from explainers.conversion import as_target
+    from explainers.models import as_target
+    from explainers.models.fetching import pretrained_config
     from explainers.posthoc.names import methods_for
-    from explainers.target.fetching import pretrained_config
 
     model, weights, _ = model_and_methods(options)
     if isinstance(model, str) and weights is None:  # the architecture decides, so nothing is downloaded

@@ -11,9 +11,10 @@ from explainers.app.choosing import choose, passes_of
 from explainers.app.method_names import parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
-from explainers.posthoc.names import labelled, method_names, passes_option
+from explainers.models.removal import check_removal
+from explainers.posthoc import method_names
+from explainers.posthoc.names import labelled, passes_option
 from explainers.refinement.rounds import check_passes
-from explainers.target.removal import check_removal
 
 MANY = 200
 """Forward passes of one heatmap above which they are announced."""

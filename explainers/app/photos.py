@@ -17,7 +17,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, as_rgb, middle_square, read_image, turn_upright
 from explainers.images.listing import endings, list_images, several
-from explainers.progress import progress, watched, watching
+from explainers.runtime.progress import progress, watched, watching
 from explainers.saved.files import printable
 
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextHead
 from explainers.text.explaining import check_explains_functionals
 

@@ -22,13 +22,12 @@ from explainers.app.explanation import Explanation
 from explainers.app.photos import Images, Photo, decoded_batches, photos_of
 from explainers.app.prepared import PreparedClasses, PreparedTexts
 from explainers.app.texts import is_image_tower, summarise, text_head_of, texts_of
-from explainers.conversion import as_target
 from explainers.errors import InputError, check_integers, check_positive, checks_choices
-from explainers.modes import keep_random_state, ordinary_tensors
+from explainers.models import TargetModel, as_target
+from explainers.models.heads import NoHead
+from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
-from explainers.target import TargetModel
-from explainers.target.heads import NoHead
-from explainers.target.names import class_index, class_names
+from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
 
 Classes = int | str | Sequence[int | str] | Tensor | np.ndarray | None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextHead, clip_text_head
 from explainers.text.encoders import checked_texts
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from explainers import imported_at_use
 
 if TYPE_CHECKING:
-    from explainers.evaluation.approximation import TwoPointStudy
     from explainers.evaluation.evaluation import Evaluation, Measurement, measure
     from explainers.evaluation.evaluation_module import EvaluationModule
 else:  # at first use: the modules need Lightning, the others torchmetrics
@@ -15,9 +14,8 @@ else:  # at first use: the modules need Lightning, the others torchmetrics
             "Evaluation": "explainers.evaluation.evaluation",
             "EvaluationModule": "explainers.evaluation.evaluation_module",
             "Measurement": "explainers.evaluation.evaluation",
-            "TwoPointStudy": "explainers.evaluation.approximation",
             "measure": "explainers.evaluation.evaluation",
         },
     )
 
-__all__ = ["Evaluation", "EvaluationModule", "Measurement", "TwoPointStudy", "measure"]
+__all__ = ["Evaluation", "EvaluationModule", "Measurement", "measure"]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import CURVES, columns_of
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc import build
 from explainers.posthoc.defaults import quick_method
-from explainers.target import TargetModel
 
 
 def build_baselines(target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:

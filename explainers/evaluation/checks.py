@@ -6,7 +6,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 
 def check_target(target: TargetModel, grid: PatchGrid) -> None:

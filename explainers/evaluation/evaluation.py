@@ -23,10 +23,10 @@ from explainers.metrics.localization import LOCALIZATIONS, Localization, Localiz
 from explainers.metrics.numbers import NUMBERS, Numbers
 from explainers.metrics.optional import Metric
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
-from explainers.precision import finest_dtype
+from explainers.models import TargetModel
+from explainers.models.inputs import check_labels
 from explainers.results.scores import ImageScores
-from explainers.target import TargetModel
-from explainers.target.inputs import check_labels
+from explainers.runtime.modes import finest_dtype
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class Evaluation:
     def identity(self) -> dict[str, Any]:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""
         compared: dict[str, Any] = {} if self.reference is None else {"reference": self.reference}
-        compared |= {} if self.until == 1 else {"until": self.until}  # earlier versions had no other
         return {
             "image_size": self.grid.image_size,
             "patches_per_side": self.grid.side,
             "removals": list(self.removals),
             "order": self.order,
             "levels": self.levels,
+            "until": self.until,
             "empty": self.empty,
             "probes": list(self.probes),
             "classes": self.classes,

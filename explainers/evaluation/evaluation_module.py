@@ -8,8 +8,8 @@ from torch import Tensor
 
 from explainers import Explainer
 from explainers.evaluation.evaluation import Evaluation, Measurement
+from explainers.models import TargetModel
 from explainers.results.scores import ImageScores
-from explainers.target import TargetModel
 
 
 class EvaluationModule(LightningModule):

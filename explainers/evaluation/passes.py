@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers import DetailedExplainer, Details, Explainer
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 ENTRANCES = "forward_features", "forward_intermediates"
 """Functions of timm's models through which all forward passes go."""

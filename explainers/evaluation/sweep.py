@@ -9,8 +9,8 @@ from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.metrics.perturbation import importance_order, inner_levels, perturbation_sweep
-from explainers.target import TargetModel
-from explainers.target.removal import check_removal, masked_outputs
+from explainers.models import TargetModel
+from explainers.models.removal import check_removal, masked_outputs
 
 Order = Literal["patches", "pixels", "saliency"]
 """What is removed in the order of a heatmap. For `pixels`, it is scaled up to the image by bilinear interpolation;

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.target.functionals import Length, cosine_functionals
+from explainers.models.functionals import Length, cosine_functionals
 
 
 def relative(embeddings: Tensor, centre: Tensor | None = None) -> Tensor:

@@ -7,16 +7,19 @@ from torch import nn
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.names import build, labelled
-from explainers.target import TargetModel
 
 Purpose = Literal["classes", "texts", "likeness"]
 """What is explained: classes, texts, or why images are alike."""
 
+SIGNED_CAM = {"GradCAM": {"relu": False}}
+"""Grad-CAM without the ReLU of its paper: refinement, texts and likeness need both signs."""
+
 DEFAULT_METHODS: dict[Purpose, tuple[Any, ...]] = {
-    "classes": ("DecompX-SkipPLUS", "GradCAM", {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
-    "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM", "IntegratedGradients"),
-    "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", "GradCAM"),
+    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
+    "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM, "IntegratedGradients"),
+    "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM),
 }
 """Methods in the order in which they are tried, if no trained explainer is known: for transformers, CNNs, any model.
 For classes: by the fidelities in docs/results/posthoc.md; DecompX-PLUS, which is as faithful, marks empty corners."""

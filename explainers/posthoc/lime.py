@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices, needs
 from explainers.masking import PatchGrid, Removal
-from explainers.modes import keep_random_state
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
+from explainers.models.removal import check_removal, masked_probabilities
 from explainers.posthoc.soft_masks import patch_means
-from explainers.precision import finest_dtype, to_float64
+from explainers.runtime.modes import finest_dtype, keep_random_state, to_float64
 from explainers.sampling import uniform
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
-from explainers.target.removal import check_removal, masked_probabilities
 
 
 def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lasso: bool = False) -> Tensor:

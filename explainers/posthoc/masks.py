@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from explainers import Details
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal, neighbourhoods
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
+from explainers.models.removal import check_removal, masked_probabilities
 from explainers.posthoc.soft_masks import (
     cosine_distances,
     mean_similarity,
@@ -24,11 +27,8 @@ from explainers.posthoc.soft_masks import (
     upsampling_matrix,
     weighted_sums,
 )
-from explainers.precision import finest_dtype
+from explainers.runtime.modes import finest_dtype
 from explainers.sampling import uniform
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
-from explainers.target.removal import check_removal, masked_probabilities
 
 
 class Occlusion(nn.Module):

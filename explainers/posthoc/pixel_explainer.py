@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from explainers import Details
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.gradients import check_gradients, gradient_at, no_gradient
+from explainers.models.inputs import Functionals, checked_classes, functionals_at
 from explainers.posthoc.soft_masks import patch_means
-from explainers.progress import advance
-from explainers.target import TargetModel
-from explainers.target.gradients import check_gradients, gradient_at, no_gradient
-from explainers.target.inputs import Functionals, checked_classes, functionals_at
+from explainers.runtime.progress import advance
 
 Points = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 """See the argument `points` of `mean_gradients`."""

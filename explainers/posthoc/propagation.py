@@ -8,10 +8,10 @@ from torch import Tensor
 
 from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc.gradients import FullGrad, InputXGradient
 from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.white_box import Output, WhiteBox
-from explainers.target import TargetModel
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.rules import Rules
 
@@ -73,10 +73,6 @@ class ResLRP(InputXGradient):
     """AttnLRP whose skip connections give more relevance to a summand with the sign of the sum, see `Rules`.
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         gamma: γ, at least 0: such a summand counts (1 + γ)-fold. 0 is AttnLRP.
     """
 

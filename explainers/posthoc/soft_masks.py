@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.masking import PatchGrid
-from explainers.precision import finest_dtype
-from explainers.progress import advance
-from explainers.target import TargetModel
+from explainers.models import TargetModel
+from explainers.runtime.modes import finest_dtype
+from explainers.runtime.progress import advance
 
 Masks = Callable[[Tensor], Tensor]
 """Function from numbers of masks (n,) to the masks, (n, 1, H, W) in [0, 1]."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.precision import to_float64
+from explainers.runtime.modes import to_float64
 from explainers.sampling import uniform
 from explainers.shapley.coalition_draws import check_coalitions
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explainers.precision import to_float64
 from explainers.refinement.posterior import Basis, Posterior, leverages_of, posterior_of, spare
+from explainers.runtime.modes import to_float64
 
 TINY = 1e-9
 """What is below this part of the largest counts as 0."""

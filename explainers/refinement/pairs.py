@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.target import TargetModel
-from explainers.target.removal import masked_outputs
+from explainers.models import TargetModel
+from explainers.models.removal import masked_outputs
 
 
 class MaskedPairs:

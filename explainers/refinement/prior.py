@@ -8,8 +8,8 @@ from torch import Tensor
 from explainers import FunctionalExplainer, VectorExplainer
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.precision import to_float64
-from explainers.target import TargetModel
+from explainers.models import TargetModel
+from explainers.runtime.modes import to_float64
 
 
 class Prior:
@@ -103,7 +103,7 @@ def target_of(explainer: Any, target: Any) -> TargetModel:
     if target is not None and not isinstance(target, TargetModel):
         raise InputError(
             f"expected target as a TargetModel, got {type(target).__name__}: give TargetModel(model), or for a model of"
-            " no library explainers.conversion.as_target(model)"
+            " no library explainers.models.as_target(model)"
         )
     own = getattr(explainer, "target", None)
     if isinstance(own, TargetModel):

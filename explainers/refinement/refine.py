@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_integers, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
-from explainers.modes import ordinary_tensors
+from explainers.models import TargetModel
+from explainers.models.removal import check_removal
 from explainers.posthoc import build
 from explainers.refinement.pairs import MaskedPairs
 from explainers.refinement.prior import Prior, check_explainer, target_of
 from explainers.refinement.refinement import Refinement
 from explainers.refinement.rounds import NOISE, TEMPERATURE, Draw, check_passes
-from explainers.target import TargetModel
-from explainers.target.removal import check_removal
+from explainers.runtime.modes import ordinary_tensors
 
 
 @checks_choices

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid
-from explainers.modes import ordinary_tensors
+from explainers.models import TargetModel
+from explainers.models.functionals import head_functionals
+from explainers.models.inputs import check_functionals, checked_classes
 from explainers.refinement.fit import Fit, fit_pairs
 from explainers.refinement.pairs import MaskedPairs
 from explainers.refinement.prior import Prior, products
@@ -21,9 +23,7 @@ from explainers.refinement.rounds import (
     pair_weights,
     round_of,
 )
-from explainers.target import TargetModel
-from explainers.target.functionals import head_functionals
-from explainers.target.inputs import check_functionals, checked_classes
+from explainers.runtime.modes import ordinary_tensors
 
 
 class Estimate(NamedTuple):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.passes import forward_passes
+from explainers.models.names import class_index, class_names
 from explainers.report.gallery import Picture
 from explainers.report.tracking import log_curves, log_pictures
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_tensors, save_tensors
-from explainers.target.names import class_index, class_names
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 

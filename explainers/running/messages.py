@@ -21,8 +21,8 @@ from omegaconf.errors import (
 from safetensors import SafetensorError
 
 from explainers.errors import InputError, meant
+from explainers.models.fetching import difference, similar_targets
 from explainers.running.keys import unknown_key
-from explainers.target.fetching import difference, similar_targets
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"

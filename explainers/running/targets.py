@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.fetching import is_in_timm, similar_targets
-from explainers.target.removal import can_drop
+from explainers.models import TargetModel
+from explainers.models.fetching import is_in_timm, similar_targets
+from explainers.models.removal import can_drop
 from explainers.training.trunk import default_blocks, spaced_blocks
 from explainers.transformer.direct_paths import default_direct
 

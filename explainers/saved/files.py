@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 
 UMASK = os.umask(0)
 os.umask(UMASK)  # the umask can only be read by setting it

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from explainers.errors import check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
+from explainers.models.removal import masked_outputs
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions
-from explainers.target import TargetModel
-from explainers.target.removal import masked_outputs
 
 Score = Literal["probability", "log_probability", "logit"]
 

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
+from explainers.models.inputs import check_labels, checked_classes
 from explainers.posthoc import build
-from explainers.precision import to_float64
+from explainers.runtime.modes import to_float64
 from explainers.saved.identity import Identity
 from explainers.shapley.coalition_values import CoalitionValues, Score
 from explainers.shapley.prior import fit_with_prior
-from explainers.target import TargetModel
-from explainers.target.inputs import check_labels, checked_classes
 
 
 def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weights: Tensor | None = None) -> Tensor:

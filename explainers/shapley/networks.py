@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-from explainers.target.inputs import zero_to_one
+from explainers.models import TargetModel
+from explainers.models.inputs import zero_to_one
 from explainers.training.trunk import Trunk, on_grid, small_linear
 
 
@@ -122,6 +122,7 @@ class FastSHAPNetwork(nn.Module):
     """
 
     blocks: tuple[int, ...] = ()
+    initial = ("pretrained",)  # arguments that choose initial weights
     mean: Tensor
     std: Tensor
 

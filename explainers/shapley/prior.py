@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from explainers.precision import to_float64
+from explainers.runtime.modes import to_float64
 
 STRENGTHS = 10.0 ** torch.arange(-6, 4.5, 0.5, dtype=torch.double)
 """Ridge strengths to choose from, in units of the largest squared singular value of the regression."""

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, mask_pixels
 from explainers.metrics.means import Ratios
+from explainers.models import TargetModel
+from explainers.models.fetching import save_target
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import random_coalitions
-from explainers.target import TargetModel
-from explainers.target.storage import save_target
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.training_module import TrainingModule
 

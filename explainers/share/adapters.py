@@ -13,7 +13,7 @@ from captum.attr import Attribution
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 Inputs = TypeVar("Inputs", Tensor, tuple[Tensor])
 

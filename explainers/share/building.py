@@ -14,11 +14,11 @@ from typing import Any
 import timm
 
 from explainers.errors import InputError
-from explainers.target.fetching import create_model
+from explainers.models.fetching import create_model
 
 PERMITTED: Mapping[str, tuple[str, ...]] = {
     "grid": ("explainers.masking.PatchGrid",),
-    "target": ("explainers.target.TargetModel",),
+    "target": ("explainers.models.TargetModel",),
     "model": ("timm.create_model",),
     "embed_layer": ("timm.layers.HybridEmbed",),
     "backbone": ("timm.create_model",),  # of a HybridEmbed

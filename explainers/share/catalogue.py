@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from explainers.errors import InputError
 
 if TYPE_CHECKING:
-    from explainers.target import TargetModel
+    from explainers.models import TargetModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """Holds `<name of the model in timm, with its tag>/<explainer>/`, folders that `shipping.ship` writes."""

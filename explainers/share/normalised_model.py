@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 
 class NormalisedModel(nn.Module):
@@ -27,7 +27,7 @@ class NormalisedModel(nn.Module):
         if not isinstance(target, TargetModel):
             raise InputError(
                 f"expected a TargetModel, got {type(target).__name__}: take explainer.target, or"
-                " explainers.conversion.as_target(model)"
+                " explainers.models.as_target(model)"
             )
         self.target = target
         self.eval()  # which Quantus checks

@@ -17,7 +17,8 @@ import yaml
 from huggingface_hub import HfApi
 
 from explainers.errors import InputError
-from explainers.modes import keep_random_state, ordinary_tensors
+from explainers.models import TargetModel
+from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.saved.files import write_atomically
 from explainers.saved.weights import read_weights, save_weights
 from explainers.share.building import build, check_arguments, check_permitted
@@ -34,7 +35,6 @@ from explainers.share.reading import (
     read_record,
     read_text,
 )
-from explainers.target import TargetModel
 
 CARD = "README.md"
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from explainers.errors import InputError
+from explainers.models import TargetModel
 from explainers.saved.files import write_atomically
 from explainers.saved.records import leaves
 from explainers.share.catalogue import MEASURED
@@ -16,7 +17,6 @@ from explainers.share.loadable import learned_explainer
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD, Pretrained, load
 from explainers.share.reading import CONFIG, VERSIONS
-from explainers.target import TargetModel
 
 
 def ship(
@@ -75,7 +75,7 @@ def portable(config: Mapping[str, Any], model: str) -> dict[str, Any]:
     settings = dict(config["explainer"])
     kind: Any = learned_explainer(settings["_target_"])
     of_timm = {"_target_": "timm.create_model", "model_name": model, "pretrained": True}
-    target = {"_target_": "explainers.target.TargetModel", "model": of_timm}
+    target = {"_target_": "explainers.models.TargetModel", "model": of_timm}
     return {"explainer": kind.settings_to_load(settings) | {"target": target}}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, meant
-from explainers.progress import progress
+from explainers.runtime.progress import progress
 from explainers.saved.weights import read_weights
 from explainers.text.towers import require_open_clip
 

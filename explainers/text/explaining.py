@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.target.functionals import Length
-from explainers.target.inputs import checked_classes
+from explainers.models.functionals import Length
+from explainers.models.inputs import checked_classes
 from explainers.text.heads import TextHead, Texts
 
 

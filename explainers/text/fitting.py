@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
-from explainers.target.functionals import class_rows
+from explainers.models import TargetModel
+from explainers.models.functionals import class_rows
 from explainers.text.encoders import AS_IT_IS, Encoder, stored_encoder, text_embeddings
 from explainers.text.explaining import TextExplainer
 from explainers.text.heads import TextHead

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.target import TargetModel
-from explainers.target.functionals import Length, cosine_functionals
-from explainers.target.projected_head import ProjectedHead
+from explainers.models import TargetModel
+from explainers.models.functionals import Length, cosine_functionals
+from explainers.models.heads import ProjectedHead
 from explainers.text.encoders import AS_IT_IS, Encoder, checked_texts, open_clip_encoder, text_embeddings
 from explainers.text.towers import text_tower
 

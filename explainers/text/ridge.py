@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_positive, check_range
-from explainers.precision import to_float64
+from explainers.runtime.modes import to_float64
 
 RIDGE = 1.0
 """λ: from 0.1 to 10, the accuracy on unseen classes hardly depends on it."""

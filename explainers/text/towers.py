@@ -8,7 +8,7 @@ from timm import list_pretrained
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 
 class TextTower(NamedTuple):

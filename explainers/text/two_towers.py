@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from explainers.conversion import as_target
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.text.encoders import AS_IT_IS, TEMPLATES, transformers_encoder
 from explainers.text.heads import TextHead, clip_text_head
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from timm.data import ImageNetInfo
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.names import readable_names
-from explainers.target.projected_head import ProjectedHead
+from explainers.models import TargetModel
+from explainers.models.heads import ProjectedHead
+from explainers.models.names import readable_names
 from explainers.text.encoders import text_embeddings
 from explainers.text.heads import TextHead, clip_text_head
 from explainers.text.towers import require_open_clip

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
 from explainers.metrics.means import Mean, Ratios
-from explainers.target import TargetModel
-from explainers.target.heads import save_head
-from explainers.target.inputs import check_labels
-from explainers.target.storage import save_target
+from explainers.models import TargetModel
+from explainers.models.fetching import save_target
+from explainers.models.heads import save_head
+from explainers.models.inputs import check_labels
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Source, complete
 from explainers.training.training_module import TrainingModule

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from explainers.errors import checks_choices
+from explainers.models import TargetModel
 from explainers.saved.identity import Identity, recipe
-from explainers.target import TargetModel
 from explainers.transformer.direct_paths import direct_paths, record_direct
 from explainers.transformer.path_flow import Paths, path_flow, record_flow
 
@@ -53,6 +53,21 @@ class Source(Protocol):
 
         The entry `source` is a short name for messages.
         """
+        ...
+
+
+class Loss(Source, Protocol):
+    """What a training minimises: a source of what a network learns, and the error of what the network predicts."""
+
+    ratios: int
+    """Number of ratios that `loss` is the mean of."""
+
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The error of what a network predicts, given its own rows and those of the network."""
+        ...
+
+    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        """Numerators and denominators of `loss`, (ratios,) each or numbers; those of several batches are added."""
         ...
 
 
@@ -138,8 +153,7 @@ class Features:
 
     def key(self) -> Identity:
         own: Identity = {"source": "features", "target": self.target.backbone_identity()}
-        unnamed = ["paths"] * (self.paths == "direct")  # rows that earlier versions stored stay valid
-        return own | recipe(self, without=[*own, *unnamed])
+        return own | recipe(self, without=own)
 
 
 class Pixels:

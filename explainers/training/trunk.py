@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid, check_hops, neighbourhoods
-from explainers.target import TargetModel
-from explainers.target.grids import own_patch_size
+from explainers.models import TargetModel
+from explainers.models.grids import own_patch_size
 
 
 def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:

@@ -18,8 +18,8 @@ from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTran
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, checks_choices
-from explainers.target import TargetModel
-from explainers.target.gradients import BY_MASKS
+from explainers.models import TargetModel
+from explainers.models.gradients import BY_MASKS
 
 Features = Literal["attention", "norm"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel, check_distinct
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, layer_index, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, attached
 from explainers.transformer.rules import Rules

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from explainers.errors import UnsupportedModel
-from explainers.target import TargetModel
-from explainers.target.gradients import check_gradients
+from explainers.models import TargetModel
+from explainers.models.gradients import check_gradients
 from explainers.transformer.recording import Record, gradients_of_inputs
 from explainers.transformer.rules import Rules
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.training.trunk import Trunk, small_linear
 
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid, neighbourhoods
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
 from explainers.saved.identity import recipe
 from explainers.saved.weights import read_tensors, save_tensors
-from explainers.target import TargetModel
-from explainers.target.inputs import checked_classes
 from explainers.tve.meta_attribution import meta_attribution, transfer
 
 

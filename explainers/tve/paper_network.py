@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from explainers.errors import check_range
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.inputs import zero_to_one
 from explainers.saved.files import is_first_process
-from explainers.target import TargetModel
-from explainers.target.inputs import zero_to_one
 from explainers.training.trunk import at_patches
 from explainers.tve.mae_weights import read_mae
 from explainers.tve.masked_autoencoder import MaskedAutoencoder
@@ -71,6 +71,7 @@ class PaperNetwork(nn.Module):
     """
 
     blocks: tuple[int, ...] = ()
+    initial = ("mae",)  # arguments that choose initial weights
     mean: Tensor
     std: Tensor
 

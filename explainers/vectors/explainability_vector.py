@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement
+from explainers.models import TargetModel
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
 from explainers.saved.weights import save_weights
 from explainers.share import Loadable
-from explainers.target import TargetModel
 from explainers.training.sources import Pixels, complete
 from explainers.training.state_dicts import State
 from explainers.vectors.lambda_sweep import (
@@ -109,7 +109,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         check_range(1, grid.num_patches, k=k)
         if calibrate and select not in ("iou", "rank_correlation"):
             raise InputError(
-                "expected explainer.select=rank_correlation or iou with explainer.calibrate, because the sweep measures"
+                "expected module.select=rank_correlation or iou with module.calibrate, because the sweep measures"
                 f" errors without the factor, got {select}"
             )
         self.tolerance = tolerance

@@ -1,7 +1,7 @@
 """Learning the last blocks of a backbone alone."""
 
 from explainers.errors import check_range
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.posthoc import build
 from explainers.saved.identity import Identity, recipe
-from explainers.target import TargetModel
 
 
 class MethodLabels:

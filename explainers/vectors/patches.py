@@ -7,7 +7,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 
 def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple[Tensor, Tensor]:

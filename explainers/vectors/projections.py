@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from explainers.errors import InputError, check_positive
 from explainers.images.loading import delivered
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 
 def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:

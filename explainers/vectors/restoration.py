@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.vectors.projections import some_images
 
 RIDGE = 1.0  # strength of the ridge regression, relative to the mean variance of the embeddings

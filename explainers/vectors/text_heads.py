@@ -8,8 +8,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.names import readable_names
+from explainers.models import TargetModel
+from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.text.towers import text_tower
 from explainers.vectors.fixed_head import projected_head
@@ -42,7 +42,7 @@ def text_of(
     if not data.classes or (names is not None and len(names) != len(data.classes)):
         raise InputError(
             f"expected names of the {len(data.classes)} classes {data.classes}, got {len(names or ())}: set"
-            " explainer.projection.names, or take images with classes"
+            " module.projection.names, or take images with classes"
         )
     tower = text_tower(target, model, pretrained)
     prompts = (getattr(data, "templates", ()) or TEMPLATES) if templates is None else templates

@@ -15,13 +15,13 @@ from explainers.anyhead import CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY, coalition_errors, coalition_loss
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.functionals import score_functionals
 from explainers.posthoc import build
 from explainers.refinement.coalitions import region_coalitions
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.shapley import efficient
-from explainers.target import TargetModel
-from explainers.target.functionals import score_functionals
 from explainers.training.sources import Features, complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)

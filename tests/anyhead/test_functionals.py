@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from explainers.anyhead.functionals import random_functionals
 from explainers.errors import InputError
-from explainers.target.functionals import class_rows, head_functionals, score_functionals
-from explainers.target.heads import DistilledHead
-from explainers.target.projected_head import ProjectedHead
+from explainers.models.functionals import class_rows, head_functionals, score_functionals
+from explainers.models.heads import DistilledHead, ProjectedHead
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 

@@ -26,16 +26,16 @@ from safetensors.torch import save_file
 from toys import VECTORS
 
 import explainers
-from explainers import progress
 from explainers.anyhead import AnyHead
 from explainers.app import command, page, passes, session
 from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.heads import save_head
 from explainers.posthoc import soft_masks
 from explainers.report.titles import wrapped
-from explainers.target import TargetModel
-from explainers.target.heads import save_head
+from explainers.runtime import progress
 from explainers.text import TextHead
 
 ROOT = Path(__file__).parents[2]
@@ -437,7 +437,7 @@ def test_list_names_explainers_methods_and_extras(run):
 
 def test_the_names_are_those_of_the_room_of_methods():
     from explainers.app.list_command import method_names
-    from explainers.posthoc.names import method_names as of_the_room
+    from explainers.posthoc import method_names as of_the_room
 
     assert method_names() == of_the_room()
 

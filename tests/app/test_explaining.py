@@ -19,11 +19,11 @@ from explainers.app import batch_size, choosing
 from explainers.app.batch_size import batch_size_for
 from explainers.app.explanation import Explanation
 from explainers.app.session import Session
-from explainers.conversion.plain import plain_target
 from explainers.errors import InputError
+from explainers.models.names import class_names
+from explainers.models.plain import plain_target
 from explainers.report.overlays import annotated
 from explainers.share import catalogue
-from explainers.target.names import class_names
 from explainers.tve import TVE
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 32, 3), dtype=np.uint8)
@@ -53,13 +53,13 @@ def anyhead(target):
 def passes(monkeypatch):
     """Counts the images that any target embeds."""
     counted = []
-    embed = explainers.target.TargetModel.embed
-    features = explainers.target.TargetModel.embed_with_maps
+    embed = explainers.models.TargetModel.embed
+    features = explainers.models.TargetModel.embed_with_maps
     monkeypatch.setattr(
-        explainers.target.TargetModel, "embed", lambda self, x: counted.append(len(x)) or embed(self, x)
+        explainers.models.TargetModel, "embed", lambda self, x: counted.append(len(x)) or embed(self, x)
     )
     monkeypatch.setattr(
-        explainers.target.TargetModel,
+        explainers.models.TargetModel,
         "embed_with_maps",
         lambda self, x, blocks: counted.append(len(x)) or features(self, x, blocks),
     )

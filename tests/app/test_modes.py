@@ -16,8 +16,8 @@ from torch import nn
 import explainers
 from explainers import posthoc
 from explainers.app.session import Session
-from explainers.conversion import as_target
 from explainers.errors import InputError
+from explainers.models import as_target
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
 TENSORS = torch.from_numpy(IMAGES).permute(0, 3, 1, 2).contiguous()

@@ -15,8 +15,8 @@ from toys import VECTORS
 import explainers
 from explainers.anyhead import AnyHead
 from explainers.app.command import main
+from explainers.models import TargetModel
 from explainers.share.reading import CONFIG
-from explainers.target import TargetModel
 
 NAME = "test_vit2"
 
@@ -60,7 +60,7 @@ def test_trained_explainers(model, folder, no_sockets):
     grid = {"image_size": target.grid.image_size, "patch_size": target.grid.patch_size}
     settings = {
         "_target_": "explainers.anyhead.AnyHead",
-        "target": {"_target_": "explainers.target.TargetModel", "model": build},
+        "target": {"_target_": "explainers.models.TargetModel", "model": build},
         "grid": {"_target_": "explainers.masking.PatchGrid", **grid},
         "network": {"_target_": "explainers.anyhead.AnyHeadNetwork", "_partial_": True, **VECTORS.keywords},
     }

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from explainers import progress
 from explainers.app.photos import decoded, decoded_batches, is_single, photos_of
 from explainers.errors import InputError
 from explainers.images.decoding import CorruptImage, middle_square
+from explainers.runtime import progress
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)

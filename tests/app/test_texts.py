@@ -15,8 +15,8 @@ from explainers.anyhead import AnyHead
 from explainers.app import choosing, texts
 from explainers.app.session import Session
 from explainers.errors import InputError
+from explainers.models import TargetModel
 from explainers.share import catalogue
-from explainers.target import TargetModel
 from explainers.text import TextExplainer, TextHead, clip_text_head
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)

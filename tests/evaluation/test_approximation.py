@@ -9,8 +9,8 @@ from lightning import Trainer
 from scipy.stats import pearsonr, spearmanr
 from torch.utils.data import DataLoader
 
+from benchmarks.papers.approximation import TwoPointStudy, correlations, gains, random_subsets
 from datamodules.digits import Digits
-from explainers.evaluation.approximation import TwoPointStudy, correlations, gains, random_subsets
 from explainers.masking import neighbourhoods
 from explainers.sampling import stream
 from explainers.tve.oracle import Oracle

@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from toys import SILENT
 
+from benchmarks.papers.approximation import TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
-from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.evaluation import Evaluation
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex

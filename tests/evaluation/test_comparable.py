@@ -10,12 +10,12 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 from toys import SILENT
 
+from benchmarks.papers.approximation import TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
-from explainers.evaluation.approximation import TwoPointStudy
 from explainers.evaluation.evaluation import Evaluation
 from explainers.masking import PatchGrid
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.report.tables import rows
 from explainers.results.reading import read_columns, read_results
 

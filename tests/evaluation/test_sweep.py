@@ -7,7 +7,7 @@ from explainers.evaluation.sweep import Sweep, bilinear
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order
-from explainers.target.removal import masked_probabilities
+from explainers.models.removal import masked_probabilities
 
 
 def swept(sweep, target, images, heatmaps, classes):

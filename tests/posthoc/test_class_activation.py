@@ -7,7 +7,7 @@ from conftest import timm_model
 from explainers import posthoc
 from explainers.errors import UnsupportedModel
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 GRID = PatchGrid(160, 32, differs=True)
 CLASSES = torch.tensor([3, 0])

@@ -5,7 +5,7 @@ import csv
 import pytest
 from commands import csv_rows
 
-from explainers.report.run_figures import loss_curves
+from benchmarks.papers.run_figures import loss_curves
 from explainers.running.loggers import HISTORY, History, forget_later_rows
 
 

@@ -16,11 +16,10 @@ from safetensors.torch import save_file
 
 from explainers.app import page
 from explainers.app.page import serve
-from explainers.conversion import convert
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel, convert
 from explainers.saved.weights import read_weights
 from explainers.share.catalogue import SHIPPED
-from explainers.target import TargetModel
 
 PAGES = [
     ROOT / "README.md",

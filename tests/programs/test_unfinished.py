@@ -15,7 +15,7 @@ from toys import SILENT
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.posthoc.propagation import DecompX
 from explainers.report.pictures import Pictures, read_pictures
 from explainers.running.resuming import UnfinishedTest

@@ -9,7 +9,7 @@ from toys import exported
 
 from benchmarks import vector_parts
 from explainers.masking import PatchGrid
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 
 MODEL = {"model_name": "test_vit", "img_size": 48}
 

@@ -92,7 +92,7 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
     message = refused(train, *run, f"weights={tmp_path / 'own.yaml'}", folder=tmp_path)
     assert "expected weights" in message
     cfg = composed(*run, f"weights={file}", folder=tmp_path)
-    cfg.target = {"_target_": "explainers.target.TargetModel", "model": {"_target_": "my.Model"}}
+    cfg.target = {"_target_": "explainers.models.TargetModel", "model": {"_target_": "my.Model"}}
     with pytest.raises(Exception, match=r"expected a target of timm for weights=.*, got target=tiny: set its own"):
         use_weights(cfg)
 
@@ -103,11 +103,11 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
         (["experiment=tve_vitb"], {"target.model.pretrained": False, "explainer.network.mae": None}),
         (
             ["experiment=anyhead_tower", "data.root=images"],
-            {"target.model.pretrained": False, "explainer.teacher.text_head.pretrained": ""},
+            {"target.model.pretrained": False, "module.loss.text_head.pretrained": ""},
         ),
         (
-            ["experiment=self_explaining", "projection@explainer.projection=text", "target=digits"],
-            {"explainer.projection.pretrained": ""},
+            ["experiment=self_explaining", "projection@module.projection=text", "target=digits"],
+            {"module.projection.pretrained": ""},
         ),
         (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
         (["experiment=vector_vit_tiny_source", "weights={file}"], {}),

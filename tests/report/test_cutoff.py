@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.papers.cutoff import by_start, cutoff_curves
 from explainers.errors import InputError
-from explainers.report.cutoff import by_start, cutoff_curves
 
 
 def measured(insertion, **others):

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from toys import LIGHT
 
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.fetching import load_target
+from explainers.models.heads import load_head
 from explainers.saved.weights import check_identity, read_weights, save_weights
-from explainers.target import TargetModel
-from explainers.target.heads import load_head
-from explainers.target.storage import load_target
 from explainers.text.encoders import stored_encoder, text_embeddings
 from explainers.tve import TVE
 from explainers.tve.mae_weights import read_mae

@@ -11,12 +11,12 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from explainers.errors import InputError
+from explainers.models import TargetModel
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import random_coalitions
 from explainers.shapley.networks import LightShapleyNetwork
 from explainers.shapley.shapley import Shapley
 from explainers.shapley.surrogate import Surrogate
-from explainers.target import TargetModel
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 LIGHT = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)

@@ -41,7 +41,7 @@ def run(trained, tmp_path_factory):
     config = {
         "explainer": {
             "_target_": "explainers.anyhead.AnyHead",
-            "target": {"_target_": "explainers.target.TargetModel", "model": model},
+            "target": {"_target_": "explainers.models.TargetModel", "model": model},
             "grid": {"_target_": "explainers.masking.PatchGrid", "image_size": 32, "patch_size": 8},
             "network": network,
             "teacher": {"_target_": "explainers.anyhead.CoalitionTeacher", "_partial_": True},
@@ -79,7 +79,7 @@ def test_a_shipped_folder_has_16_bits_and_no_path_of_the_machine(shipped, run):
     assert (shipped / "explainer.safetensors").stat().st_size < 0.7 * (run / "explainer.safetensors").stat().st_size
     model = {"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}
     config = yaml.safe_load((shipped / CONFIG).read_text())
-    assert config["explainer"]["target"] == {"_target_": "explainers.target.TargetModel", "model": model}
+    assert config["explainer"]["target"] == {"_target_": "explainers.models.TargetModel", "model": model}
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from toys import LIGHT, VECTORS
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
+from explainers.models import TargetModel
 from explainers.share.functional_graph import FunctionalGraph
-from explainers.target import TargetModel
 from explainers.tve import TVE
 
 IMAGES = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))

@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 
 import explainers
 from explainers.errors import InputError
+from explainers.models.fetching import save_target
 from explainers.share import reading
 from explainers.share.building import check_arguments, check_permitted
 from explainers.share.loadable import learned_explainer
 from explainers.share.reading import CONFIG, VERSIONS, explainer_settings
-from explainers.target.storage import save_target
 from explainers.tve import LightNetwork
 
 IMAGES = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
@@ -136,7 +136,7 @@ HOSTILE = {
     ),
     "a network where a target stands": (
         targets({"_target_": "explainers.tve.PaperNetwork", "mae": "evil.pth"}),
-        "expected explainers.target.TargetModel for explainer.target, got 'explainers.tve.PaperNetwork': ",
+        "expected explainers.models.TargetModel for explainer.target, got 'explainers.tve.PaperNetwork': ",
     ),
     "arguments by position": (setting("target.model._args_", ["x"]), "explainer.target.model._args_, got '_args_': "),
     "a function for later": (setting("target._partial_", True), "expected false for explainer.target._partial_, got "),

@@ -21,13 +21,13 @@ import explainers
 from explainers import share
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
+from explainers.models.fetching import save_target
 from explainers.report import overlays
 from explainers.shapley import Shapley
 from explainers.share import pretrained, reading
 from explainers.share.model_cards import model_card
 from explainers.share.pretrained import CARD
 from explainers.share.reading import CONFIG, VERSIONS
-from explainers.target.storage import save_target
 from explainers.tve import TVE
 from explainers.vectors import SelfExplaining
 
@@ -126,7 +126,7 @@ def test_initial_weights_and_the_files_of_training_are_not_needed(run):
     """All of these would have to be fetched."""
     before = explainers.load(run)
     change(run, "explainer.weights", "gone.safetensors")
-    change(run, "explainer.optimizer", {"_target_": "gone.Adam"})
+    change(run, "module.optimizer", {"_target_": "gone.Adam"})
     change(run, "data.root", "gone")
     assert same(explainers.load(run), before)
     settings = TVE.settings_to_load({"network": {"mae": "gone", "pretrained": True, "width": 3}, "grid": {}})

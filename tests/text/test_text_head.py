@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from explainers import posthoc
 from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text import TextExplainer, TextHead, clip_text_head
 
 WORDS = ["cat", "dog", "red car", "a lake", "snow"]
@@ -128,13 +128,6 @@ def test_each_text_is_embedded_once():
     head.embed(["dog", "snow", "dog"])
     assert asked == ["cat", "dog", "snow"]
     assert torch.equal(head.embed("dog")[0], head.embed(["snow", "dog"])[1])
-
-
-def test_a_limited_number_of_texts_is_known(monkeypatch):
-    monkeypatch.setattr("explainers.text.heads.KNOWN", 2)
-    head = TextHead(encode)
-    torch.testing.assert_close(head.embed(WORDS), encode(WORDS))
-    assert list(head.known) == WORDS[-2:]
 
 
 def test_a_head_of_texts_is_linear_where_the_scores_are(target, images):

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.text.towers import TextTower, computes_quick_gelu, text_tower
 
 TINYCLIP = "vit_medium_patch16_clip_224.tinyclip_yfcc15m"

@@ -7,8 +7,8 @@ import torch
 from clips import clip, image_tower, open_clip, random_directions, small_text_head
 
 from explainers.errors import InputError
-from explainers.target import TargetModel
-from explainers.target.names import class_names
+from explainers.models import TargetModel
+from explainers.models.names import class_names
 from explainers.text import TextHead, clip_text_head, zero_shot_head
 
 TEMPLATES = ["a photo of a {}.", "{} in snow"]

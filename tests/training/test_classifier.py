@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader
 
 from datamodules.images import Images
 from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.heads import load_head
 from explainers.saved.identity import weights_hash
-from explainers.target import TargetModel
-from explainers.target.heads import load_head
 from explainers.training.classifier import Classifier
 
 SGD = partial(torch.optim.SGD, lr=0.05)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from explainers.models.fetching import load_target, save_target
 from explainers.saved.identity import weights_hash
-from explainers.target.storage import load_target, save_target
 from explainers.training.state_dicts import with_part, without_part
 
 FAMILIES = ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet", "test_convnext"]

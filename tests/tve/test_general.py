@@ -7,8 +7,8 @@ from commands import composed
 from hydra.utils import instantiate
 from torch import nn
 
+from benchmarks.papers.general import General
 from explainers.errors import InputError
-from explainers.tve.general import General
 from explainers.tve.light_network import LightNetwork
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVE

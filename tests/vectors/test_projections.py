@@ -11,7 +11,7 @@ from toys import Marked
 
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.target import TargetModel
+from explainers.models import TargetModel
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes, prototypes_of, simplex, simplex_of
 

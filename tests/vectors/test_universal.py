@@ -14,8 +14,8 @@ from datamodules.cached import Cached
 from datamodules.images import Images
 from explainers.anyhead import CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
+from explainers.models import TargetModel
 from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.target import TargetModel
 from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.model_files import exported_target
@@ -202,9 +202,7 @@ def test_statistics_of_batch_norm_stay_those_of_the_base_model(make_model, grid)
 
 
 def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
-    with pytest.raises(
-        InputError, match=r"explainer\.teacher, a file or base, for explainer\.predictions=teacher, got none"
-    ):
+    with pytest.raises(InputError, match=r"module\.teacher, a file or base, for module\.predictions=teacher, got none"):
         fit(build(target, grid, None, alpha=1, teacher=None), tmp_path)
     other = TargetModel(make_model(), head=torch.nn.Sequential(torch.nn.Linear(24, 5))).eval()
     with pytest.raises(InputError, match="expected a linear head to keep, got Sequential of vit_tiny"):

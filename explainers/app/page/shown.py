@@ -19,8 +19,8 @@ from explainers.images.decoding import middle_square
 from explainers.likeness import Likeness, likeness
 from explainers.metrics.curves import QUANTITIES
 from explainers.metrics.perturbation import importance_order, perturbation_sweep
-from explainers.target.names import class_index
-from explainers.target.removal import masked_outputs
+from explainers.models.names import class_index
+from explainers.models.removal import masked_outputs
 from explainers.text.encoders import checked_texts
 
 Side = Literal["most", "least"]

@@ -1,0 +1,1 @@
+"""Figures, studies and explainers of single papers, which only configs name."""

@@ -1,0 +1,274 @@
+"""Models of timm by name, with weights from a file, from the cache of the Hugging Face Hub, or from a download.
+
+No connection is opened for weights that are on this machine; a download is announced in one line.
+"""
+
+import copy
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import safe_open
+from timm.models import PretrainedCfg, get_pretrained_cfg, load_checkpoint
+from timm.models import load_state_dict as read_checkpoint
+from torch import nn
+
+from explainers.errors import InputError, meant
+from explainers.models.heads import DistilledHead
+from explainers.models.model import TargetModel
+from explainers.saved.weights import check_floating, save_weights
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Files of weights that can be read without running what they hold."""
+
+ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
+"""Names of a model's weights on the Hub, in the order in which timm looks for them."""
+
+
+def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
+    """Build a model of timm with its weights.
+
+    Args:
+        name: name in timm, with or without the tag of its weights. The tag also decides the normalisation of images;
+            without one it is timm's default tag.
+        weights: file of weights, .safetensors or .pth, whose classification layer decides the number of classes; a file
+            without that layer gives a model without a head. `None` takes the weights that timm names: from the cache,
+            or downloaded.
+
+    Returns:
+        The model, in eval mode.
+
+    Raises:
+        InputError: if timm has no model of this name or no weights for it, if there is no connection to download them,
+            or if the file is missing, damaged, or of another model.
+    """
+    config = pretrained_config(name)
+    file = pretrained_file(name) if weights is None else _check_file(weights)
+    overlay: dict[str, Any] = {"file": str(file), "custom_load": False, "num_classes": config.num_classes}
+    if weights is not None:
+        overlay["num_classes"] = _count_classes(file, config.classifier)
+    try:
+        model = timm.create_model(
+            name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=overlay["num_classes"]
+        )
+    except Exception as error:  # timm converts foreign formats, and fails in many ways on those it does not know
+        raise InputError(
+            f"expected weights of {name} in {file}, got others: {difference(error)}; name the model that they belong"
+            " to, or give another file"
+        ) from error
+    return model.eval()
+
+
+def create_model(model_name: str, pretrained: bool = False, **settings: Any) -> nn.Module:
+    """Build a model as `timm.create_model` does, but without a connection if its weights are in the cache.
+
+    Args:
+        model_name: name in timm.
+        pretrained: whether to load weights.
+        **settings: further arguments of `timm.create_model`.
+    """
+    overlay: dict[str, Any] = dict(settings.pop("pretrained_cfg_overlay", None) or {})
+    if pretrained and not settings.get("checkpoint_path") and not overlay.get("file") and is_in_timm(model_name):
+        overlay |= {"file": str(pretrained_file(model_name)), "custom_load": False}
+    return timm.create_model(model_name, pretrained=pretrained, pretrained_cfg_overlay=overlay, **settings)
+
+
+def is_in_timm(name: str) -> bool:
+    """Whether timm has a model of this name, with or without the tag of its weights.
+
+    >>> is_in_timm("vit_small_patch16_224"), is_in_timm("vit_small_patch16_224.augreg_in1k"), is_in_timm("vit_tiny")
+    (True, True, False)
+    """
+    return timm.is_model(name) and ("." not in name or timm.models.is_model_pretrained(name))
+
+
+def similar_targets(name: str, files: Sequence[str] = ()) -> str:
+    """Suggest the most similar names of files and of timm's models, or say which there are.
+
+    Args:
+        name: a name that is neither.
+        files: names of files that are targets too.
+    """
+    tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+    if tags:  # the model exists, and its weights do not
+        return meant(name, tags)
+    suggestion = meant(name, [*files, *timm.list_models(), *timm.list_pretrained()])
+    every = ", ".join([*files, "all names of timm.list_models()"])
+    return suggestion if suggestion.startswith("did you mean") else f"there are {every}"
+
+
+def pretrained_file(name: str) -> Path:
+    """The file of the weights that timm names for a model: from the cache, or downloaded into it.
+
+    Raises:
+        InputError: if there are no such weights, or no connection.
+    """
+    config = pretrained_config(name)
+    if not config.hf_hub_id and not config.url:
+        raise InputError(f"expected weights of {name}, got none: timm has none to download; give weights=FILE")
+    try:
+        return _from_hub(name, config.hf_hub_id) if config.hf_hub_id else _from_url(name, str(config.url))
+    except Exception as error:  # whatever the layers of a connection raise; there is no common class
+        site = "huggingface.co" if config.hf_hub_id else str(config.url).split("/")[2]
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(
+            f"expected weights of {name} in the cache or from {site}, got no download ({type(error).__name__}:"
+            f" {reason}): give weights=FILE, or connect this machine"
+        ) from error
+
+
+def pretrained_config(name: str) -> PretrainedCfg:
+    """What timm knows of a model's weights: where they are, how images are normalised, the number of classes.
+
+    Raises:
+        InputError: if timm has no model of this name; the message names similar ones.
+    """
+    if not is_in_timm(name):
+        raise InputError(f"expected the name of a model of timm, got {name}: {similar_targets(name)}")
+    return get_pretrained_cfg(name) or PretrainedCfg(architecture=name.partition(".")[0])
+
+
+def _from_hub(name: str, repository: str) -> Path:
+    """The file of a repository of the Hub, from the cache or downloaded."""
+    import huggingface_hub  # timm brings it
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for file in ON_THE_HUB:
+        cached = huggingface_hub.try_to_load_from_cache(repository, file)
+        if isinstance(cached, str):
+            return Path(cached)
+    for file in ON_THE_HUB:
+        address = huggingface_hub.hf_hub_url(repository, file)
+        try:
+            size = huggingface_hub.get_hf_file_metadata(address).size
+        except EntryNotFoundError:
+            continue
+        _announce(name, f"huggingface.co/{repository}", size)
+        return Path(huggingface_hub.hf_hub_download(repository, file))
+    raise FileNotFoundError(f"{repository} has none of {', '.join(ON_THE_HUB)}")
+
+
+def _from_url(name: str, address: str) -> Path:
+    """The file of an address, from torch's cache or downloaded into it."""
+    file = Path(torch.hub.get_dir(), "checkpoints", address.rpartition("/")[2])
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _announce(name, address, None)
+        torch.hub.download_url_to_file(address, str(file))
+    return file
+
+
+def _announce(name: str, source: str, size: int | None) -> None:
+    shown = f" ({size / 1e6:.1f} MB)" if size else ""
+    print(f"downloading the weights of {name}{shown} from {source}", file=sys.stderr, flush=True)
+
+
+def _check_file(weights: str | Path) -> Path:
+    """The path of a file of weights that can be read safely."""
+    if "://" in str(weights):
+        raise InputError(f"expected a file of weights, got the address {weights}: download it, and give the file")
+    file = Path(weights)
+    if not file.is_file():
+        raise InputError(f"expected a file of weights, got {file}: there is no such file; correct the path")
+    if file.suffix not in SUFFIXES:
+        raise InputError(f"expected weights as {', '.join(SUFFIXES)}, got {file}: convert it, or give another file")
+    return file
+
+
+def _count_classes(file: Path, classifier: Any) -> int:
+    """The number of classes in a file of weights; 0 without a classification layer.
+
+    Args:
+        file: the file.
+        classifier: name of that layer, or names of several, such as DeiT's two.
+
+    Raises:
+        InputError: for a damaged file, and weights that are not floating-point numbers.
+    """
+    layer = classifier if isinstance(classifier, str) else next(iter(classifier or ("head",)))
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as tensors:
+                parts = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
+                sizes = {key: part.get_shape() for key, part in parts.items()}
+                kinds = {key: part.get_dtype() for key, part in parts.items()}
+        else:
+            checkpoint = read_checkpoint(str(file))  # timm reads weights only, and no programs
+            sizes = {key: tuple(getattr(value, "shape", ())) for key, value in checkpoint.items()}
+            kinds = {key: str(value.dtype) for key, value in checkpoint.items() if isinstance(value, torch.Tensor)}
+    except Exception as error:  # bytes that are no weights raise nearly any error
+        raise InputError(
+            f"expected weights in {file}, got a damaged file, or one that holds programs: write it again, as"
+            " .safetensors"
+        ) from error
+    check_floating(kinds, file)
+    return _rows(sizes, f"{layer}.weight")
+
+
+def _rows(sizes: Mapping[str, Sequence[int]], name: str) -> int:
+    return sizes[name][0] if sizes.get(name) else 0
+
+
+def difference(error: Exception) -> str:
+    """The first tensors that differ, from the message of PyTorch."""
+    text = str(error)
+    sizes = re.findall(r"size mismatch for (\S+): .*?Size\((\[[\d, ]*\])\) from.*?Size\((\[[\d, ]*\])\)", text)
+    if sizes:
+        name, got, expected = sizes[0]
+        return f"{name} has the shape {got} and not {expected}"
+    for label, said in (("Missing", "it lacks"), ("Unexpected", "it also has")):
+        names = re.findall(rf"{label} key\(s\) in state_dict: (.*?)\.?\s*(?:\n|$)", text)
+        if names:
+            keys = re.findall(r'"([^"]+)"', names[0])
+            return f"{said} {', '.join(keys[:2])}" + f" and {len(keys) - 2} more tensors" * (len(keys) > 2)
+    return f"{type(error).__name__}: {' '.join(text.split())[:120]}"
+
+
+def save_target(target: TargetModel, path: Path) -> None:
+    """Write backbone and head to one safetensors file, which timm can load as a checkpoint of the original model.
+
+    Args:
+        target: the model, with a linear head or a `DistilledHead`.
+        path: the file to write.
+    """
+    weights, head = target.backbone.state_dict(), target.head
+    layers = target.backbone.pretrained_cfg["classifier"]
+    layers = (layers,) if isinstance(layers, str) else layers
+    if isinstance(head, DistilledHead):
+        parts: list[Any] = [(part.weight, part.bias) for part in (head.head, head.head_dist)]
+    else:  # a factor of 2 for a distilled DeiT, because timm averages the logits of its two classifiers
+        parts = [(weight * len(layers), head.bias) for weight in head.weight.chunk(len(layers), -1)]
+    for layer, (weight, bias) in zip(layers, parts, strict=True):
+        weights |= {f"{layer}.weight": weight, f"{layer}.bias": bias.clone()}
+    save_weights(weights, path)
+
+
+def load_target(target: TargetModel, path: str | Path) -> TargetModel:
+    """Load the backbone and head that `save_target` wrote.
+
+    Args:
+        target: a model of the same architecture and number of classes; it is not changed.
+        path: the file to read.
+
+    Returns:
+        A new model, in eval mode.
+
+    Raises:
+        InputError: if the file does not exist, or holds another model or another number of classes.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no model at {path}: train one with train.py, or give another path")
+    model = copy.deepcopy(target.backbone)
+    model.reset_classifier(target.num_classes)
+    try:
+        load_checkpoint(model, str(path))
+    except RuntimeError as error:
+        raise InputError(
+            f"expected weights of {target.name} for {target.num_classes} classes in {path}, got others: "
+            f"{str(error).splitlines()[-1].strip()}"
+        ) from error
+    return TargetModel(model).eval()

@@ -1,0 +1,209 @@
+"""Heads of targets: taken off a timm model, linear ones in files, and those that compare embeddings with directions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explainers.errors import InputError, check_positive
+from explainers.saved.identity import Identity
+from explainers.saved.weights import check_floating, read_weights, save_weights
+
+
+class DistilledHead(nn.Module):
+    """DeiT's two linear heads, one on each half of the embedding; the logits are their mean.
+
+    Args:
+        head: head on the class token, the first half of the embedding.
+        head_dist: head on the distillation token, the second half.
+
+    >>> import torch
+    >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
+    [[2.0, 3.0]]
+    """
+
+    def __init__(self, head: nn.Module, head_dist: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        self.head_dist = head_dist
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Classify embeddings (..., 2·width) → logits (..., K)."""
+        class_token, distillation_token = embeddings.chunk(2, -1)
+        return (self.head(class_token) + self.head_dist(distillation_token)) / 2
+
+
+class NoHead(nn.Module):
+    """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify."""
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Raise an InputError."""
+        raise InputError(
+            "expected a model with a classification layer, got one without: fit one with `python train.py"
+            " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"
+            " head=...)"
+        )
+
+
+def two_logits(head: nn.Module) -> nn.Module:
+    """Convert a linear head of a single logit z, whose probability is sigmoid(z), to the head of two logits ∓ z / 2.
+
+    Their softmax is (1 − sigmoid(z), sigmoid(z)), so their cross entropy is the binary cross entropy of z. The
+    attributions of class 0 are those of class 1 with the other sign. Other heads are returned as they are.
+
+    >>> import torch
+    >>> sigmoid = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(sigmoid.weight, 4.0)
+    >>> two_logits(sigmoid)(torch.tensor([[1.0]])).tolist()
+    [[-2.0, 2.0]]
+    """
+    if isinstance(head, DistilledHead):
+        return DistilledHead(two_logits(head.head), two_logits(head.head_dist))
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        return head
+    linear = nn.Linear(head.in_features, 2, head.bias is not None, device=head.weight.device)
+    linear.load_state_dict({name: torch.cat([-one, one]) / 2 for name, one in head.state_dict().items()})
+    return linear.to(head.weight.dtype).requires_grad_(head.weight.requires_grad)
+
+
+def take_head(model: Any) -> nn.Module:
+    """Take the classification layer off a timm model: the layer is H, and what remains of the model is G.
+
+    Args:
+        model: a timm classifier, which is changed in place.
+
+    Returns:
+        The layer; `NoHead` if the model has none (num_classes=0).
+
+    Raises:
+        InputError: if there are several layers between embeddings and logits.
+    """
+    weights = set(model.parameters())
+    layer: Any = model.get_classifier()
+    if any(part is None or isinstance(part, nn.Identity) for part in (layer if isinstance(layer, tuple) else [layer])):
+        return NoHead()
+    if isinstance(model, VisionTransformerDistilled):
+        layer = DistilledHead(*layer)
+    model.reset_classifier(0)
+    one = isinstance(layer, nn.Module) and not isinstance(layer, nn.ModuleList)
+    if not one or weights.difference(model.parameters()) != set(layer.parameters()):
+        raise InputError(
+            f"expected a model with one layer from embeddings to logits, got {type(model).__name__}, which has several:"
+            " take another, such as a ViT, DeiT, Swin or ResNet, or give a head to train, as in"
+            f" TargetModel(model, head=torch.nn.Linear({model.head_hidden_size}, classes))"
+        )
+    return _as_linear(layer) if isinstance(layer, nn.Conv2d) else layer
+
+
+def _as_linear(convolution: nn.Conv2d) -> nn.Linear:
+    """Convert a 1 × 1 convolution on pooled feature maps, as in DPN, DLA and BiT, to a linear layer on embeddings."""
+    linear = nn.Linear(convolution.in_channels, convolution.out_channels, convolution.bias is not None)
+    linear.load_state_dict(
+        {name: weight.reshape(linear.get_parameter(name).shape) for name, weight in convolution.state_dict().items()}
+    )
+    return linear
+
+
+def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
+    """Load a linear head from a safetensors file of `weight` (K, D) and `bias` (K,).
+
+    Returns:
+        The head, and its identity as `save_head` wrote it; the identity is empty if another program wrote the file.
+
+    Raises:
+        InputError: if the file does not exist or holds other tensors.
+    """
+    if not Path(path).is_file():
+        raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")
+    identity, weights = read_weights(path, "a linear head")
+    if weights.keys() != {"weight", "bias"}:
+        raise InputError(f"expected weight and bias of a linear head in {path}, got {', '.join(weights)}")
+    check_floating({name: str(weight.dtype) for name, weight in weights.items()}, path)
+    classes, width = weights["weight"].shape
+    head = nn.Linear(width, classes)
+    head.load_state_dict(weights)
+    return head, identity
+
+
+def save_head(head: nn.Module, path: Path, target: Identity, classes: Sequence[str]) -> Path:
+    """Write a linear head to a safetensors file, and return the path of the file.
+
+    Args:
+        head: the linear head.
+        path: the file to write.
+        target: identity of the backbone on which the head was fitted.
+        classes: names of the classes, in the order of the logits; empty if they are not known.
+    """
+    return save_weights(head.state_dict(), path, {"target": target, "classes": list(classes)})
+
+
+class ProjectedHead(nn.Module):
+    """Multiplies embeddings by a fixed projection W.
+
+    >>> head = ProjectedHead(torch.eye(2), scale=10.0)
+    >>> head(torch.tensor([[0.0, 4.0]])).tolist()  # the logits of one image
+    [[0.0, 10.0]]
+
+    Args:
+        weight: W, (K, D'). D' is the width of the embeddings after `projection`.
+        projection: linear map before W, (D', D), such as CLIP's visual projection; `None` for none, and then D' = D.
+        normalise: divide every embedding, after `projection`, by its length.
+        scale: factor of the logits, such as CLIP's logit scale; above 0.
+        bias: added to the logits, (K,), such as the bias of a model's own head; `None` for none.
+    """
+
+    weight: Tensor
+    projection: Tensor | None
+    bias: Tensor | None
+    scale: Tensor
+    class_names: tuple[str, ...] = ()
+    """Names of the classes, in the order of the logits; empty if they are not known."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        projection: Tensor | None = None,
+        normalise: bool = True,
+        scale: float = 1.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(scale=scale)
+        self.register_buffer("weight", weight)
+        self.register_buffer("projection", projection)
+        self.register_buffer("bias", bias)
+        self.register_buffer("scale", torch.tensor(float(scale)))
+        self.normalise = normalise
+
+    @property
+    def in_features(self) -> int:
+        """D, the width of the embeddings."""
+        return (self.weight if self.projection is None else self.projection).shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """K, the number of classes."""
+        return len(self.weight)
+
+    def extra_repr(self) -> str:
+        """The option that the state dict does not hold."""
+        return f"normalise={self.normalise}"
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Compute logits (..., K) from embeddings of images (..., D)."""
+        logits = self.scale * F.linear(self.project(embeddings, self.normalise), self.weight)
+        return logits if self.bias is None else logits + self.bias
+
+    def directions(self) -> Tensor:
+        """The functionals of the classes, (K, D), without the division by the length of the embedding."""
+        return self.weight if self.projection is None else self.weight @ self.projection
+
+    def project(self, embeddings: Tensor, normalise: bool) -> Tensor:
+        """Embeddings (..., D) after the projection, (..., D'), divided by their length if `normalise`."""
+        if self.projection is not None:
+            embeddings = F.linear(embeddings, self.projection)
+        return F.normalize(embeddings, dim=-1) if normalise else embeddings

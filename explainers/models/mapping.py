@@ -1,0 +1,172 @@
+"""A model of another library in timm's architecture, with the same outputs."""
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explainers.errors import InputError
+from explainers.models.model import TargetModel
+from explainers.models.settings import Inputs, class_names
+
+Table = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
+"""Patterns of names, and what replaces them, in this order; None drops the weights whose names match."""
+
+Weights = dict[str, Tensor]
+
+TOLERANCE = 1e-3
+"""Largest difference of outputs that counts as rounding, relative to how far the outputs of images differ."""
+PROBE_SIDES = (1, 2, 4, 16)
+"""Sides of the noise in each probe image, before it is enlarged: outputs differ far more than those of fine noise."""
+
+
+class Unmapped(Exception):  # noqa: N818 - not an error: such a model becomes a plain target
+    """A model has no equal in timm; the message says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model of another library becomes a model of timm.
+
+    Args:
+        name: what messages and results call the model.
+        architecture: name in timm of a model of the same architecture, in any size.
+        arguments: what `timm.create_model` needs for the size of this one.
+        weights: the weights of the backbone by timm's names.
+        head: the classification layer; None for a model that only embeds.
+        outputs: function of the original and normalised images (B, 3, S, S): logits (B, K), or embeddings (B, D).
+        inputs: S, how pixels are normalised, and the names of the classes.
+    """
+
+    name: str
+    architecture: str
+    arguments: dict[str, Any]
+    weights: Weights
+    head: nn.Module | None
+    outputs: Callable[[Any, Tensor], Tensor]
+    inputs: Inputs
+
+
+def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
+    """Build the target that a plan describes, and compare it with the original.
+
+    Returns:
+        The target, in eval mode and on the device of the original, and the largest difference of outputs.
+
+    Raises:
+        Unmapped: if the weights do not fit timm's model, or its outputs differ.
+        InputError: if the original fails on images of this size.
+    """
+    target = _build(plan).to(next(original.parameters()).device)
+    difference = largest_difference(original, plan, target)
+    if not difference < TOLERANCE:
+        raise Unmapped(f"the outputs of timm's {plan.architecture} with its weights differ by {difference:.1g}")
+    return target, difference
+
+
+def _build(plan: Plan) -> TargetModel:
+    try:
+        model: Any = timm.create_model(plan.architecture, pretrained=False, num_classes=0, **plan.arguments)
+        model.load_state_dict({name: weight.detach().cpu().float() for name, weight in plan.weights.items()})
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[:2][-1].strip()[:120]
+        raise Unmapped(f"its weights are not those of timm's {plan.architecture} ({first})") from error
+    model.pretrained_cfg = {
+        **model.pretrained_cfg,
+        "architecture": plan.name,
+        "input_size": (3, plan.inputs.image_size, plan.inputs.image_size),
+        "mean": tuple(plan.inputs.mean or ()),
+        "std": tuple(plan.inputs.std or ()),
+    }
+    target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
+    if plan.inputs.classes:
+        target.classes = class_names(plan.inputs.classes, target.num_classes)
+    return target.eval()
+
+
+@torch.no_grad()
+def largest_difference(original: nn.Module, plan: Plan, target: TargetModel) -> float:
+    """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
+    copied = copy.deepcopy(original).eval().float()
+    images = probe_images(target.grid.image_size).to(target.mean.device)
+    try:
+        expected = plan.outputs(copied, images)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        size = target.grid.image_size
+        raise InputError(
+            f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
+            f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
+        ) from error
+    embeddings = target.embed(images)
+    found = embeddings if plan.head is None else target.classify(embeddings)
+    if found.shape != expected.shape:
+        raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
+    spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)
+    return float((found - expected).abs().max() / spread)
+
+
+def probe_images(image_size: int) -> Tensor:
+    """Draw normalised images of coarse and fine noise, (B, 3, S, S), the same in each call."""
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
+    return torch.cat([F.interpolate(each, size=(image_size, image_size), mode="bilinear") for each in noise])
+
+
+def linear_part(head: nn.Module) -> nn.Module | None:
+    """Return the only layer of a head that computes, if it is linear; None for an identity; otherwise the head.
+
+    >>> linear_part(nn.Sequential(nn.Dropout(), nn.Linear(2, 3)))
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    idle = nn.Identity | nn.Dropout
+    parts = [part for part in (head if isinstance(head, nn.Sequential) else [head]) if not isinstance(part, idle)]
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else head
+
+
+def rename_weights(weights: Mapping[str, Tensor], table: Table) -> Weights:
+    """Rename weights by a table.
+
+    >>> table = [(r"ln_(\\d)", r"norm\\1"), ("step", None)]
+    >>> rename_weights({"ln_1.bias": torch.zeros(1), "step": torch.zeros(1)}, table)
+    {'norm1.bias': tensor([0.])}
+    """
+    found = {}
+    for old, weight in weights.items():
+        name: str | None = old
+        for pattern, replacement in table:
+            if name is None or replacement is None:
+                name = None if name is None or re.search(pattern, name) else name
+            else:
+                name = re.sub(pattern, replacement, name)
+        if name is not None:
+            found[name] = weight
+    return found
+
+
+def join_weights(weights: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Weights:
+    """Join weights whose layers timm computes as one: `a.q.weight`, `a.k.weight`, `a.v.weight` → `a.qkv.weight`.
+
+    Args:
+        weights: name → weight.
+        parts: names of the layers, in the order of their outputs in the joined layer.
+        whole: name of the joined layer.
+
+    >>> join_weights({"q.weight": torch.zeros(1, 2), "v.weight": torch.ones(1, 2)}, ["q", "v"], "qv")
+    {'qv.weight': tensor([[0., 0.],
+            [1., 1.]])}
+    """
+    rest = dict(weights)
+    for name in weights:
+        first = re.fullmatch(rf"(.*\.)?{re.escape(parts[0])}\.(weight|bias)", name)
+        if first:
+            prefix, kind = first[1] or "", first[2]
+            rest[f"{prefix}{whole}.{kind}"] = torch.cat([rest.pop(f"{prefix}{part}.{kind}") for part in parts])
+    return rest

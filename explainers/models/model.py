@@ -1,0 +1,273 @@
+"""The model to explain: a classifier head H on a backbone G (TVE, Section 2), both from timm."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm.data
+import torch
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from explainers.errors import InputError, UnsupportedModel
+from explainers.masking import PatchGrid
+from explainers.models.grids import check_grid, own_grid
+from explainers.models.heads import DistilledHead, load_head, take_head, two_logits
+from explainers.models.inputs import zero_to_one
+from explainers.runtime.modes import ordinary_tensors
+from explainers.saved.identity import Identity, architecture_hash, weights_hash
+from explainers.saved.weights import check_finite, check_identity
+
+
+class TargetModel(nn.Module):
+    """A classifier f = H ∘ G, with the input normalisation that its weights expect.
+
+    The constructor copies the model and the head. The caller's originals keep their heads, and later changes of either
+    copy, such as training or a move to another device, do not affect the other. Both copies take memory.
+
+    Args:
+        model: any timm classifier. Its classification layer becomes `head`, and the rest becomes `backbone`.
+        head: a head for another task on the same backbone, or the path of its file; `None` keeps the model's own head.
+            A linear head of a single logit is converted, see `heads.two_logits`. A model without a head, such as
+            DINOv2, only embeds.
+
+    Raises:
+        InputError: if no head is given and the model has several, if `head` expects embeddings of another width, if its
+            file names another backbone, or if weights are not finite.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Any, head: nn.Module | str | Path | None = None) -> None:
+        super().__init__()
+        if not hasattr(model, "reset_classifier"):
+            raise InputError(
+                f"expected a classifier of timm, got {type(model).__name__}: convert a model of another library with"
+                " explainers.models.as_target(model)"
+            )
+        with ordinary_tensors():
+            model, head = copy.deepcopy((model, head))
+        self.distilled = isinstance(model, VisionTransformerDistilled)
+        self.embed_dim: int = model.head_hidden_size * (2 if self.distilled else 1)
+        path = head if isinstance(head, str | Path) else "the head"
+        fitted: Identity = {}
+        if head is None:
+            head = take_head(model)
+        elif not isinstance(head, nn.Module):
+            head, fitted = load_head(head)
+        model.reset_classifier(0)
+        # Convolutions are faster in this format, which LambdaNets, with weights of five dimensions, lack. The type is
+        # Any because timm has none for what its models share
+        flat = all(weight.dim() <= 4 for weight in model.parameters())
+        self.backbone: Any = model.to(memory_format=torch.channels_last) if flat else model
+        self.head: Any = two_logits(head)
+        self.classes: list[str] = list(fitted.get("classes", getattr(self.head, "class_names", ())))
+        """Names of the classes, in the order of the logits; empty if they are not known."""
+        config = timm.data.resolve_model_data_config(model)
+        self.register_buffer("mean", torch.tensor(config["mean"])[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(config["std"])[:, None, None], persistent=False)
+        self._check_head(path, fitted.get("target", {}))
+        # Quantised weights cannot be tested, and those on the device "meta" have no values
+        plain = {k: value for k, value in self.state_dict().items() if type(value) is Tensor and not value.is_meta}
+        check_finite(plain, self.name)
+
+    def _check_head(self, path: str | Path, fitted: Identity) -> None:
+        """Raise an InputError if the head does not fit the backbone.
+
+        Args:
+            path: file of the head, for messages.
+            fitted: identity of the backbone on which the head was fitted; empty if unknown.
+        """
+        width = getattr(self.head, "in_features", self.embed_dim)
+        if width != self.embed_dim:
+            raise InputError(
+                f"expected a head for embeddings of width {self.embed_dim}, as {self.name} gives, but {path} takes"
+                f" width {width}: fit one for this backbone, with `python train.py experiment=linear_head`"
+            )
+        if fitted:
+            check_identity(fitted, self.backbone_identity(), path)
+
+    def in_eval_mode(self) -> "TargetModel":
+        """This model if it is in evaluation mode, with weights that autograd accepts; otherwise such a copy."""
+        training = any(part.training for part in self.modules())
+        refused = any(weight.is_inference() for weight in self.parameters())
+        return self.copied().eval() if training or refused else self
+
+    def frozen(self) -> "TargetModel":
+        """This model `in_eval_mode` if its weights need no gradients, otherwise a copy whose weights need none."""
+        ready = self.in_eval_mode()
+        if not any(weight.requires_grad for weight in ready.parameters()):
+            return ready
+        return (self.copied() if ready is self else ready).requires_grad_(False)
+
+    def copied(self) -> "TargetModel":
+        """A copy, also of a model that was made inside `torch.inference_mode`, whose weights autograd refuses."""
+        with ordinary_tensors():
+            return copy.deepcopy(self)
+
+    def check_classes(self, names: Sequence[str]) -> None:
+        """Compare the classes of a data set with those of the head: by name if both are known, otherwise by number.
+
+        Args:
+            names: class names in the order of the labels; empty for a data set without classes.
+
+        Raises:
+            InputError: if they differ, because a label would then mean another class than the logit with its index.
+        """
+        if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
+            shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
+            raise InputError(
+                f"expected images of the head's {self.num_classes} classes{f' ({shown[0]})' * bool(self.classes)}, got"
+                f" {len(names)} ({shown[1]}): give the head of this task (target.head=...), or other images"
+            )
+
+    @property
+    def grid(self) -> PatchGrid:
+        """The grid that follows from the model, see `grids.own_grid`."""
+        return own_grid(self.backbone)
+
+    def check_grid(self, grid: PatchGrid) -> None:
+        """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.
+
+        CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
+        """
+        check_grid(self.backbone, self.name, grid)
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes."""
+        head: Any = self.head.head if isinstance(self.head, DistilledHead) else self.head
+        if hasattr(head, "out_features"):
+            return int(head.out_features)
+        with torch.no_grad():  # a head of several layers
+            return self.classify(torch.zeros(1, self.embed_dim, device=self.mean.device)).shape[-1]
+
+    @property
+    def name(self) -> str:
+        """Name of the architecture in timm."""
+        return self.backbone.pretrained_cfg.get("architecture", type(self.backbone).__name__)
+
+    def backbone_identity(self) -> Identity:
+        """Describe G: the architecture, its settings and weights, and the normalisation of its input.
+
+        Values computed with one backbone are invalid for any other.
+        """
+        mean, std = ([round(value, 6) for value in part.flatten().tolist()] for part in (self.mean, self.std))
+        return {
+            "backbone": self.name,
+            "embed_dim": self.embed_dim,
+            "normalisation": {"mean": mean, "std": std},
+            "architecture_sha256": architecture_hash(self.backbone),
+            "backbone_sha256": weights_hash(self.backbone),
+        }
+
+    def head_identity(self) -> Identity:
+        """Describe H: its number of classes, architecture and weights."""
+        return {
+            "num_classes": self.num_classes,
+            "head_architecture_sha256": architecture_hash(self.head),
+            "head_sha256": weights_hash(self.head),
+        }
+
+    def identity(self) -> Identity:
+        """Describe f = H ∘ G: the backbone and the head."""
+        return self.backbone_identity() | self.head_identity()
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Normalise uint8 images (B, C, H, W) with the mean and std of the backbone's training: float32."""
+        return (zero_to_one(images) - self.mean) / self.std
+
+    def embed(self, normalised: Tensor) -> Tensor:
+        """Compute G: normalised images (B, C, H, W) → embeddings (B, D)."""
+        return self.pool(self.backbone.forward_features(normalised))
+
+    def embed_with_maps(self, normalised: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Compute the embeddings and the feature maps of some blocks, in one forward pass.
+
+        Args:
+            normalised: images, (B, C, H, W).
+            blocks: indices of the transformer blocks, or of the stages of Swin and ResNet, in ascending order.
+
+        Returns:
+            The embeddings (B, D), and for each block a feature map (B, N', C) of N' positions, row by row.
+        """
+        tokens = isinstance(self.backbone, VisionTransformer)  # NLC avoids a copy, but other models support NCHW alone
+        features, maps = self.backbone.forward_intermediates(
+            normalised, indices=list(blocks), output_fmt="NLC" if tokens else "NCHW"
+        )
+        return self.pool(features), maps if tokens else [feature_map.flatten(2).mT for feature_map in maps]
+
+    def embed_with_patches(self, normalised: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the embeddings of the images, and of their patches after the same final normalisation.
+
+        With attention pooling, as in SigLIP, each patch is pooled alone, like an image of one patch.
+
+        Args:
+            normalised: images, (B, C, H, W).
+
+        Returns:
+            The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
+
+        Raises:
+            InputError: if layers that do not apply to patches compute the embedding of the image: a distilled DeiT,
+                attention pooling of a CNN, or layers after the pooling.
+        """
+        features = self.backbone.forward_features(normalised)
+        embeddings = self.pool(features)
+        if isinstance(self.backbone, VisionTransformer) and not self.distilled:
+            patches = features[:, self.backbone.num_prefix_tokens :]
+            if self.backbone.attn_pool is None:
+                return embeddings, self.backbone.fc_norm(patches)
+            return embeddings, self.pool(patches.flatten(0, 1)[:, None]).unflatten(0, patches.shape[:2])
+        after_pooling = getattr(getattr(self.backbone, "head", None), "norm", nn.Identity())
+        if features.dim() == 4 and isinstance(after_pooling, nn.Identity):
+            if features.shape[-1] == self.embed_dim:  # Swin, channels last
+                return embeddings, features.flatten(1, 2)
+            if features.shape[1] == self.embed_dim:
+                return embeddings, features.flatten(2).mT
+        raise InputError(
+            f"expected a model that can embed single patches like images, got {self.name}: take a ViT with a class"
+            " token or average pooling, a Swin or a ResNet"
+        )
+
+    def map_channels(self, blocks: Sequence[int]) -> list[int]:
+        """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.
+
+        Raises:
+            UnsupportedModel: if the model has no feature maps.
+            InputError: if `blocks` is empty, not in ascending order, or names a block that the model does not have.
+        """
+        if not blocks:
+            raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")
+        info = list(getattr(self.backbone, "feature_info", []))
+        if not info or not hasattr(self.backbone, "forward_intermediates"):
+            raise UnsupportedModel("a model with feature maps", self.name, "a transformer or a CNN, or RISE")
+        if list(blocks) != sorted(set(blocks)) or not all(0 <= block < len(info) for block in blocks):
+            known = f"blocks of {self.name} from 0 to {len(info) - 1}, each once and in ascending order"
+            raise InputError(f"expected {known}, got {list(blocks)}")
+        return [info[block]["num_chs"] for block in blocks]
+
+    def classify(self, embeddings: Tensor) -> Tensor:
+        """Compute H: embeddings (..., D) → logits (..., K).
+
+        The head runs in float32 even under autocast, because attributions are small differences of logits.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.head(embeddings.float())
+
+    def probabilities(self, normalised: Tensor) -> Tensor:
+        """Compute f: normalised images (B, C, H, W) → class probabilities (B, K)."""
+        return self.classify(self.embed(normalised)).softmax(-1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classify uint8 images (B, C, H, W) → logits (B, K)."""
+        return self.classify(self.embed(self.normalise(images)))
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Reduce the output of the last layer, (B, T, D) or a feature map, to embeddings (B, D)."""
+        if self.distilled:  # timm would average the two tokens, which have a head each
+            return features[:, :2].flatten(1)
+        return self.backbone.forward_head(features, pre_logits=True)

@@ -1,0 +1,238 @@
+"""Models of other libraries give the same outputs, gradients and attributions in timm's architecture."""
+
+from functools import partial
+
+import pytest
+import timm
+import torch
+from library_models import BLOCKS, HUGGING_FACE, NAMES, SIZE, TORCHVISION, Original, converted
+from torch import nn
+from torchvision.models import ResNet18_Weights, mobilenet_v3_small
+from transformers.models.clip.configuration_clip import CLIPConfig
+from transformers.models.clip.modeling_clip import CLIPModel
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2ForImageClassification
+from transformers.models.timm_wrapper.configuration_timm_wrapper import TimmWrapperConfig
+from transformers.models.timm_wrapper.modeling_timm_wrapper import TimmWrapperForImageClassification
+from transformers.models.vit.modeling_vit import ViTConfig, ViTForImageClassification
+
+from explainers import posthoc
+from explainers.anyhead import AnyHead
+from explainers.anyhead.network import AnyHeadNetwork
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.models import TargetModel, as_target
+from explainers.models.heads import NoHead
+from explainers.models.mapping import Unmapped, map_to_timm
+from explainers.models.torchvision_models import inputs_of, plan
+from explainers.posthoc.soft_masks import patch_means
+
+TRANSFORMERS = [name for name in NAMES if "ResNe" not in name and "ConvNeXt" not in name and "Swin" not in name]
+
+
+def outputs_of(target, images):
+    """Logits, or embeddings of a model without a head."""
+    return target.embed(target.normalise(images)) if isinstance(target.head, NoHead) else target(images)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_a_converted_model_gives_the_outputs_of_the_original(name, images):
+    original, target = converted(name)
+    expected = original.outputs(original.normalise(images))
+    assert (expected.std(0) > 1e-3).all()  # otherwise equal outputs would say little
+    torch.testing.assert_close(outputs_of(target, images), expected, rtol=1e-4, atol=1e-4 * expected.std().item())
+    assert not isinstance(target.backbone, type(original.model)) and target.backbone.__module__.startswith("timm.")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_converting_leaves_the_original_as_it_was(name):
+    original = Original(name)
+    model = original.model.train()
+    next(model.parameters()).requires_grad_(False)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    learns = [weight.requires_grad for weight in model.parameters()]
+    target = as_target(model, image_size=None if "transformers" in name else 32)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.zero_()  # a weight that both share would show
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert [weight.requires_grad for weight in model.parameters()] == learns
+    assert all(part.training for part in model.modules()) and not target.training
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_attribution_of_the_target_is_the_gradient_of_the_original(name, images):
+    original, target = converted(name)
+    images = images[:2]
+    pixels = original.normalise(images).requires_grad_()
+    outputs = original.outputs(pixels)
+    if isinstance(target.head, NoHead):
+        functionals = torch.randn(2, target.embed_dim)
+        found = posthoc.Saliency(target, PatchGrid(32, 8, differs=True)).explain(images, functionals)
+        explained = (outputs * functionals).sum()
+    else:
+        classes = torch.tensor([3, 0])
+        found = posthoc.Saliency(target, PatchGrid(32, 8, differs=True))(images, classes)
+        explained = outputs.gather(1, classes[:, None]).sum()
+    (gradient,) = torch.autograd.grad(explained, pixels)
+    expected = patch_means(gradient.abs().amax(1), PatchGrid(32, 8))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.max().item())
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_white_box_methods_and_anyhead_explain_a_converted_transformer(name, images):
+    _, target = converted(name)
+    functionals = torch.randn(5, target.embed_dim)
+    decomposed = posthoc.build("DecompX-SkipPLUS", target, target.grid).explain(images, functionals)
+    network = partial(AnyHeadNetwork, blocks=[0, 1], width=12, depth=1)
+    learned = AnyHead(target, target.grid, network=network).eval().explain(images, functionals)
+    for heatmaps in (decomposed, learned):
+        assert heatmaps.shape == (5, 4, 4) and heatmaps.isfinite().all()
+    assert (decomposed.flatten(1).std(1) > 1e-3).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ViT", "DeiT distilled", "DINOv2 with registers", "CLIP", "SigLIP", "Swin"])
+def test_positions_are_interpolated_as_the_original_does(name):
+    original, _ = converted(f"transformers {name}")
+    target = as_target(original.model, image_size=48)
+    images = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
+    interpolated = {} if "DINO" in name else {"interpolate_pos_encoding": True}
+    expected = original.model(pixel_values=original.normalise(images), **interpolated)[original.output]
+    torch.testing.assert_close(outputs_of(target, images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_classes_have_the_names_of_the_model():
+    names = {0: "cat", 1: "dog"}
+    model = ViTForImageClassification(ViTConfig(**SIZE, id2label=names, label2id={"cat": 0, "dog": 1}))
+    assert as_target(model).classes == ["cat", "dog"]
+    assert as_target(model, classes=["tabby", "beagle"]).classes == ["tabby", "beagle"]
+    assert converted("transformers ViT")[1].classes == []  # LABEL_0 is no name
+    with pytest.raises(InputError, match="^expected a list of names of the model's 2 classes, got 1: give one for"):
+        as_target(model, classes=["tabby"])
+
+
+def test_weights_of_torchvision_state_normalisation_size_and_classes():
+    model = converted("torchvision ResNet")[0].model
+    inputs = inputs_of(model, ResNet18_Weights.DEFAULT).override(0.5, None, ())
+    assert inputs.classes[:2] == ["tench", "goldfish"] and inputs.image_size == 224
+    assert str(inputs).startswith(
+        "mean 0.5 0.5 0.5, std 0.229 0.224 0.225 (mean as given, else those of ResNet18_Weight"
+    )
+    with pytest.raises(InputError, match=r"^expected weights as torchvision names them.*got 'weights.pth': load"):
+        as_target(model, "weights.pth")
+
+
+def test_one_line_says_what_became_of_a_model(capsys):
+    original, _ = converted("transformers CLIP")
+    capsys.readouterr()  # the line of that conversion, unless an earlier test needed it
+    as_target(original.model)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("CLIPVisionModel is computed in timm's architecture, with outputs that ")
+    assert lines[0].endswith(
+        "mean 0.481 0.458 0.408, std 0.269 0.261 0.276 (those of the usual image processor of clip)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (
+            lambda: Dinov2ForImageClassification(Dinov2Config(**BLOCKS, num_labels=5)),
+            "its head reads the class token beside the mean of the patches",
+        ),
+        (lambda: HUGGING_FACE["BEiT"][0](), "its weights are not those of timm's beit_base_patch16_224 (size mismatch"),
+        (lambda: mobilenet_v3_small(num_classes=5), "only VisionTransformer, SwinTransformer, ResNet, ConvNeXt of"),
+        (lambda: resnet18_without_padding(), "the outputs of timm's resnet50 with its weights differ by"),
+    ],
+)
+def test_a_model_without_an_equal_in_timm_stays_as_it_is_and_says_so(build, reason, capsys):
+    model = build().eval()
+    side = 48 if "Beit" in type(model).__name__ else 32  # timm's relative positions are not interpolated as BEiT's are
+    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
+    target = as_target(model, image_size=side, mean=0.5, std=0.5)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{type(model).__name__} stays as it is, because {reason}")
+    assert "no methods of transformers" in line
+    with torch.no_grad():
+        expected = model(images.float() / 127.5 - 1)
+    torch.testing.assert_close(target(images), getattr(expected, "logits", expected), rtol=1e-4, atol=1e-5)
+
+
+def resnet18_without_padding():
+    model = TORCHVISION["ResNet"]()
+    model.maxpool = nn.MaxPool2d(2)
+    return model
+
+
+def test_a_difference_is_measured():
+    with pytest.raises(Unmapped, match=r"^the outputs of timm's resnet50 with its weights differ by 0\.\d$"):
+        model = resnet18_without_padding().eval()
+        map_to_timm(model, plan(model, inputs_of(model, image_size=32)))
+
+
+def test_a_timm_model_is_taken_as_it_is(make_model):
+    model = make_model()
+    target = as_target(model, mean=0.5, std=(0.2, 0.3, 0.4), image_size=40, classes=list("abcde"))
+    assert target.mean.flatten().tolist() == [0.5] * 3 and target.classes == list("abcde")
+    assert target.grid == PatchGrid(40, 8) and model.patch_embed.img_size == (32, 32)
+    assert TargetModel(target.backbone, target.head).std.flatten().tolist() == pytest.approx([0.2, 0.3, 0.4])
+    assert as_target(target) is target
+
+
+def test_a_timm_model_inside_of_transformers_is_taken_out():
+    config = TimmWrapperConfig(architecture="test_vit", pretrained_cfg={"mean": [0.1] * 3, "std": [0.2] * 3})
+    wrapped = TimmWrapperForImageClassification(config)
+    target = as_target(wrapped)
+    assert isinstance(target.backbone, timm.models.VisionTransformer)
+    assert target.mean.flatten().tolist() == pytest.approx([0.1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (3, {}, "expected a model, or the name of a timm model, got int: give a torch.nn.Module, a name such as"),
+        ("test_vit", {"weights": None, "mean": 127}, "expected mean of pixels from 0 to 1, 3 numbers from 0 to 1, got"),
+        ("vit", {"std": 0}, "expected std of pixels from 0 to 1, 3 numbers above 0, got 0: give, for example, std=0.5"),
+        ("vit", {"image_size": 40}, "expected image_size=32, as this VisionTransformer takes, got 40: drop image_size"),
+        (
+            "timm",
+            {"image_size": 30},
+            "expected image_size that vit_tiny_patch16_224 can take, got 30: expected",
+        ),
+        ("timm", {"image_size": "48"}, "expected image_size as a number of pixels, such as 224, got '48'"),
+        ("timm", {"weights": "a.pth"}, "expected weights for the name of a timm model, got a module: load its"),
+        ("clip", {}, "expected a model of images, got CLIPModel, which embeds texts too: give model.vision_model"),
+        (
+            "CLIP",
+            {"image_size": 48},
+            "expected a model of images of 48 × 48 pixels, got CLIPForImageClassification, which",
+        ),
+        ("target", {"mean": 0.5}, "expected a TargetModel alone, which has its own settings, got further arguments"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(model, arguments, message, make_model, target):
+    models = {
+        "vit": TORCHVISION["ViT"],
+        "timm": make_model,
+        "clip": lambda: CLIPModel(CLIPConfig(vision_config=SIZE, text_config=TEXT)),
+        "target": lambda: target,
+        "CLIP": lambda: converted("transformers CLIP that classifies")[0].model,
+        "test_vit": lambda: timm.create_model("test_vit"),
+    }
+    with pytest.raises(InputError) as refused:
+        as_target(models[model]() if model in models else model, **arguments)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+
+
+TEXT = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 10,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}

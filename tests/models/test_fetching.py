@@ -1,0 +1,134 @@
+"""Models of timm by name: weights from files and from the cache, and no connection unless one is needed."""
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+from hub import cache_weights
+from safetensors.torch import save_file
+
+from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.fetching import pretrained_file, timm_model
+from explainers.models.heads import load_head
+from explainers.share.building import build
+from explainers.training.state_dicts import load_weights
+
+NAME = "test_vit2"
+
+
+@pytest.fixture(autouse=True)
+def no_sockets(no_sockets, tmp_path, monkeypatch):
+    """Only the cache in `tmp_path` is searched."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+
+
+def model(name=NAME, **settings):
+    return timm.create_model(name, **settings)
+
+
+def same(first, second):
+    weights = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in weights)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize("classes", [1000, 5, 0])
+def test_a_file_decides_the_number_of_classes(suffix, classes, tmp_path):
+    own, file = model(num_classes=classes), tmp_path / f"weights.{suffix}"
+    save_file(own.state_dict(), file) if suffix == "safetensors" else torch.save({"state_dict": own.state_dict()}, file)
+    loaded = timm_model(NAME, file)
+    assert same(loaded, own) and loaded.num_classes == classes and not loaded.training
+
+
+@pytest.mark.slow
+def test_a_name_without_a_tag_has_the_normalisation_of_timms_default(tmp_path):
+    save_file(model("vit_tiny_patch16_224").state_dict(), tmp_path / "weights.safetensors")
+    target = TargetModel(timm_model("vit_tiny_patch16_224", tmp_path / "weights.safetensors"))
+    assert target.mean.unique().tolist() == target.std.unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_in_the_cache_need_no_connection(file, tmp_path):
+    own = model()
+    cache_weights(own.state_dict(), tmp_path / "hub", NAME, file)
+    assert same(timm_model(NAME), own)
+    assert same(build({"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}), own)
+
+
+def test_weights_that_timm_names_by_an_address_are_looked_up_in_torchs_cache(tmp_path):
+    file = timm.models.get_pretrained_cfg("gcvit_xxtiny").url.rpartition("/")[2]
+    (tmp_path / "torch/checkpoints").mkdir(parents=True)
+    (tmp_path / "torch/checkpoints" / file).touch()
+    assert pretrained_file("gcvit_xxtiny") == tmp_path / "torch/checkpoints" / file
+
+
+def test_a_download_is_announced(tmp_path, monkeypatch, capsys):
+    save_file(model().state_dict(), tmp_path / "downloaded.safetensors")
+    size = type("Metadata", (), {"size": 1_500_000})
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda address: size)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *of: str(tmp_path / "downloaded.safetensors"))
+    timm_model(NAME)
+    assert capsys.readouterr().err == (
+        "downloading the weights of test_vit2 (1.5 MB) from huggingface.co/timm/test_vit2.r160_in1k\n"
+    )
+
+
+def given(tmp_path, content):
+    file = tmp_path / ("text.safetensors" if content == "text" else f"{content}.pth")
+    if content == "other":
+        torch.save(model("test_resnet").state_dict(), file)
+    elif content == "wider":
+        torch.save({name: torch.cat([each, each]) for name, each in model().state_dict().items()}, file)
+    elif content == "program":
+        torch.save(model(), file)
+    elif content in ("text", "words"):
+        file.write_text("hello")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("test_vit22", "absent", "got test_vit22: did you mean test_vit2"),
+        ("test_vit2.augreg", "absent", "did you mean test_vit2.r160_in1k"),
+        (NAME, None, r"in the cache or from huggingface\.co, got no download .*: give weights=FILE"),
+        ("test_vit4", None, "timm has none to download; give weights=FILE"),
+        ("gcvit_tiny", None, r"in the cache or from github\.com, got no download"),
+        (NAME, "absent", "absent.pth: there is no such file"),
+        (NAME, "other", "got others: it lacks .*, .* more tensors; name the model"),
+        (NAME, "wider", r"got others: \w+ has the shape \[2, .*\] and not \[1"),
+        (NAME, "program", "a damaged file, or one that holds programs"),
+        (NAME, "text", "a damaged file"),
+        (NAME, "words", "a damaged file"),
+    ],
+)
+def test_bad_input(name, content, told, tmp_path):
+    with pytest.raises(InputError, match=told) as raised:
+        timm_model(name, None if content is None else given(tmp_path, content))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("file", ["https://example.org/weights.pth", "CHANGELOG.md"])
+def test_addresses_and_other_files_are_refused(file, tmp_path, monkeypatch):
+    (tmp_path / "CHANGELOG.md").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="the address|expected weights as .safetensors, .pth"):
+        timm_model(NAME, file)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_weights_that_are_not_floating_point_are_refused(dtype, suffix, tmp_path):
+    weights, file = model(num_classes=3).state_dict(), tmp_path / f"weights.{suffix}"
+    weights["head.weight"] = weights["head.weight"].to(dtype)
+    save_file(weights, file) if suffix == "safetensors" else torch.save(weights, file)
+    with pytest.raises(InputError, match=r"^expected floating-point weights in .*, got \w+ for head.weight: give the"):
+        timm_model(NAME, file)
+    head = {"weight": weights["head.weight"], "bias": weights["head.bias"]}
+    save_file(head, tmp_path / "head.safetensors")
+    network = torch.nn.Linear(head["weight"].shape[1], 3)
+    for load in (lambda: load_head(tmp_path / "head.safetensors"), lambda: load_weights(network, head, file)):
+        with pytest.raises(InputError, match=r"^expected floating-point weights in .*, got \w+ for weight: give the"):
+            load()

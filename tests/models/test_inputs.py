@@ -1,0 +1,61 @@
+"""What a model is given: uint8 images, and labels and classes that it has."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes, zero_to_one
+from explainers.shapley import FastSHAPNetwork
+from explainers.tve import PaperNetwork
+
+SMALL = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
+NORMALISING = {
+    "target": lambda target, grid: target,
+    "normalise": lambda target, grid: target.normalise,
+    "paper": lambda target, grid: PaperNetwork(target, grid, **SMALL, head_layers=2),
+    "fastshap": FastSHAPNetwork,
+    "function": lambda target, grid: zero_to_one,
+}
+
+
+@pytest.mark.parametrize("name", NORMALISING)
+def test_images_that_are_not_uint8_are_refused_by_all_that_normalise(target, grid, images, name):
+    """They may have been divided by 255 before."""
+    normalising = NORMALISING[name](target, grid)
+    normalising(images)
+    for wrong in (images / 255, images.half(), images.long(), images.bool()):
+        dtype = str(wrong.dtype).removeprefix("torch.")
+        with pytest.raises(InputError, match=f"^expected uint8 images, .*, got {dtype}: give the pixels of the file, "):
+            normalising(wrong)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (3, 1), (1, 3)])
+def test_there_is_one_class_for_each_image(shape):
+    with pytest.raises(InputError, match=re.escape(f"integers of shape [3], got int64 of shape {list(shape)}")):
+        checked_classes(torch.zeros(shape, dtype=torch.long), torch.zeros(3, 3, 8, 8), num_classes=2)
+
+
+def test_a_head_of_several_layers_has_as_many_classes_as_logits(make_model, make_target, images):
+    head = nn.Sequential(nn.Linear(24, 9), nn.ReLU(), nn.Linear(9, 7))
+    target = TargetModel(make_model(), head=head).eval()
+    assert target.num_classes == target(images).shape[1] == 7
+    assert make_target("deit_tiny_distilled_patch16_224").num_classes == 5
+
+
+def test_classes_that_are_no_tensor_are_refused_with_the_tensor_to_give(images):
+    for wrong in (3, [0, 1, 2, 3, 4]):
+        with pytest.raises(InputError, match=rf"as a tensor, got {re.escape(str(wrong))}: give torch.full\(\(5,\), "):
+            checked_classes(wrong, images, num_classes=5)
+
+
+@pytest.mark.parametrize("explainer", [posthoc.GAE, posthoc.DirectPaths, posthoc.Saliency, posthoc.DecompX])
+@pytest.mark.parametrize("shape", [(5, 23), (4, 24), (24,), (5, 2, 23)])
+def test_functionals_of_another_shape_than_the_embedding_are_refused(explainer, shape, target, grid, images):
+    told = f"expected functionals of the embedding, .* [5, 24] or [5, V, 24], got float32 of shape {list(shape)}"
+    with pytest.raises(InputError, match=re.escape(told).replace(r"\.\*", ".*")):
+        explainer(target, grid).explain(images, torch.zeros(shape))

@@ -1,0 +1,315 @@
+"""Any module that classifies images as a target: same logits, untouched original, every method that is listed runs."""
+
+import copy
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from explainers import posthoc
+from explainers.anyhead import AnyHead, AnyHeadNetwork
+from explainers.errors import InputError, UnsupportedModel
+from explainers.masking import PatchGrid
+from explainers.models.plain import plain_target
+from explainers.training.trunk import default_blocks
+from explainers.tve import TVE, LightNetwork
+
+STATED = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25), "image_size": 32}
+CLASSES = torch.tensor([3, 0])
+FAST = {
+    "GradientSHAP": {"samples": 2},
+    "GreedyOrder": {"candidates": 8, "step": 8},
+    "IntegratedGradients": {"steps": 2},
+    "LIME": {"samples": 100},
+    "RISE": {"masks": 50, "cells": 4},
+    "SmoothGrad": {"samples": 2},
+}
+
+
+class Net(nn.Module):
+    """As a beginner writes it: functional pooling, `view`, a ReLU for all places."""
+
+    def __init__(self, answer=lambda logits: logits, classes=5):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.normalised = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 12, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout()
+        self.hidden = nn.Linear(12 * 8 * 8, 16)
+        self.last = nn.Linear(16, classes)
+        self.answer = answer
+
+    def forward(self, x):
+        x = F.max_pool2d(self.relu(self.normalised(self.first(x))), 2)
+        x = F.max_pool2d(self.relu(self.second(x)), 2)
+        x = x.view(len(x), -1)
+        return self.answer(self.last(self.drop(self.relu(self.hidden(x)))))
+
+
+def sequential(*last):
+    """A net of modules alone, each called once."""
+    first = nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU()
+    return nn.Sequential(*first, *(last or (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5))))
+
+
+class Tokens(nn.Module):
+    """A transformer of no library."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 8, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embed(x).flatten(2).mT).mean(1))
+
+
+class BlackBox(nn.Module):
+    """Answers without gradients, as a model behind another runtime."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = sequential()
+
+    @torch.no_grad()
+    def forward(self, x):
+        return self.net(x)
+
+
+KINDS = {
+    "beginner": Net,
+    "sequential": sequential,
+    "last map is the logits": lambda: sequential(nn.Conv2d(12, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "tokens": Tokens,
+    "black box": BlackBox,
+    "output with logits": lambda: Net(lambda logits: SimpleNamespace(logits=logits, loss=None)),
+    "dictionary": lambda: Net(lambda logits: {"logits": logits}),
+    "tuple": lambda: Net(lambda logits: (logits, None)),
+    "scripted": lambda: torch.jit.script(sequential().eval()),
+}
+
+
+def lively(build):
+    """A module whose answers differ between images."""
+    torch.manual_seed(0)
+    model = build()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2)
+    return model
+
+
+def logits_of(output):
+    output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", output)
+    return output[0] if isinstance(output, tuple) else output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_target_has_the_logits_of_the_module_which_stays_as_it_is(kind, images):
+    model = lively(KINDS[kind]).train(kind != "scripted")
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    state, modes = copy.deepcopy(model.state_dict()), [part.training for part in model.modules()]
+    target = plain_target(model, **STATED, classes=list("abcde"))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert [part.training for part in model.modules()] == modes
+    assert all((weight.grad == 1).all() for weight in model.parameters())
+    assert all(weight.grad is None and not weight.is_meta for weight in target.parameters())
+    assert not any(part.training or part._forward_hooks for part in target.modules())
+
+    normalised = (images / 255 - torch.tensor([0.4, 0.5, 0.6])[:, None, None]) / torch.tensor([0.2, 0.3, 0.25])[
+        :, None, None
+    ]
+    with torch.no_grad():
+        expected = logits_of(model.eval()(normalised))
+        torch.testing.assert_close(target(images), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(target(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)), expected)
+    assert target.num_classes == 5 and target.classes == list("abcde") and target.grid == PatchGrid(32, 4)
+
+
+def test_the_last_linear_layer_becomes_the_head_where_that_is_exact():
+    found = {kind: plain_target(lively(build), **STATED) for kind, build in KINDS.items()}
+    assert {kind: target.embed_dim for kind, target in found.items() if isinstance(target.head, nn.Linear)} == {
+        **dict.fromkeys(["beginner", "output with logits", "dictionary", "tuple"], 16),
+        **{"sequential": 12, "tokens": 8, "black box": 12},
+    }
+    for kind in ("last map is the logits", "scripted"):
+        assert isinstance(found[kind].head, nn.Identity) and found[kind].embed_dim == 5
+
+
+class Normalised(Net):
+    """Reads the weights of its last layer besides."""
+
+    def forward(self, x):
+        return super().forward(x) if self.last.weight.norm() > 0 else None
+
+
+def test_a_layer_that_the_module_needs_elsewhere_stays_in_it(images):
+    target = plain_target(lively(Normalised), **STATED)
+    assert isinstance(target.head, nn.Identity) and target(images).shape == (5, 5)
+
+
+@pytest.mark.parametrize(
+    "last", [(nn.Flatten(), nn.Linear(12 * 64, 1)), (nn.AvgPool2d(8), nn.Conv2d(12, 1, 1), nn.Flatten())]
+)
+def test_a_single_logit_becomes_two(last, images):
+    model = sequential(*last).eval()
+    target = plain_target(model, 0, 1, 32)
+    with torch.no_grad():
+        expected = model(images / 255).sigmoid()
+        torch.testing.assert_close(target(images).softmax(-1), torch.cat([1 - expected, expected], 1))
+
+
+CAMS = {"GradCAM", "XGradCAM", "XGradCAMPlus", "GradCAMPlusPlus", "HiResCAM", "ElementWiseCAM", "LayerCAM", "ScoreCAM"}
+GRADIENTS = {"Saliency", "SmoothGrad", "IntegratedGradients", "GradientSHAP", "DeepLift"}
+MASKS = {"RISE", "LIME", "Occlusion", "GreedyOrder", "Chance"}
+EXPECTED = {
+    "beginner": MASKS | GRADIENTS - {"DeepLift"} | CAMS,
+    "sequential": MASKS | GRADIENTS | CAMS,
+    "last map is the logits": MASKS | GRADIENTS | CAMS,
+    "tokens": MASKS | GRADIENTS,
+    "black box": MASKS | {"ScoreCAM"},
+    "scripted": MASKS | GRADIENTS - {"DeepLift"},
+}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_every_listed_method_runs_and_no_other_is_built(kind, images):
+    target = plain_target(lively(KINDS[kind]), **STATED)
+    grid = PatchGrid(32, 8)
+    assert set(posthoc.methods_for(target, grid)) == EXPECTED[kind]
+    for name in EXPECTED[kind]:
+        heatmaps = posthoc.build(name, target, grid, FAST.get(name))(images[:2], CLASSES)
+        assert heatmaps.shape == (2, 4, 4) and heatmaps.isfinite().all()
+        assert (heatmaps.flatten(1).std(1) > 0).all(), name
+
+
+def test_black_boxes_have_the_maps_of_score_cam_and_no_gradients_for_others():
+    target = plain_target(lively(BlackBox), **STATED)
+    for method, wanted in {
+        "Saliency": "a model whose layers all have gradients",
+        "GradCAM": "a model with layers of tokens or of square feature maps",
+        "DecompX-PLUS": "a transformer with blocks of attention and MLP that normalise their inputs",
+    }.items():
+        with pytest.raises(UnsupportedModel) as error:
+            posthoc.build(method, target, target.grid)
+        assert str(error.value).startswith(f"expected {wanted} for {method}, got BlackBox")
+        assert str(error.value).endswith(": take one of LIME, Occlusion, RISE, ScoreCAM")
+
+
+class Locked(Net):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Random(Net):
+    def forward(self, x):
+        return F.dropout(super().forward(x))
+
+
+class OfBatch(Net):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class NotForConstants(Net):
+    def forward(self, x):
+        return super().forward(x / x.std((1, 2, 3), keepdim=True))
+
+
+WRONG = {
+    "a list": (Net(list), {}, r"expected logits \(B, K\) of Net, as a tensor, .* got list: wrap"),
+    "one dimension": (
+        Net(lambda y: y[:, 0]),
+        {},
+        r"expected floating-point logits .* got float32 of shape \[3\] for 3",
+    ),
+    "class numbers": (Net(lambda y: y.argmax(1)), {}, r"expected floating-point logits .* got int64 of shape \[3\]"),
+    "not a number": (Net(lambda y: y * torch.nan), {}, "expected finite logits of Net, got NaN or infinity for random"),
+    "constant images": (NotForConstants(), {}, "expected finite logits .* got NaN or infinity for the mean image"),
+    "probabilities": (
+        Net(lambda y: y.softmax(-1)),
+        {},
+        "expected logits of Net, got probabilities, which sum to 1: leave",
+    ),
+    "random": (Random(), {}, "expected Random to give an image the same logits at every call .*F.dropout"),
+    "batches": (OfBatch(), {}, "expected OfBatch to give an image the same logits .* in every batch, got a difference"),
+    "another size": (
+        Net(),
+        {"image_size": 28},
+        r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run",
+    ),
+    "one channel": (
+        nn.Conv2d(1, 5, 3),
+        {},
+        "got Conv2d, which raises RuntimeError: Given groups=1.*: give the image_size",
+    ),
+    "half precision": (
+        Net().half(),
+        {},
+        r"got Net, which raises RuntimeError: .*: give .* in float32 \(model.float\(\)\)",
+    ),
+    "an error inside": (Net(lambda y: {}[len(y)]), {}, "expected a classifier .* got Net, which raises KeyError: 3: "),
+    "no weights": (Net().to("meta"), {}, "expected Net with weights, got one on the meta device: load its weights"),
+    "a lock": (
+        Locked(),
+        {},
+        "expected a module that copy.deepcopy can copy, got Locked, which raises TypeError: cannot",
+    ),
+    "no module": (lambda x: x, {}, "expected a torch.nn.Module, got function: wrap it in a module"),
+    "no statistics": (Net(), {"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
+    "nothing stated": (
+        Net(),
+        dict.fromkeys(STATED),
+        "got no mean and no std and no image_size: give as_target.model, mean=",
+    ),
+    "pixels to 255": (
+        Net(),
+        {"mean": (123.7, 116.3, 103.5)},
+        "expected mean of pixels from 0 to 1, .* divide those of",
+    ),
+    "no size": (Net(), {"image_size": "32"}, "expected image_size as a number of pixels, such as 224, got '32'"),
+    "a prime size": (
+        Net(),
+        {"image_size": 227},
+        "expected an image_size that patches of 2 to 16 pixels divide, got 227",
+    ),
+    "class names": (Net(), {"classes": ["cat", "dog"]}, "expected a list of names of the model's 5 classes, got 2"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_classifier_of_such_images_is_refused(wrong):
+    model, settings, message = WRONG[wrong]
+    with pytest.raises(InputError, match=message) as error:
+        plain_target(model, **STATED | settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_grid_of_images_that_the_module_does_not_take_is_refused():
+    target = plain_target(Net(), **STATED)
+    with pytest.raises(
+        InputError, match="^expected a grid of images of 32 × 32 pixels, as Net takes, got 64 × 64: set"
+    ):
+        posthoc.RISE(target, PatchGrid(64, 8))
+    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got Net, which cannot drop tokens: take"):
+        posthoc.Occlusion(target, target.grid, removal="drop")
+
+
+def test_networks_of_tve_and_anyhead_read_the_last_feature_map(images):
+    target = plain_target(lively(Net), **STATED)
+    assert default_blocks(target) == [0]
+    for explainer in (
+        TVE(target, target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1)),
+        AnyHead(target, target.grid, partial(AnyHeadNetwork, blocks=[0], width=12, depth=1)),
+    ):
+        assert explainer.eval()(images[:2], CLASSES).shape == (2, 8, 8)
+    with pytest.raises(UnsupportedModel, match="^expected a model with feature maps, got Tokens: take a transformer"):
+        TVE(plain_target(lively(Tokens), **STATED), target.grid, partial(LightNetwork, blocks=[0], width=12, depth=1))

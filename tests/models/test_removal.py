@@ -1,0 +1,189 @@
+"""Tokens of hidden patches leave the sequence; the reference indexes them by hand, one image at a time."""
+
+import pytest
+import timm
+import torch
+from conftest import wake
+from references import only
+from timm.models.eva import Eva
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.removal import check_removal, embed_visible, masked_outputs
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+ROPE = {"ref_feat_shape": (4, 4)}
+MODELS = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "test_vit": ("test_vit", {"img_size": 64, "patch_size": 16, "embed_dim": 64, "num_heads": 2}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "pre_norm": ("vit_base_patch16_clip_224", {}),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "average_with_prefix": ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
+    "average_without_prefix": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
+    "average_beside_registers": ("vit_little_patch16_reg4_gap_256", {}),
+    "attention_pooling": ("vit_base_patch16_siglip_224", {}),
+    "eva": ("eva_giant_patch14_224", {}),
+    "eva_rope": ("eva02_tiny_patch14_224", ROPE),
+    "eva_token": ("eva02_tiny_patch14_224", {"global_pool": "token", "num_reg_tokens": 2} | ROPE),
+    "eva_attention_pooling": ("eva02_tiny_patch14_224", {"global_pool": "map"} | ROPE),
+    "eva_mixed_rope": ("vit_base_patch16_rope_mixed_224", {}),
+    "eva_dinov3": ("vit_small_patch16_dinov3", {}),
+}
+AVERAGES = {"average", "average_without_prefix", "average_beside_registers", "eva", "eva_rope", "eva_dinov3"}
+POOLS_PATCHES = AVERAGES | {"attention_pooling"}
+
+
+def create(name, arguments):
+    return timm.create_model(name, **SMALL | arguments)
+
+
+@pytest.fixture(params=MODELS)
+def target(request):
+    return TargetModel(wake(create(*MODELS[request.param]))).eval()
+
+
+@pytest.fixture
+def name(request):
+    return request.node.callspec.params["target"]
+
+
+@pytest.fixture
+def normalised(target):
+    side = target.backbone.patch_embed.img_size[0]
+    return torch.randn(3, 3, side, side)
+
+
+def by_hand(target, image, patches):
+    """The embedding of one normalised image (C, H, W) from the tokens of `patches` alone, (D,)."""
+    model = target.backbone
+    tokens, rope = model.patch_embed(image[None]), None
+    tokens = model._pos_embed(tokens)
+    if isinstance(model, Eva):
+        tokens, rope = tokens
+    first = list(range(model.num_prefix_tokens))
+    tokens = model.norm_pre(tokens[:, first + [len(first) + patch for patch in patches]])
+    for depth, block in enumerate(model.blocks):
+        if rope is None:
+            tokens = block(tokens)
+        else:  # per block, (heads, N, d) each, or the same for all, (N, d)
+            tokens = block(tokens, rope=(rope[depth] if rope.dim() == 4 else rope)[..., patches, :])
+    tokens = model.norm(tokens)
+    if target.distilled:
+        return tokens[0, :2].flatten()
+    return model.forward_head(tokens, pre_logits=True)[0]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_hidden_tokens_leave_and_the_others_keep_their_positions(target, normalised):
+    count = target.backbone.patch_embed.num_patches
+    grid = PatchGrid(normalised.shape[-1], normalised.shape[-1] // int(count**0.5))
+    keep = torch.rand(3, 6, count) < torch.linspace(0.2, 0.8, 6)[None, :, None]
+    keep[..., 7], keep[0, 3] = False, False
+    keep[1, 2], keep[0, 3, 5] = keep[0, 2].roll(1), True  # as many as another mask, and a single one
+    found = masked_outputs(target, lambda embeddings: embeddings, normalised, keep, grid, "drop")
+    assert found.shape == (3, 6, target.embed_dim)
+    for image in range(3):
+        for mask in range(6):
+            expected = by_hand(target, normalised[image], keep[image, mask].nonzero().flatten().tolist())
+            torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)
+    zero = masked_outputs(target, lambda embeddings: embeddings, normalised, keep, grid)
+    assert (found - zero).abs().amax(-1).min() > 1e-3
+    for chunk_size in (1, 2, 5):
+        chunked = masked_outputs(target, lambda x: x, normalised, keep, grid, "drop", chunk_size)
+        torch.testing.assert_close(chunked, found, rtol=1e-4, atol=1e-4)
+    alone = masked_outputs(target, lambda x: x, normalised[1:2], keep[1:2], grid, "drop")
+    torch.testing.assert_close(alone, found[1:2], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_without_patches_prefix_tokens_remain_or_the_mean_image(target, normalised, name):
+    keep = torch.zeros(3, target.backbone.patch_embed.num_patches, dtype=torch.bool)
+    found = embed_visible(target, normalised, keep)
+    mean_image = target.embed(torch.zeros_like(normalised))
+    for image in range(3):
+        expected = mean_image[image] if name in POOLS_PATCHES else by_hand(target, normalised[image], [])
+        assert expected.isfinite().all()
+        torch.testing.assert_close(found[image], expected, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(found, mean_image, atol=1e-4) == (name in POOLS_PATCHES)
+
+
+def test_the_model_is_as_before_even_after_an_error(target, normalised):
+    model = target.backbone
+    attributes, modules = dict(vars(model)), dict(model.named_modules())
+    keep = torch.rand(1, model.patch_embed.num_patches).expand(3, -1) < 0.5
+    whole = target.embed(normalised)
+    normalised.requires_grad_()
+    embed_visible(target, normalised, keep).sum().backward()
+    assert normalised.grad.abs().amax() > 0
+    with pytest.raises(InputError, match="whose patches consist of those of"):
+        embed_visible(target, normalised, torch.ones(3, 25, dtype=torch.bool))
+    assert vars(model).keys() == attributes.keys() and dict(model.named_modules()) == modules
+    assert all(vars(model)[key] is value for key, value in attributes.items())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in modules.values())
+    torch.testing.assert_close(target.embed(normalised), whole)
+
+
+@torch.no_grad()
+def test_a_patch_of_a_coarser_grid_is_all_of_the_models_patches_in_it(make_target):
+    target, images = make_target(), torch.randn(2, 3, 32, 32)
+    coarse = torch.tensor([[True, False, False, True], [False, True, False, False]])
+    found = masked_outputs(target, target.classify, images, coarse[:, None], PatchGrid(32, 16), "drop")[:, 0]
+    for image, patches in enumerate(([0, 1, 4, 5, 10, 11, 14, 15], [2, 3, 6, 7])):
+        expected = target.classify(by_hand(target, images[image], patches))
+        torch.testing.assert_close(found[image], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_finer_grids_and_uneven_masks_are_refused(make_target):
+    target, images = make_target(), torch.randn(1, 3, 32, 32)
+    keep = torch.ones(1, 1, 64, dtype=torch.bool)
+    with pytest.raises(InputError, match="16 patch tokens, got 8 × 8 patches"):
+        masked_outputs(target, target.classify, images, keep, PatchGrid(32, 4), "drop")
+    with pytest.raises(ValueError, match=r"same number of visible patches in every image, got \[1, 3\]"):
+        embed_visible(target, images.expand(2, -1, -1, -1), torch.arange(16) < torch.tensor([[1], [3]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("swin_tiny_patch4_window7_224", {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2)}),
+        ("test_resnet", {}),
+    ],
+)
+def test_models_whose_tokens_cannot_leave_are_refused(make_target, name, arguments):
+    target = make_target(name, **arguments)
+    with pytest.raises(InputError, match=f"expected a ViT .*got {name}.*removal=zero or removal=black"):
+        check_removal(target, "drop")
+    with pytest.raises(InputError, match="which cannot drop tokens"):
+        keep = torch.ones(1, 1, 16, dtype=torch.bool)
+        masked_outputs(target, target.classify, torch.randn(1, 3, 32, 32), keep, PatchGrid(32, 8), "drop")
+    check_removal(target, "black")
+    with pytest.raises(InputError, match="expected removal zero, black or drop, got blank"):
+        check_removal(target, "blank")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("removal", ["zero", "black"])
+def test_pixels_are_removed_as_by_hand(make_target, removal):
+    target, images = make_target(), torch.randn(2, 3, 32, 32)
+    keep, fill = torch.rand(2, 3, 16) < 0.5, -1.0 if removal == "black" else 0.0  # mean and deviation are 0.5
+    found = masked_outputs(target, target.classify, images, keep, PatchGrid(32, 8), removal, chunk_size=4)
+    for image in range(2):
+        for mask in range(3):
+            seen = only(images[image], keep[image, mask].nonzero().flatten().tolist(), 4, fill)
+            expected = target.classify(target.embed(seen[None]))[0]
+            torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_full_batches_run_at_the_length_of_their_masks(make_target):
+    target, images = make_target(), torch.randn(4, 3, 32, 32)
+    shapes = []
+    target.backbone.blocks[0].register_forward_hook(lambda module, args, output: shapes.append(tuple(output.shape[:2])))
+    sizes = torch.tensor([0, 16, 4, 16, 9])
+    keep = (torch.arange(16) < sizes[:, None]).expand(4, -1, -1)
+    masked_outputs(target, target.classify, images, keep, PatchGrid(32, 8), "drop", chunk_size=5)
+    assert shapes == [(4, 1), (4, 5), (4, 10), (5, 17), (3, 17)]

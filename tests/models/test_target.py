@@ -1,0 +1,364 @@
+import math
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from benchmarks.papers.approximation import TwoPointStudy
+from explainers import posthoc
+from explainers.errors import InputError
+from explainers.evaluation import Evaluation
+from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.models.heads import load_head, save_head, two_logits
+from explainers.shapley import Surrogate
+from explainers.training import Classifier
+from explainers.training.sources import Features
+from explainers.vectors import SelfExplaining
+
+SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+FAMILIES = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "vit_average": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "vit_registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "deit": ("deit_tiny_patch16_224", {}),
+    "deit_distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "siglip": ("vit_base_patch16_siglip_224", {}),
+    "swin": ("swin_tiny_patch4_window7_224", SWIN),
+    "resnet": ("test_resnet", {}),
+    "convnext": ("test_convnext", {}),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request, make_model):
+    name, arguments = FAMILIES[request.param]
+    return make_model(name, **arguments)
+
+
+def normalised_by_hand(model, images):
+    mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
+    return torch.stack([(images[:, c] / 255 - mean[c]) / std[c] for c in range(3)], 1)
+
+
+def test_head_of_backbone_is_the_models_own_answer(model, images):
+    expected = model(normalised_by_hand(model, images))
+    assert expected.std(0).min() > 0.01  # the images differ
+    target = TargetModel(model)
+    embeddings = target.embed(target.normalise(images))
+    assert embeddings.shape == (5, target.embed_dim)
+    torch.testing.assert_close(target.classify(embeddings), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(target(images), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(target.probabilities(target.normalise(images)), expected.softmax(-1))
+
+
+def test_one_forward_pass_gives_the_embedding_and_the_maps(model, images):
+    target = TargetModel(model)
+    calls = []
+    for module in target.backbone.modules():
+        if not list(module.children()) and list(module.parameters()):
+            module.register_forward_hook(lambda module, *_: calls.append(module))
+    normalised = target.normalise(images)
+    embeddings, maps = target.embed_with_maps(normalised, [0, 1])
+    assert len(calls) == len(set(calls)) > 5
+    torch.testing.assert_close(embeddings, target.embed(normalised))
+    assert [feature_map.shape[2] for feature_map in maps] == target.map_channels([0, 1])
+    assert all(math.isqrt(feature_map.shape[1]) ** 2 == feature_map.shape[1] for feature_map in maps)
+
+
+def test_a_feature_map_is_what_its_block_says_of_each_patch_row_by_row(make_target, images):
+    target = make_target("vit_small_patch14_reg4_dinov2")  # five tokens before the patches
+    seen = []
+    target.backbone.blocks[1].register_forward_hook(lambda *call: seen.append(call[-1]))
+    _, (feature_map,) = target.embed_with_maps(target.normalise(images), [1])
+    for row in range(4):
+        for column in range(4):
+            torch.testing.assert_close(feature_map[:, 4 * row + column], seen[0][:, 5 + 4 * row + column])
+
+
+def test_the_feature_map_of_a_stage_is_numbered_row_by_row_too(make_target, images):
+    target = make_target("test_resnet")
+    seen = []
+    target.backbone.layer2.register_forward_hook(lambda *call: seen.append(call[-1]))
+    block = [info["module"] for info in target.backbone.feature_info].index("layer2")
+    _, (feature_map,) = target.embed_with_maps(target.normalise(images), [block])
+    side = seen[0].shape[-1]
+    assert side > 1
+    for place in range(side**2):
+        torch.testing.assert_close(feature_map[:, place], seen[0][:, :, place // side, place % side])
+
+
+@pytest.mark.parametrize(("name", "mean"), [("vit_tiny_patch16_224", 0.5), ("deit_tiny_patch16_224", 0.485)])
+def test_images_are_normalised_as_the_weights_expect(make_target, name, mean):
+    target = make_target(name)
+    black, white = target.normalise(torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 32, 32))
+    std = 0.5 if mean == 0.5 else 0.229
+    torch.testing.assert_close(black[0], torch.full((32, 32), -mean / std))
+    torch.testing.assert_close(white[0], torch.full((32, 32), (1 - mean) / std))
+
+
+def test_a_head_from_a_file_takes_the_place_of_the_models_own(make_model, images, tmp_path):
+    head = nn.Linear(24, 3)
+    path = save_head(
+        head, tmp_path / "head.safetensors", TargetModel(make_model()).backbone_identity(), ["a", "b", "c"]
+    )
+    target = TargetModel(make_model(), head=path)
+    assert target.classes == ["a", "b", "c"]
+    embeddings = target.embed(target.normalise(images))
+    torch.testing.assert_close(target(images), embeddings @ head.weight.T + head.bias)
+    torch.testing.assert_close(TargetModel(make_model(), head=head)(images), target(images))
+
+
+def test_a_head_of_another_width_is_refused_with_both_widths(make_model):
+    with pytest.raises(ValueError, match="width 24, .* takes width 25"):
+        TargetModel(make_model(), head=nn.Linear(25, 3))
+    with pytest.raises(ValueError, match="width 48, .* takes width 24"):
+        TargetModel(make_model("deit_tiny_distilled_patch16_224"), head=nn.Linear(24, 3))
+
+
+def test_a_head_survives_its_file(tmp_path):
+    head = nn.Linear(4, 2)
+    loaded, identity = load_head(save_head(head, tmp_path / "head.safetensors", {"backbone": "x"}, ["no", "yes"]))
+    assert torch.equal(loaded.weight, head.weight)
+    assert torch.equal(loaded.bias, head.bias)
+    assert identity == {"target": {"backbone": "x"}, "classes": ["no", "yes"]}
+
+
+def test_a_head_of_other_weights_of_the_backbone_or_another_normalisation_is_refused(make_model, tmp_path):
+    fitted = TargetModel(make_model())
+    path = save_head(nn.Linear(24, 3), tmp_path / "head.safetensors", fitted.backbone_identity(), [])
+    with pytest.raises(InputError, match=r"head.safetensors .*backbone_sha256: \w{12} → \w{12}: .*train again"):
+        TargetModel(make_model(seed=1), head=path)
+    other = make_model()
+    other.pretrained_cfg["mean"] = (0.1, 0.2, 0.3)
+    with pytest.raises(InputError, match=r"normalisation.mean: \[.*\] → \[0.1, 0.2, 0.3\]"):
+        TargetModel(other, head=path)
+
+
+def test_a_head_of_another_program_is_accepted(make_model, tmp_path):
+    save_file({"weight": torch.zeros(3, 24), "bias": torch.zeros(3)}, tmp_path / "head.safetensors")
+    assert TargetModel(make_model(), head=tmp_path / "head.safetensors").classes == []
+    save_file({"kernel": torch.zeros(3, 24)}, tmp_path / "head.safetensors")
+    with pytest.raises(InputError, match="expected weight and bias of a linear head in .*, got kernel"):
+        TargetModel(make_model(), head=tmp_path / "head.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("known", "names", "told"),
+    [
+        ([], ["a", "b", "c"], None),
+        (["a", "b", "c"], ["a", "b", "c"], None),
+        (["a", "b", "c"], [], None),  # images without labels
+        ([], ["a", "b"], r"of the head's 3 classes, got 2 \(a, b\): give the head of this task"),
+        (["a", "b", "c"], ["b", "a", "c"], r"of the head's 3 classes \(a, b, c\), got 3 \(b, a, c\)"),
+    ],
+)
+def test_the_classes_of_the_images_are_those_of_the_head(make_target, known, names, told):
+    target = make_target(num_classes=3)
+    target.classes = known
+    with pytest.raises(InputError, match=told) if told else nullcontext():
+        target.check_classes(names)
+
+
+def test_a_distilled_model_embeds_both_of_its_tokens(make_model, images):
+    target = TargetModel(make_model("deit_tiny_distilled_patch16_224"))
+    tokens = target.backbone.forward_features(target.normalise(images))
+    assert target.embed_dim == 48
+    torch.testing.assert_close(target.embed(target.normalise(images)), torch.cat([tokens[:, 0], tokens[:, 1]], 1))
+
+
+def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(target):
+    """Two embeddings that differ by less than bfloat16 can tell apart in a logit are told apart."""
+    embeddings = torch.full((2, target.embed_dim), 3.0)
+    embeddings[1] *= 1 + 1e-4
+    expected = target.head(embeddings)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(target.classify(embeddings), expected)
+        assert target.classify(embeddings).dtype == torch.float32
+
+
+def test_features_are_the_embedding_and_the_maps_of_one_pass(target, images):
+    passes, source = [], Features(target, [1, 0])
+    target.backbone.patch_embed.register_forward_hook(lambda *_: passes.append(1))
+    rows = source({"image": images})
+    assert len(passes) == 1 and rows.keys() == set(source.provides)
+    embeddings, maps = target.embed_with_maps(target.normalise(images), [1, 0])
+    assert rows.keys() == {"embedding", "map_0", "map_1"}
+    for got, expected in zip(rows.values(), (embeddings, *maps), strict=True):
+        torch.testing.assert_close(got, expected)
+        assert not got.requires_grad
+
+
+def test_features_are_keyed_by_backbone_and_blocks_whatever_the_head(make_target):
+    key = Features(make_target(), [0, 1]).key()
+    assert Features(make_target(num_classes=3), (0, 1)).key() == key
+    for other in (Features(make_target(), [1]), Features(make_target(), [1, 0]), Features(make_target(seed=1), [0, 1])):
+        assert other.key() != key
+
+
+def observed(module):
+    """What a caller sees of a module: its parts and their flags, weights, gradients, memory formats and hooks."""
+    parts = [(name, part, part.training, len(part._forward_hooks)) for name, part in module.named_modules()]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    flags = [
+        (name, id(value), value.requires_grad, value.device, value.stride(), value.grad) for name, value in tensors
+    ]
+    return parts, flags, [value.clone() for _, value in tensors]
+
+
+def assert_untouched(module, before):
+    *seen, values = observed(module)
+    assert seen == list(before[:2])
+    assert all(torch.equal(value, was) for value, was in zip(values, before[2], strict=True))
+
+
+def test_the_callers_model_stays_whole_and_can_be_taken_twice(model, images):
+    next(model.parameters()).requires_grad_(False)
+    list(model.children())[-1].train()
+    hook = model.register_forward_hook(lambda *_: None)
+    before = observed(model)
+    target = TargetModel(model).eval().requires_grad_(False)
+    classes, logits = target.num_classes, target(images)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.zero_()
+    target.to("meta")
+    assert_untouched(model, before)
+    again = TargetModel(model).eval()
+    assert again.num_classes == classes == 5
+    torch.testing.assert_close(again(images), logits)
+    hook.remove()
+
+
+def test_the_callers_head_stays_as_it_is(make_model):
+    head = nn.Linear(24, 7)
+    before = observed(head)
+    TargetModel(make_model(), head=head).eval().requires_grad_(False).to("meta")
+    assert_untouched(head, before)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
+def test_a_model_without_a_head_embeds_and_asks_for_one_to_classify(make_model, images, name):
+    target = TargetModel(make_model(name, num_classes=0))
+    embeddings = target.embed(target.normalise(images))
+    assert embeddings.shape == (5, target.embed_dim)
+    message = r"^expected a model with a classification layer, got one without: fit one with .*target.head=\.\.\."
+    for use in (lambda: target(images), lambda: target.num_classes, lambda: Evaluation(target.grid)(target, {})):
+        with pytest.raises(InputError, match=message):
+            use()
+    fitted = Classifier(target, 3, partial(torch.optim.SGD, lr=0.1))
+    torch.testing.assert_close(fitted(images), fitted.target.head(embeddings))
+
+
+def test_an_encoder_without_a_classifier_is_refused():
+    with pytest.raises(InputError, match="^expected a classifier of timm, got Identity: convert"):
+        TargetModel(nn.Identity())
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "test_resnet"])
+def test_a_single_logit_is_the_sigmoid_of_the_second_of_two_classes(make_model, images, name):
+    model = make_model(name, num_classes=1)
+    target, labels = TargetModel(model), torch.tensor([0, 1, 1, 0, 1])
+    with torch.no_grad():
+        z = model(normalised_by_hand(model, images))[:, 0]
+    sigmoid = 1 / (1 + torch.exp(-z))
+    probabilities = target.probabilities(target.normalise(images))
+    assert target.num_classes == 2
+    torch.testing.assert_close(probabilities, torch.stack([1 - sigmoid, sigmoid], 1))
+    binary = -(labels * sigmoid.log() + (1 - labels) * (1 - sigmoid).log()).mean()
+    torch.testing.assert_close(nn.functional.cross_entropy(target(images), labels), binary)
+
+
+def test_a_step_on_two_logits_is_the_step_on_the_single_logit():
+    """The gradient of z, once through binary cross entropy, and once through cross entropy of the two logits."""
+    torch.manual_seed(0)
+    single, embeddings, labels = nn.Linear(4, 1), torch.randn(6, 4), torch.tensor([0, 1, 1, 0, 1, 0])
+    double = two_logits(single)
+    nn.functional.binary_cross_entropy_with_logits(single(embeddings)[:, 0], labels.float()).backward()
+    nn.functional.cross_entropy(double(embeddings), labels).backward()
+    for one, both in zip(single.parameters(), double.parameters(), strict=True):
+        torch.testing.assert_close(both.grad, torch.cat([-one.grad, one.grad]))
+
+
+@pytest.mark.parametrize("method", ["InputXGradient", "DecompX-SkipPLUS"])
+def test_the_classes_of_a_single_logit_have_heatmaps_of_opposite_signs(make_target, images, grid, method):
+    explainer = posthoc.build(method, make_target(num_classes=1), grid)
+    negative, positive = (explainer(images, torch.full((5,), label)) for label in (0, 1))
+    assert positive.std() > 1e-3
+    torch.testing.assert_close(negative, -positive)
+
+
+def test_a_single_logit_in_a_file_is_told_apart_by_the_names_of_two_classes(make_model, images, tmp_path):
+    save_file({"weight": torch.ones(1, 24), "bias": torch.tensor([0.5])}, tmp_path / "head.safetensors")
+    target = TargetModel(make_model(), head=tmp_path / "head.safetensors")
+    target.check_classes(["negative", "positive"])
+    embeddings = target.embed(target.normalise(images))
+    logits = target(images)
+    torch.testing.assert_close(logits[:, 1] - logits[:, 0], embeddings.sum(1) + 0.5)
+    torch.testing.assert_close(logits[:, 0], -logits[:, 1])
+
+
+DPN = {"small": True, "num_init_features": 8, "k_r": 8, "groups": 2, "k_sec": (1, 1, 1, 1), "inc_sec": (4, 4, 4, 4)}
+SEVERAL = {
+    "two heads": "levit_128s",
+    "a list of heads": "crossvit_9_240",
+    "a head on patches besides": "volo_d1_224",
+    "a norm before the layer": "efficientvit_m0",
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL.values(), ids=SEVERAL)
+def test_a_model_whose_logits_do_not_follow_from_one_layer_is_refused(name):
+    """VOLO and EfficientViT ran before, with logits that were not the model's own."""
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=5)
+    with pytest.raises(InputError, match=r"^expected a model with one layer from embeddings to logits, got .*Linear\("):
+        TargetModel(model)
+
+
+def test_a_convolution_of_pooled_maps_is_a_linear_head():
+    model = timm.create_model("dpn48b", num_classes=5, **DPN).eval()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    target = TargetModel(model).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(target(images), model(normalised_by_hand(model, images)))
+    assert (target.head.in_features, target.num_classes) == (target.embed_dim, 5)
+
+
+TRAINING = {
+    "Classifier": lambda target, grid: Classifier(target, 3, partial(torch.optim.SGD, lr=0.1), tune="all"),
+    "Surrogate": lambda target, grid: Surrogate(target, grid, partial(torch.optim.SGD, lr=0.1)),
+    "SelfExplaining": lambda target, grid: SelfExplaining(target, grid, alpha=1),
+}
+
+
+@pytest.mark.parametrize("build", TRAINING.values(), ids=TRAINING)
+def test_modules_that_train_a_model_train_a_copy(build, target, grid):
+    before = observed(target)
+    module = build(target, grid)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.zero_()
+    assert_untouched(target, before)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "test_resnet", "swin_tiny_patch4_window7_224"])
+def test_any_grid_fits_a_model_without_patches_of_its_own(make_model, name):
+    target = TargetModel(make_model(name, **(SWIN if "swin" in name else {})))
+    target.check_grid(PatchGrid(32, 8))
+    target.check_grid(PatchGrid(32, 16, differs=True))
+    if "vit" not in name:
+        target.check_grid(PatchGrid(32, 16))
+
+
+def test_evaluations_refuse_a_grid_that_is_not_the_models(target):
+    grid, explainers = PatchGrid(32, 16), {"two": nn.Identity()}
+    message = "^expected a grid of patches of 8 pixels, .* got 16: set grid.patch_size=8"
+    with pytest.raises(InputError, match=message):
+        Evaluation(grid)(target, explainers)
+    with pytest.raises(InputError, match=message):
+        TwoPointStudy(target, grid, explainers, patches=3)

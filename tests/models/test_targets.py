@@ -1,0 +1,176 @@
+"""Any target with any data set: the files compose, what they describe can be built, and a tuned target comes back."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+import timm
+import torch
+from commands import QUIET, ROOT, SMALL_DIGITS, composed, draw_images, train
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from PIL import Image
+
+from explainers.saved.identity import weights_hash
+from explainers.training.classifier import Classifier
+from explainers.transformer.direct_paths import check_direct
+
+PRETRAINED = ["vit_tiny", "vit_base", "vit_large", "swin_base", "swin_large", "deit_base"]
+PRETRAINED += ["resnet50", "resnet101", "resnet152"]
+TARGETS = [*PRETRAINED, "tiny"]
+DATA = ["cats_vs_dogs", "cifar10", "cifar10_torchvision", "cifar100", "digits"]
+DATA += ["folder", "imagenet", "imagenet_folder", "imagenette", "mura"]
+EXPERIMENTS = ("linear_head", "full_finetuning")
+RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_target_and_every_data_set_composes_with_every_experiment(experiment, tmp_path):
+    for target, data in zip(TARGETS, DATA, strict=True):
+        cfg = composed(f"experiment={experiment}", f"target={target}", f"data={data}", folder=tmp_path)
+        resolved = OmegaConf.to_container(cfg.data, resolve=True)
+        reads = resolved if "image_size" in resolved else resolved["val"]
+        assert reads["image_size"] == cfg.grid.image_size and resolved["batch_size"] == 256
+        assert cfg.module.num_classes is None
+
+
+def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else():
+    """So that all pairs compose where each composes with one of the others: there is no file for a pair."""
+    for name in TARGETS:
+        keys = {*OmegaConf.load(ROOT / f"configs/target/{name}.yaml")}
+        assert keys <= {"defaults", "target", "blocks", "direct", "grid"}
+    for name in DATA:
+        text = (ROOT / f"configs/data/{name}.yaml").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        read = set(re.findall(r"\$\{([a-z_.]+)", "\n".join(lines)))
+        assert {key for key in read if not key.startswith(".")} <= {"grid.image_size", "data_dir", "seed"}
+
+
+@pytest.mark.parametrize("name", [*PRETRAINED, "deit_base_distilled", "eva_large", "vit_base_patch8"])
+def test_the_weights_of_a_target_are_those_that_timm_has(name, tmp_path):
+    model = composed(f"target={name}", folder=tmp_path).target.model
+    assert model.pretrained and model.model_name in timm.list_pretrained(name.split("_")[0] + "*")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_large", "swin_large", "deit_base", "resnet152", "tiny"])  # of each family
+def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
+    """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network.
+
+    So do the blocks of direct paths, which AnyHead reads.
+    """
+    cfg = composed(f"target={name}", "explainers@explainer=tve", "target.model.pretrained=false", folder=tmp_path)
+    with torch.device("meta"):
+        target, grid = instantiate(cfg.target).eval(), instantiate(cfg.grid)
+        network = instantiate(cfg.explainer.network)(target, grid)
+        if cfg.direct:
+            check_direct(target, cfg.direct)
+        images = torch.zeros(2, 3, grid.image_size, grid.image_size, dtype=torch.uint8)
+        embeddings, maps = target.embed_with_maps(target.normalise(images), cfg.blocks)
+        assert target.head(embeddings).shape == (2, 10 if name == "tiny" else 1000)
+        assert network(images, embeddings, maps).shape == (2, grid.num_patches, 2, target.embed_dim)
+
+
+def test_full_finetuning_has_the_hyperparameters_of_table_2(tmp_path):
+    cfg = composed("experiment=full_finetuning", folder=tmp_path)
+    classifier = cfg.module
+    assert classifier.optimizer == {
+        "_target_": "torch.optim.AdamW",
+        "_partial_": True,
+        "lr": 2e-4,
+        "weight_decay": 0.05,
+    }
+    assert classifier.scheduler._target_.endswith("warmup_linear") and classifier.scheduler.warmup == 0.05
+    assert (classifier.tune, cfg.data.batch_size, cfg.trainer.max_epochs) == ("all", 256, 5)
+    head = composed("experiment=linear_head", "module.optimizer.lr=2e-4", "trainer.max_epochs=5", folder=tmp_path)
+    assert OmegaConf.to_container(head.module, resolve=True) == OmegaConf.to_container(
+        OmegaConf.merge(classifier, {"tune": "head"}), resolve=True
+    ) | {"target": OmegaConf.to_container(head.target)}
+    assert (head.data.batch_size, head.trainer.max_epochs) == (256, 5)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """Holds a folder of classes, MURA and CIFAR-100."""
+    root = tmp_path_factory.mktemp("data")
+    for split in ("train", "val"):
+        draw_images(root / split, count=3, classes=("a", "b", "c"))
+    for split in ("train", "valid"):
+        for study in ("study1_positive", "study2_negative"):
+            folder = root / "MURA-v1.1" / split / "XR_WRIST" / "patient00001" / study
+            folder.mkdir(parents=True)
+            Image.fromarray(np.arange(6400, dtype=np.uint16).reshape(80, 80)).save(folder / "image1.png")
+    write_cifar100(root / "cifar-100-python")
+    return root
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The modules that were trained and exported."""
+    modules, export = [], Classifier.export
+    monkeypatch.setattr(Classifier, "export", lambda self, folder: (modules.append(self), export(self, folder)))
+    return modules
+
+
+def write_cifar100(folder):
+    """Two images, of the last two classes, as torchvision stores them."""
+    folder.mkdir()
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(i) for i in range(100)]}))
+    for name in ("train", "test"):
+        pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), dtype=np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": [98, 99]}))
+
+
+CLASSES = {"folder": 3, "mura": 2, "cifar100": 100, "digits": 10}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("data", CLASSES)
+def test_a_head_has_the_classes_of_the_data_set_without_being_told(
+    experiment, data, data_dir, tmp_path, trained, monkeypatch
+):
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    options = SMALL_DIGITS if data == "digits" else ("data.num_workers=0", f"data_dir={data_dir}")
+    train(
+        f"experiment={experiment}",
+        "target=tiny",
+        f"data={data}",
+        *options,
+        *RUN,
+        f"cache_dir={tmp_path / 'cache'}",
+        folder=tmp_path / "run",
+    )
+    (classifier,) = trained
+    assert classifier.target.head.out_features == CLASSES[data]
+    assert classifier.tune == ("head" if experiment == "linear_head" else "all")
+
+
+SMALL_GRID = ("grid.image_size=32", "grid.patch_size=8")
+SMALL_SWIN = {"model_name": "swin_tiny_patch4_window7_224", "img_size": 32, "embed_dim": 24, "window_size": 4}
+SMALL = {
+    "vit": ("target=tiny",),
+    "swin": ("target=swin_base", *(f"++target.model.{key}={value}" for key, value in SMALL_SWIN.items()), *SMALL_GRID),
+    "resnet": ("target=resnet50", "target.model.model_name=test_resnet", *SMALL_GRID),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("small", SMALL)
+def test_a_fully_tuned_target_comes_back_by_the_options_of_a_later_command(small, data_dir, tmp_path, trained):
+    options = (*SMALL[small], "target.model.pretrained=false")
+    data = ("data=folder", f"data.root={data_dir}", "data.num_workers=0", "data.batch_size=2")
+    train("experiment=full_finetuning", *options, *data, *RUN, folder=tmp_path / "run")
+    (classifier,) = trained
+    path = tmp_path / "run" / "target.safetensors"
+    options += ("++target.model.num_classes=3", f"target.model.checkpoint_path={path}")
+    cfg = composed("explainers@explainer=tve", *options, folder=tmp_path)
+    again, tuned = instantiate(cfg.target).eval(), classifier.target.eval()
+    images = torch.randint(0, 256, (4, 3, cfg.grid.image_size, cfg.grid.image_size), dtype=torch.uint8)
+    assert again(images).shape == (4, 3) and again(images).std() > 0
+    torch.testing.assert_close(again(images), tuned(images))
+    assert weights_hash(again.backbone) == weights_hash(tuned.backbone)
+    same_head = instantiate(cfg.target, head=str(tmp_path / "run" / "head.safetensors")).eval()
+    torch.testing.assert_close(same_head(images), tuned(images))

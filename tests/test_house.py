@@ -1,0 +1,72 @@
+"""The house keeps to the budgets in CONTRIBUTING.md. What needs more takes it elsewhere, or raises the number there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = [path for path in (ROOT / "explainers").rglob("*.py") if "running" not in path.parts]
+CODE = [path for folder in ("explainers", "datamodules", "callbacks") for path in (ROOT / folder).rglob("*.py")]
+
+
+def count_lines(paths):
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def count_words(paths):
+    return sum(len(path.read_text().split()) for path in paths)
+
+
+def count_public_names():
+    """Names in `__all__` of the library and of its rooms."""
+    names = 0
+    for path in ROOT.glob("explainers/**/__init__.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["__all__"]:
+                names += len(ast.literal_eval(node.value))
+    return names
+
+
+def count_long_functions(most=50):
+    """Functions of the library, the data modules and the callbacks whose body has more lines, without its docstring."""
+    long = 0
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                long += bool(body) and node.end_lineno - body[0].lineno + 1 > most
+    return long
+
+
+COUNTS = {
+    "loose files in `explainers/`": lambda: len([*(ROOT / "explainers").glob("*.py")]),
+    "rooms": lambda: len([*ROOT.glob("explainers/*/__init__.py")]),
+    "lines of the library": lambda: count_lines(LIBRARY),
+    "lines of the runner": lambda: count_lines(ROOT.glob("explainers/running/*.py")),
+    "lines of the laboratory": lambda: count_lines(ROOT.glob("benchmarks/**/*.py")),
+    "lines of tests": lambda: count_lines(ROOT.glob("tests/**/*.py")),
+    "lines of the longest file": lambda: max(count_lines([path]) for path in CODE),
+    "functions over 50 lines": count_long_functions,
+    "public names": count_public_names,
+    "experiments": lambda: len([*ROOT.glob("configs/experiment/**/*.yaml")]),
+    "config files": lambda: len([*ROOT.glob("configs/**/*.yaml")]),
+    "words of README": lambda: count_words([ROOT / "README.md"]),
+    "words of README and docs": lambda: count_words([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]),
+}
+
+
+def budgets():
+    """What is counted → the most that there may be, from the table under `Budgets`."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Budgets")[2].partition("\n## ")[0]
+    return {what: int(most.replace(",", "")) for what, most in re.findall(r"^\| (.+?) \| ([\d,]+) \|", section, re.M)}
+
+
+def test_the_table_has_a_line_for_everything_that_is_counted():
+    assert list(budgets()) == list(COUNTS)
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_the_house_keeps_to_its_budget(what):
+    assert COUNTS[what]() <= budgets()[what]
