@@ -1,16 +1,17 @@
-"""Batches of images on the device, of which several classes or texts are scored and explained."""
+"""What is made ready before heatmaps are computed: the model, and batches of images on its device."""
 
 import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers import Explainer, PreparedExplainer, VectorExplainer
 from explainers.errors import InputError
-from explainers.models import TargetModel
+from explainers.models import TargetModel, as_target
 from explainers.text import TextHead
 from explainers.text.explaining import check_explains_functionals
 
@@ -109,3 +110,43 @@ class PreparedTexts:
             return self.explainer.explain(self.images, functionals)[:, 0].float().cpu()
         scores = functionals(self.embeddings) @ self.vectors.float().mT
         return scores[:, 0].unflatten(-1, (self.explainer.grid.side, -1)).cpu()
+
+
+def prepare_model(
+    model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
+) -> TargetModel:
+    """Build the model to explain, with the arguments of `Session`; the caller's stays as it is.
+
+    Returns:
+        The model, in eval mode, whose weights need no gradients. A `TargetModel` shares its weights with the caller's.
+
+    Raises:
+        InputError: for a model of grey images, and a device that this machine does not have.
+    """
+    target = as_target(model, weights)
+    target = share_weights(target) if target is model else target
+    if device is None and isinstance(model, str) and torch.cuda.is_available():
+        device = "cuda"
+    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, torch.nn.Conv2d))
+    channels = next((layer.in_channels for layer in convolutions), 3)
+    if channels % 3:  # some models divide images into blocks of pixels first
+        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
+    if device is not None:
+        try:
+            target = target.to(device)
+        except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
+            reason = str(error).partition("\n")[0][:80]
+            raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
+    return target.eval().requires_grad_(False)
+
+
+def share_weights(target: TargetModel) -> TargetModel:
+    """A model with modules of its own, whose mode and hooks can change, and with the tensors of another one.
+
+    Weights that were made inside `torch.inference_mode`, which autograd refuses, are copied.
+    """
+    if any(weight.is_inference() for weight in [*target.parameters(), *target.buffers()]):
+        return target.copied()
+    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in target.parameters()}
+    shared |= {id(buffer): buffer.detach() for buffer in target.buffers()}
+    return copy.deepcopy(target, shared)

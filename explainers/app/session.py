@@ -20,10 +20,9 @@ from explainers.app.checking import check_heatmaps, check_scores
 from explainers.app.choosing import Method, choose, passes_of
 from explainers.app.explanation import Explanation
 from explainers.app.photos import Images, Photo, decoded_batches, photos_of
-from explainers.app.prepared import PreparedClasses, PreparedTexts
+from explainers.app.prepared import PreparedClasses, PreparedTexts, prepare_model
 from explainers.app.texts import is_image_tower, summarise, text_head_of, texts_of
 from explainers.errors import InputError, check_integers, check_positive, checks_choices
-from explainers.models import TargetModel, as_target
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
 from explainers.posthoc.defaults import Purpose
@@ -310,43 +309,3 @@ class Session:
                 " of an image, take explanation.of(...)"
             )
         return [self.class_index(each) for each in classes]
-
-
-def prepare_model(
-    model: str | nn.Module, weights: str | Path | None = None, device: str | torch.device | None = None
-) -> TargetModel:
-    """Build the model to explain, with the arguments of `Session`; the caller's stays as it is.
-
-    Returns:
-        The model, in eval mode, whose weights need no gradients. A `TargetModel` shares its weights with the caller's.
-
-    Raises:
-        InputError: for a model of grey images, and a device that this machine does not have.
-    """
-    target = as_target(model, weights)
-    target = share_weights(target) if target is model else target
-    if device is None and isinstance(model, str) and torch.cuda.is_available():
-        device = "cuda"
-    convolutions = (layer for layer in target.backbone.modules() if isinstance(layer, torch.nn.Conv2d))
-    channels = next((layer.in_channels for layer in convolutions), 3)
-    if channels % 3:  # some models divide images into blocks of pixels first
-        raise InputError(f"expected a model of images of 3 channels, got {target.name} of {channels}")
-    if device is not None:
-        try:
-            target = target.to(device)
-        except (RuntimeError, AssertionError) as error:  # an unknown device, or none of its kind
-            reason = str(error).partition("\n")[0][:80]
-            raise InputError(f"expected a device such as cpu or cuda, got {device}: {reason}") from error
-    return target.eval().requires_grad_(False)
-
-
-def share_weights(target: TargetModel) -> TargetModel:
-    """A model with modules of its own, whose mode and hooks can change, and with the tensors of another one.
-
-    Weights that were made inside `torch.inference_mode`, which autograd refuses, are copied.
-    """
-    if any(weight.is_inference() for weight in [*target.parameters(), *target.buffers()]):
-        return target.copied()
-    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach(), False) for weight in target.parameters()}
-    shared |= {id(buffer): buffer.detach() for buffer in target.buffers()}
-    return copy.deepcopy(target, shared)

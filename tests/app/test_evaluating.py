@@ -89,7 +89,8 @@ def test_the_class_that_is_wanted_is_measured():
 
 def test_the_default_methods_are_those_that_explain_the_model(capsys):
     result = explainers.evaluate(timm_model("test_resnet"), None, PIXELS[:2], levels=3)
-    assert list(result.numbers) == ["Chance", "GradCAM"] and "explained by GradCAM" in capsys.readouterr().err
+    assert list(result.numbers) == ["Chance", "GradCAM(relu=False)"]
+    assert "explained by GradCAM" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

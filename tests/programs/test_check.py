@@ -14,9 +14,10 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.evaluation.baselines import build_baselines
 from explainers.evaluation.evaluation import Evaluation
+from explainers.evaluation.quick_check import build_baselines
 from explainers.posthoc.defaults import DEFAULT_METHODS
+from explainers.posthoc.names import labelled
 from explainers.tve import TVE
 
 
@@ -92,6 +93,6 @@ def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_i
     target = TargetModel(timm.create_model("test_resnet", num_classes=3))
     compared = build_baselines(target, target.grid)
     method, chance = compared
-    assert method in DEFAULT_METHODS["classes"][1:] and chance == "chance"
+    assert method in labelled(DEFAULT_METHODS["classes"][1:]) and chance == "chance"
     images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
     assert compared[method](images, torch.tensor([0])).shape[-1] == target.grid.side
