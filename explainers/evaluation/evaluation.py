@@ -110,13 +110,13 @@ class Evaluation:
     def identity(self) -> dict[str, Any]:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""
         compared: dict[str, Any] = {} if self.reference is None else {"reference": self.reference}
-        compared |= {} if self.until == 1 else {"until": self.until}  # earlier versions had no other
         return {
             "image_size": self.grid.image_size,
             "patches_per_side": self.grid.side,
             "removals": list(self.removals),
             "order": self.order,
             "levels": self.levels,
+            "until": self.until,
             "empty": self.empty,
             "probes": list(self.probes),
             "classes": self.classes,

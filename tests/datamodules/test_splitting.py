@@ -89,4 +89,4 @@ def test_one_key_names_the_folder_everywhere(tmp_path):
 )
 def test_anyhead_is_named_after_the_folder_and_learns_what_the_backbone_can_hide(target, removals, tmp_path):
     cfg = composed("experiment=anyhead", "data.root=my/flowers/", f"target={target}", folder=tmp_path)
-    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.explainer.teacher.removals) == removals
+    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.module.loss.removals) == removals

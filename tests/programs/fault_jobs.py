@@ -62,7 +62,7 @@ def write(place: Path) -> None:
 TASKS = ("odd", "loop")
 DIGITS = (*SMALL_DIGITS, "trainer.log_every_n_steps=1")
 ON_TARGET = ("target=tiny", "target.model.checkpoint_path={place}/inputs/target.safetensors")
-ONE_PICTURE = ("explainer.patches_per_image=2", "callbacks.heatmaps.images=1", "callbacks.check=null")
+ONE_PICTURE = ("module.loss.patches_per_image=2", "callbacks.heatmaps.images=1", "callbacks.check=null")
 TVE = (*TINY_RUN, *DIGITS, *ON_TARGET, *ONE_PICTURE)
 FROM_FILES = (
     *("explainers@explainer=tve", "explainer.network.width=24", "explainer.hops=[1]", "logger=csv", *QUIET, *ON_TARGET),

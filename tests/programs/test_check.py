@@ -7,7 +7,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from test_callbacks import QUIET
-from toys import ADAM, LIGHT
+from toys import LIGHT, training
 
 from callbacks.check import Check
 from datamodules.cached import Cached
@@ -17,7 +17,6 @@ from explainers.app.beside import beside
 from explainers.app.choosing import FITTING
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
-from explainers.training.explainer_training import ExplainerTraining
 from explainers.tve import TVE
 
 
@@ -30,14 +29,14 @@ def data(grid):
 def fit(module, data, folder, **settings):
     options = {**QUIET, "max_epochs": 1} | settings
     trainer = Trainer(callbacks=[Check(str(folder), images=6, levels=4, batch_size=3)], **options)
-    trainer.fit(ExplainerTraining(module), data)
+    trainer.fit(training(module), data)
     return trainer
 
 
 def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_the_loggers(
     target, grid, data, tmp_path, capsys
 ):
-    tve = TVE(target, grid, LIGHT, ADAM)
+    tve = TVE(target, grid, LIGHT)
     fit(tve, Cached(data, str(tmp_path / "rows")), tmp_path, logger=CSVLogger(tmp_path, name="csv", version=0))
     record = json.loads((tmp_path / "check.json").read_text())
     assert {name: record[name] for name in ("images", "levels", "removal")} == {
@@ -59,7 +58,7 @@ def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_
 
 
 def test_a_dry_run_says_that_nothing_is_measured(target, grid, data, tmp_path, capsys):
-    fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path, fast_dev_run=True)
+    fit(TVE(target, grid, LIGHT), data, tmp_path, fast_dev_run=True)
     assert "check: the fidelity is not measured in a fast_dev_run" in capsys.readouterr().out
     assert not (tmp_path / "check.json").exists()
 
@@ -74,7 +73,7 @@ def test_what_cannot_be_measured_is_said_and_ends_no_training(
         raise error
 
     monkeypatch.setattr("callbacks.check.fidelities", refuse)
-    trainer = fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path)
+    trainer = fit(TVE(target, grid, LIGHT), data, tmp_path)
     assert f"check: the fidelity was not measured: {said}" in capsys.readouterr().out
     assert trainer.global_step == 2 and not (tmp_path / "check.json").exists()
 
