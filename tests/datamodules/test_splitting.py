@@ -3,10 +3,9 @@
 import pytest
 from commands import ROOT, composed, draw_images
 
-from datamodules.datasets import unlabelled_images
+from datamodules.datasets import own_folder, unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
-from datamodules.splitting import own_folder
 from explainers.errors import InputError
 from explainers.running.keys import check_keys
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.rows import StoredRows
-from datamodules.store import Store
+from datamodules.store import Store, StoredRows
 from explainers.errors import InputError
 
 KEY = {"source": "example", "target": {"weights": "abc"}}
