@@ -16,8 +16,7 @@ from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.masking import PatchGrid
 from explainers.posthoc.names import labelled
 from explainers.share import load
-from explainers.share.catalogue import COMMANDS, for_target, not_shipped
-from explainers.share.reading import CONFIG
+from explainers.share.catalogue import COMMANDS, WEIGHTS, for_target, not_shipped
 from explainers.target import TargetModel
 
 Purpose = Literal["classes", "texts", "likeness"]
@@ -63,7 +62,7 @@ def choose(target: TargetModel, method: Any = "auto", purpose: Purpose = "classe
         return _fitting(target, purpose)
     if isinstance(method, str) and method.lower() in COMMANDS:
         return _named(_shipped(target, method.lower()))
-    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, CONFIG).is_file()):
+    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, WEIGHTS).is_file()):
         return _named(_loaded(method, target))
     if isinstance(method, str | Mapping):
         ((label, (name, options)),) = _entries(method)

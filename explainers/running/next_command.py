@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -18,8 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from explainers.app.choosing import quick_method
 from explainers.running.folder import relative
 from explainers.running.weights import FILE
+from explainers.saved.weights import read_header
 from explainers.share.catalogue import WEIGHTS, for_target
-from explainers.share.reading import CONFIG
 
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
 """Settings of data that change how many images are read, or how."""
@@ -115,10 +114,11 @@ def _measure_classifier(run: Training) -> str:
 def _shipped(run: Training) -> tuple[list[str], dict[str, Any]] | None:
     """The overrides and the settings of the AnyHead that is shipped for the backbone and the grid, if there is one."""
     for known in for_target(run.target):
-        settings = yaml.safe_load((known.folder / CONFIG).read_text())["explainer"]
-        if known.explainer == "anyhead" and settings["grid"] == _plain(run.cfg.grid):
+        header = read_header(known.folder / WEIGHTS)
+        if known.explainer == "anyhead" and header["grid"].items() <= _plain(run.cfg.grid).items():
+            settings = {"network": _without(header["network"], {"class"})} | header["reading"]
             given = ["explainers=[chance,anyhead]", f"explainers.anyhead.weights={relative(known.folder / WEIGHTS)}"]
-            return given, {"explainers": {"anyhead": _without(settings, {"target", "grid"})}}
+            return given, {"explainers": {"anyhead": settings}}
     return None
 
 

@@ -8,9 +8,8 @@ from hub import cache_weights
 from safetensors.torch import save_file
 
 from explainers.errors import InputError
-from explainers.share.building import build
 from explainers.target import TargetModel
-from explainers.target.fetching import pretrained_file, timm_model
+from explainers.target.fetching import create_model, pretrained_file, timm_model
 from explainers.target.heads import load_head
 from explainers.training.state_dicts import load_weights
 
@@ -54,7 +53,7 @@ def test_weights_in_the_cache_need_no_connection(file, tmp_path):
     own = model()
     cache_weights(own.state_dict(), tmp_path / "hub", NAME, file)
     assert same(timm_model(NAME), own)
-    assert same(build({"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}), own)
+    assert same(create_model(NAME, pretrained=True), own)
 
 
 def test_weights_that_timm_names_by_an_address_are_looked_up_in_torchs_cache(tmp_path):
