@@ -34,9 +34,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import build, device_name, device_of, wait
+from benchmarks.explain import METHODS, build, device_name, device_of, wait
 from benchmarks.fake_steps import composed
-from explainers.training.explainer_training import lightning_module
 from explainers.training.sources import complete
 
 CASES = {"light": "TVE with the light network", "anyhead": "AnyHead"}
@@ -201,9 +200,8 @@ def random_batch(count: int, side: int, device: torch.device) -> Batch:
     return {"image": images, "index": torch.arange(count, device=device)}
 
 
-def prepared(explainer: Any, device: torch.device) -> Any:
+def prepared(module: Any, device: torch.device) -> Any:
     """The training of an explainer, which logs nothing because it has no trainer."""
-    module: Any = lightning_module(explainer)
     module.log = lambda *_, **__: None
     return module.to(device).train()
 
@@ -225,7 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     side = modules["light"].grid.image_size
     target = modules["plain"]
     batch, compiled = random_batch(given.images, side, device), torch.compile(target.embed, backend=given.backend)
-    trained = {case: prepared(modules[case], device) for case in CASES}
+    cfgs = {case: composed(f"target={given.target}", *METHODS[case]) for case in CASES}
+    trained = {case: prepared(instantiate(cfgs[case].module, explainer=modules[case]), device) for case in CASES}
     groups = {name: options(trained[case], compiled) for case, name in CASES.items()}
     with patch("torch.compiler.config.force_disable_caches", True), inductor.patch(compile_threads=1):
         rows = list(compilation(compiled, target.normalise(random_batch(8, side, device)["image"])))
@@ -240,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = []
         for experiment in EXPERIMENTS:
             cfg = composed(f"experiment={experiment}")
-            module = prepared(instantiate(cfg.explainer), device)
+            module = prepared(instantiate(cfg.module), device)
             large = random_batch(cfg.data.batch_size, module.explainer.grid.image_size, device)
             rows.append([experiment, *achieved(module, large, given.rounds, rate)])
         print(markdown("Experiment; Images; ms/step; TFLOP/step; TFLOP/s; Of the product", rows))

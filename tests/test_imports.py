@@ -1,6 +1,7 @@
 """Imports go one way: the table of rooms in CONTRIBUTING.md is their order."""
 
 import ast
+import configparser
 import graphlib
 import json
 import re
@@ -25,9 +26,15 @@ def order_of_rooms():
 
 
 def imports(path):
-    """The dotted names of all modules that a file imports, wherever in the file."""
+    """The dotted names of all modules that a file imports, wherever in the file.
+
+    Packages name for type checkers what they import at first use, which does not count.
+    """
     found = set()
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    tree = ast.parse((ROOT / path).read_text())
+    if path.name == "__init__.py":
+        tree.body = [node for node in tree.body if "TYPE_CHECKING" not in ast.unparse(getattr(node, "test", node))]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -94,7 +101,7 @@ def test_the_folders_know_nothing_of_one_another_and_nothing_of_the_entry_points
             "explainers.saved.files",
             "explainers.runtime.progress",
             "explainers.images",
-            *["explainers.app.beside", "explainers.report.heatmap_figure", "explainers.running.signals"]
+            *["explainers.evaluation", "explainers.report.heatmap_figure", "explainers.running.signals"]
             * (path.parts[0] == "callbacks"),
         )
         assert all(name.startswith(known_rooms) for name in ours)
@@ -114,10 +121,32 @@ EXTRAS = {
 """Packages that an installation without extras lacks."""
 
 WITH_EXTRAS = (
-    *("evaluation", "running", "vectors", "report", "app.page", "share.adapters", "shapley.surrogate"),
-    *("training.classifier", "training.explainer_training", "training.training_module", "posthoc.rescale_rule"),
+    *("evaluation", "running", "vectors", "report", "app.page", "app.evaluating", "share.adapters"),
+    *("shapley.surrogate", "training.classifier", "training.explainer_training", "training.training_module"),
 )
 """Rooms and modules of the library that need them, without `report.overlays`."""
+
+
+NAMES_ON_PYPI = {"PIL": "pillow", "yaml": "pyyaml"}
+"""Package → its distribution, where they differ."""
+
+
+def test_what_the_core_imports_is_declared():
+    """Explaining images works after `pip install` without extras, whatever other packages happen to bring along."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    declared = set(re.findall(r"^([\w-]+)", config["options"]["install_requires"], re.MULTILINE))
+    without = tuple(f"explainers/{name.replace('.', '/')}" for name in WITH_EXTRAS)
+    drawing = ("explainers/report/overlays", "explainers/report/side_by_side", "explainers/report/titles")
+    needed = set()
+    for path in LIBRARY:
+        if path.as_posix().startswith(drawing) or not path.as_posix().startswith(without):
+            for node in ast.parse((ROOT / path).read_text()).body:  # at the top, where nothing asks whether it is there
+                named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                named += [node.module] if isinstance(node, ast.ImportFrom) else []
+                needed |= {name.split(".")[0] for name in named}
+    needed -= {*sys.stdlib_module_names, "explainers"}
+    assert {NAMES_ON_PYPI.get(package, package) for package in needed} == declared
 
 
 class WithoutExtras:

@@ -25,7 +25,7 @@ AS_TYPED = {
     "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
     "trust_config=True builds": "explainers.load(FOLDER, trust_config=True) in a program builds",
     "one image in image,": "one image as IMAGE,",
-    "one image in similar_to,": "one image as --similar-to,",
+    "one image in other,": "one image as --similar-to,",
 }
 """How messages of the library name a setting → what to type here."""
 

@@ -12,16 +12,14 @@ import yaml
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from explainers.app.choosing import quick_method
+from explainers.posthoc.defaults import quick_method
 from explainers.running.folder import relative
 from explainers.running.weights import FILE
 from explainers.share.catalogue import WEIGHTS, for_target
 from explainers.share.reading import CONFIG
-from explainers.training.network_explainer import INITIAL_WEIGHTS
 
 OF_LOADERS = {"batch_size", "eval_batch_size", "num_workers", "seed", "size", "limit", "halve", "os_cache"}
 """Settings of data that change how many images are read, or how."""
@@ -57,7 +55,7 @@ class Training:
     @property
     def module(self) -> dict[str, Any]:
         """Settings of what was trained."""
-        return _plain(self.cfg.get("module") or self.cfg.explainer)
+        return _plain(self.cfg.module)
 
     @property
     def images(self) -> dict[str, Any]:
@@ -82,7 +80,8 @@ def next_command(run: Training) -> str:
             return after.get(run.module["_target_"].rpartition(".")[2], _use_explainer)(run)
     except (HydraException, OmegaConfBaseException):  # with configs of the user's own, for example
         pass
-    return _loading(run) if run.cfg.get("explainer") else f"the model is in {run.folder}"
+    kind = run.module["_target_"].rpartition(".")[2]
+    return f"the model is in {run.folder}" if kind in ("Classifier", "Surrogate") else _loading(run)
 
 
 def _loading(run: Training) -> str:
@@ -142,14 +141,13 @@ def _measure_model(run: Training) -> str:
 
 def _use_explainer(run: Training) -> str:
     """Measure an explainer on the task of its training; without one, explain photos."""
-    if (run.module.get("teacher") or {}).get("functionals", "head") in WITHOUT_CLASSES:
+    if (run.module.get("loss") or {}).get("functionals", "head") in WITHOUT_CLASSES:
         return _loading(run)
     if not _is_task(run, _knows_classes(run)):
         return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(run.folder)])
     name = str(run.choices["explainers@explainer"])
     weights = f"explainers.{name}.weights={_text(f'{run.folder}/explainer.safetensors')}"
-    of_training = getattr(get_object(run.module["_target_"]), "TRAINING", ())
-    settings = _without(run.module, {"target", "grid", *INITIAL_WEIGHTS, *of_training} - {"surrogate"})
+    settings = _without(_plain(run.cfg.explainer), {"target", "grid", "weights", "mae", "pretrained"})
     wanted = {"explainers": {name: settings}, "target": _plain(run.cfg.target)}
     return _measure(run, [f"explainers=[chance,{name}]", weights], wanted, on_task=True)
 

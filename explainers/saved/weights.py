@@ -14,7 +14,6 @@ from explainers.errors import InputError
 from explainers.saved.files import atomic
 from explainers.saved.identity import Identity
 from explainers.saved.records import first_difference
-from explainers.saved.renamed import renamed
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
@@ -99,7 +98,7 @@ def read_tensors(path: str | Path, expected: str = "a trained explainer") -> tup
             identity = json.loads((file.metadata() or {}).get("identity", "{}"))
             if not isinstance(identity, dict):
                 raise ValueError("an identity is a dictionary")
-            return renamed(identity), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
         raise InputError(f"expected {expected} at {path}, got a damaged file: delete it, or write it again") from error
 

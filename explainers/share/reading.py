@@ -11,7 +11,6 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent
 
 from explainers.errors import InputError
 from explainers.saved.records import leaves
-from explainers.saved.renamed import renamed
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
@@ -90,7 +89,7 @@ def _parsed(text: str) -> Any:
 
 def explainer_settings(text: str, folder: Path) -> dict[str, Any]:
     """The settings of the explainer in the text of a config; `folder` is for messages."""
-    config = renamed(_parsed(text))
+    config = _parsed(text)
     settings = config.get("explainer") if isinstance(config, dict) else None
     if not isinstance(config, dict) or not isinstance(settings, dict | None):
         raise InputError(f"{folder / CONFIG}: expected the config of the run, got a damaged file: fetch it again")

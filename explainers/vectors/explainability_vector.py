@@ -109,7 +109,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         check_range(1, grid.num_patches, k=k)
         if calibrate and select not in ("iou", "rank_correlation"):
             raise InputError(
-                "expected explainer.select=rank_correlation or iou with explainer.calibrate, because the sweep measures"
+                "expected module.select=rank_correlation or iou with module.calibrate, because the sweep measures"
                 f" errors without the factor, got {select}"
             )
         self.tolerance = tolerance

@@ -123,7 +123,7 @@ def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
     ("overrides", "explains", "task"),
     [
         (("experiment=self_explaining",), True, "imagenette"),
-        (("experiment=self_explaining", "explainer.alpha=1", "explainer.teacher=null"), False, "imagenette"),
+        (("experiment=self_explaining", "module.alpha=1", "module.teacher=null"), False, "imagenette"),
         (("experiment=vector_vit_tiny_source",), True, "photos"),
         (("experiment=quickstart_vector", "data.domain=small"), True, "digits"),
         (("experiment=explainability_vector",), True, "cats_vs_dogs"),

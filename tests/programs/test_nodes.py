@@ -26,8 +26,8 @@ RUN = (
     *DIGITS,
     "data.size.val=7",
     "trainer.max_epochs=2",
-    "explainer.patches_per_image=2",
-    "explainer.min_crop=null",
+    "module.loss.patches_per_image=2",
+    "module.min_crop=null",
 )
 RUN += ("+callbacks.losses._target_=test_processes.Losses",)
 LONG = ("trainer.max_epochs=6",)

@@ -68,7 +68,7 @@ def swept(tmp_path_factory):
     run, its folder, its exit code and what its processes printed.
     """
     root = tmp_path_factory.mktemp("processes")
-    common = (*RUN, "trainer.max_epochs=2", "explainer.patches_per_image=2")
+    common = (*RUN, "trainer.max_epochs=2", "module.loss.patches_per_image=2")
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
     train(*common, "explainer.seed=0", folder=root / "one")
     sweep = ("-m", *common, "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")

@@ -14,9 +14,9 @@ from test_train import same
 from datamodules.store import Store
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Features
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve import TVELoss
 
-CACHED = ("data=digits", "cache=sources", "explainer.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
+CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
 
 
 def killed_at(method, call, *command, folder):
@@ -63,13 +63,13 @@ def watched(function, computed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [MetaAttributions, Features, Store])
+@pytest.mark.parametrize("dies", [TVELoss, Features, Store])
 def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
     command = (*TVE_RUN, *CACHED)
     method = (dies, "write" if dies is Store else "__call__")
     killed_at(method, 3, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     computed = []
-    for source in (MetaAttributions, Features):
+    for source in (TVELoss, Features):
         monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     done = {"patch": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
@@ -95,16 +95,17 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
 
     common = (
         "target=tiny",
-        "explainers@explainer=self_explaining",
+        "~explainers@explainer",
+        "module=self_explaining",
         "data=digits",
         "cache=sources",
         "logger=csv",
         *QUIET,
     )
-    common += (*SMALL_DIGITS, "cache.batch_size=4", "explainer.labels.budget=10")
-    common += ("projection@explainer.projection=simplex",)  # 16 images show not every class
-    train(*common, "explainer.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
-    command = (*common, f"explainer.teacher={tmp_path / 'predicting/model.safetensors'}")
+    common += (*SMALL_DIGITS, "cache.batch_size=4", "module.labels.budget=10")
+    common += ("projection@module.projection=simplex",)  # 16 images show not every class
+    train(*common, "module.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
+    command = (*common, f"module.teacher={tmp_path / 'predicting/model.safetensors'}")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     method = ((Store, "write"), 6) if dies is Store else ((dies, "__call__"), 2)  # the first 4 write the pixels
     killed_at(*method, *command, f"cache_dir={killed}", folder=tmp_path / "first")
@@ -127,7 +128,7 @@ def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
     roots = (f"data.train.roots=[{tmp_path / 'train'}]", f"data.val.roots=[{tmp_path / 'val'}]")
     options = ("+data.train.skip_corrupt=true", "data.num_workers=0", "data.batch_size=8", f"cache_dir={tmp_path}")
     for name in ("first", "second"):
-        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "explainer.min_crop=null", *roots, *options)
+        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "module.min_crop=null", *roots, *options)
         with pytest.warns(UserWarning, match=r"left out: .*cat/0\.jpg"):
             train(*command, folder=tmp_path / name)
     assert same(*(load_file(tmp_path / name / "explainer.safetensors") for name in ("first", "second")))

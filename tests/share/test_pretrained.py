@@ -126,7 +126,7 @@ def test_initial_weights_and_the_files_of_training_are_not_needed(run):
     """All of these would have to be fetched."""
     before = explainers.load(run)
     change(run, "explainer.weights", "gone.safetensors")
-    change(run, "explainer.optimizer", {"_target_": "gone.Adam"})
+    change(run, "module.optimizer", {"_target_": "gone.Adam"})
     change(run, "data.root", "gone")
     assert same(explainers.load(run), before)
     settings = TVE.settings_to_load({"network": {"mae": "gone", "pretrained": True, "width": 3}, "grid": {}})

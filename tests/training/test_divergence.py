@@ -124,7 +124,7 @@ def test_all_processes_stop_when_the_loss_of_one_is_not_finite(tmp_path):
 
 def test_a_command_that_diverges_ends_in_one_line_and_exports_nothing(tmp_path):
     with pytest.raises(SystemExit, match="^error: expected a finite .* lower optimizer.lr") as ending:
-        train(*TVE_RUN, *DIGITS, "explainer.optimizer.lr=1e30", folder=tmp_path)
+        train(*TVE_RUN, *DIGITS, "module.optimizer.lr=1e30", folder=tmp_path)
     assert "\n" not in ending.value.code
     assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("*.ckpt"))
     assert not (tmp_path / "metrics.json").exists()
