@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fork_server import fork
 
 from datamodules.store import Store, StoredRows
 from explainers.errors import InputError
@@ -148,10 +148,7 @@ def write_share(folder, rank, count):
 
 def test_several_processes_fill_one_store(tmp_path):
     """All of them create its arrays."""
-    fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=write_share, args=(tmp_path, rank, 4)) for rank in range(4)]
-    for writer in writers:
-        writer.start()
+    writers = [fork(write_share, tmp_path, rank, 4) for rank in range(4)]
     for writer in writers:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0] * 4

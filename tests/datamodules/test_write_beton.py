@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import test_ffcv
 import torch
-from forks import FORK, join
+from fork_server import fork, join
 from test_decoding import UPRIGHT, save_turned
 from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
 
@@ -137,8 +137,7 @@ def write_and_die(replacement, folder, out):
 
 def killed_at(replacement, folder, out):
     """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
-    process = FORK.Process(target=write_and_die, args=(replacement, folder, out))
-    process.start()
+    process = fork(write_and_die, replacement, folder, out)
     join(process, 60)
     assert process.exitcode == -signal.SIGKILL
 

@@ -13,9 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
-from fault_forks import Started, wait_for
-from fault_jobs import program
-from forks import Forks, Torchrun, forked
+from forks import Forks, Started, Torchrun, forked, program, wait_for
 from hydra.errors import CompactHydraException
 from lightning import Callback
 from omegaconf import OmegaConf
@@ -59,6 +57,11 @@ def losses(folder):
     return torch.tensor(ranks).mean(0), len(ranks)
 
 
+def start_new_processes_of_seed_0():
+    start = lambda command, **_: Torchrun(command, new="module.loss.seed=1" not in command)  # noqa: E731
+    processes.subprocess = SimpleNamespace(Popen=start)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """The folder of a run in one process; and of a sweep of two, of which the first fails and the second is the same
@@ -69,14 +72,8 @@ def swept(tmp_path_factory):
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
     train(*common, "module.loss.seed=0", folder=root / "one")
     sweep = ("-m", *common, "module.loss.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
-
-    def popen(command, **_):
-        return Torchrun(command, new="module.loss.seed=1" not in command)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen))
-        with forked("train.py", *sweep, folder=root / "unused") as process:
-            process.join(400)
+    with forked("train.py", *sweep, folder=root / "unused", prepare=start_new_processes_of_seed_0) as process:
+        process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
 
 
@@ -185,12 +182,16 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     assert mode == "MULTIRUN" or raised.value.code == 3
 
 
+def stand_in():
+    processes.subprocess = SimpleNamespace(Popen=Torchrun)
+
+
 @pytest.mark.slow
-def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_path, monkeypatch):
+def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_path):
     """SIGTERM, as a scheduler sends it, reaches the command only."""
-    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=Torchrun))
     endless = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4")
-    command, checkpoint = Started(program("train.py", *endless), tmp_path), tmp_path / "run/checkpoints/last.ckpt"
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    command = Started(program("train.py", *endless), tmp_path, stand_in)
     try:
         wait_for(lambda: checkpoint.exists() or not command.process.is_alive(), 240, "no checkpoint in time")
         assert len(command.left()) == 4  # the command, torchrun and two that train
