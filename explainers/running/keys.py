@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -27,6 +26,24 @@ OF_EXPLAINERS = {
 OF_TASKS = ("data", "target", "explainers")
 """Keys of a task in eval.py."""
 
+SHORT = {
+    "explainer": "explainers@explainer",
+    "labels": "labels@module.labels",
+    "projection": "projection@module.projection",
+    "teacher": "teacher@module.loss",
+}
+"""Key of settings that a file has → Hydra's name of the choice of this file."""
+
+
+def with_groups(words: list[str]) -> list[str]:
+    """The words of a command, with Hydra's names of the choices that it makes by `SHORT` ones.
+
+    >>> with_groups(["train.py", "explainer=tve", "explainer.hops=[1]"])
+    ['train.py', 'explainers@explainer=tve', 'explainer.hops=[1]']
+    """
+    named = [word.partition("=") for word in words]
+    return [f"{SHORT.get(key, key) if value[:1].isalpha() else key}{equals}{value}" for key, equals, value in named]
+
 
 def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
     """Raise an InputError for a setting that nothing reads, has a wrong type, or is out of range.
@@ -45,7 +62,7 @@ def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
 def check_keys(cfg: DictConfig, program: Path) -> None:
     """Raise an InputError for a key of a task, or one that the command line adds (+) at the top, if nothing reads it.
 
-    It is also raised for the name of a file in place of its settings, as in explainer=tve.
+    It is also raised for the name of a file in place of its settings, as in module.loss=propagation.
 
     Deeper keys are arguments of a `_target_`, which refuses unknown ones. Experiments may have keys at the top that
     nothing reads after an override.
@@ -82,15 +99,16 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
 
 def unknown_key(cause: Any, configs: Path) -> str:
     """The message for a key that is not in the config: which program has it, or the most similar keys."""
-    parent, key = str(cause.parent_node._get_full_key(None) or ""), str(cause.key)
-    full = f"{parent}.{key}".lstrip(".")
+    node, key, full = cause.parent_node, str(cause.key), str(cause.full_key)
+    parent = full.removesuffix(key).rstrip(".")
     if parent in ("explainers", "tasks"):
-        return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(cause.parent_node) or 'none'}"
+        return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(node) or 'none'}"
     owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in dotted_keys(OmegaConf.load(path))]
     if owners:
         return f"no setting {full} in the config of this program: {owners[0]} has it"
-    names = sorted({*map(str, cause.parent_node)} | (set() if parent else groups_of(configs)))
-    everywhere = [name for name in dotted_keys(cause.parent_node._get_root()) if name.rpartition(".")[2] == key]
+    names = sorted({*map(str, node)} | (set() if parent else groups_of(configs)))
+    root = OmegaConf.select(node, "." * (len(parent.split(".")) + 1)) if parent else node  # one more for each parent
+    everywhere = [name for name in dotted_keys(root) if name.rpartition(".")[2] == key]
     similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
     siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else names))]
     return f"no setting {full}: {meant(full, siblings, everywhere)}"
@@ -107,40 +125,40 @@ def groups_of(configs: Path) -> set[str]:
     return {str(group) for choice in choices for group in choice}
 
 
-def dotted_keys(node: Any, path: str = "") -> Iterator[str]:
-    """The dotted keys of a config."""
-    names = node if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() else ()
-    for name in map(str, names):
-        yield f"{path}.{name}".lstrip(".")
-        yield from dotted_keys(node._get_node(name), f"{path}.{name}")
+def dotted_keys(cfg: Any) -> list[str]:
+    """The dotted keys of a config; an interpolated part has those of its own place."""
+    parts: list[tuple[str, Any]] = [("", OmegaConf.to_container(cfg))]
+    for path, part in parts:  # which grows
+        parts += [(f"{path}.{name}".lstrip("."), value) for name, value in part.items()] if type(part) is dict else []
+    return [path for path, _ in parts[1:]]
 
 
-def check_types(node: Any, **own: type) -> None:
+def check_types(node: DictConfig, place: str = "", **own: type) -> None:
     """Raise an InputError for the first setting whose type differs from the hint of its argument in the `_target_`.
 
     Only numbers, strings, booleans and lists of them are checked.
 
     Args:
         node: a config, or a part of one.
+        place: the dotted key of the part, with a dot at its end.
         own: key → type of the settings at the top, which the program itself reads.
 
     >>> check_types(DictConfig({"data": {"_target_": "datamodules.digits.DigitImages", "batch_size": "eight"}}))
     Traceback (most recent call last):
     explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
     """
-    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing() or node._is_interpolation():
-        return
-    hints, defaults = _arguments(str(node._target_)) if "_target_" in node else (own, {})
-    for name, hint in hints.items():
-        if name not in node or OmegaConf.is_missing(node, name) or isinstance(node[name], DictConfig):
-            continue
+    given = [name for name in node if not OmegaConf.is_missing(node, str(name))]
+    hints, defaults = _arguments(str(node._target_)) if "_target_" in given else (own, {})
+    for name in (name for name in hints if name in given and not OmegaConf.is_dict(node[name])):
         value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
-        if not fits(value, hint) and (value is not None or defaults.get(name, value) is not None):
+        if not fits(value, hints[name]) and (value is not None or defaults.get(name, value) is not None):
+            hint = hints[name]
             kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
             kind = kind.replace("Sequence[", "list[").replace("None", "null")
-            raise InputError(f"expected {node._get_full_key(name)} of type {kind}, got {value!r}")
-    for part in map(node._get_node, node):
-        check_types(part)
+            raise InputError(f"expected {place}{name} of type {kind}, got {value!r}")
+    for name in given:
+        if not OmegaConf.is_interpolation(node, str(name)) and OmegaConf.is_dict(node[name]):
+            check_types(node[name], f"{place}{name}.")
 
 
 @cache

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from explainers.errors import InputError
 from explainers.running.folder import locked, run_dir
 from explainers.running.help import check_program, help_of
+from explainers.running.keys import with_groups
 from explainers.running.messages import of_the_command, of_the_run
 from explainers.running.processes import job_failed
 from explainers.running.signals import LOCKED, answer_signals, is_first_process, say
@@ -52,6 +53,7 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     if {"--help", "-h"} & set(sys.argv[1:]):
         print(help_of(Path(sys.argv[0]).name, what, configs))
         return
+    sys.argv[1:] = with_groups(sys.argv[1:])
     if os.environ.get(TRACEBACK) == "1" and COMPOSING not in os.environ:
         program()
         return

@@ -21,6 +21,8 @@ COMMANDS = {
     ("train", "explainer.lr=1"): "no setting explainer.lr: did you mean module.optimizer.lr?",
     ("train", "callback=train"): "no setting callback: did you mean callbacks?",
     ("train", "evaluation.levels=3"): "no setting evaluation: ",
+    ("train", "explainer=tvee"): "no explainers named tvee: did you mean tve?",
+    ("eval", "explainer=tve"): "no group explainers@explainer in the config of this program: did you mean explainers?",
     ("train", "data=digitz"): "no data named digitz: did you mean digits?",
     (
         "train",
@@ -52,7 +54,7 @@ COMMANDS = {
 def test_a_command_that_cannot_be_composed_says_what_was_meant_in_one_line(name, override, monkeypatch):
     def main():
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            compose(name, ["target=tiny", override])
+            compose(name, sys.argv[1:])
 
     monkeypatch.setattr(sys, "argv", [f"/somewhere/{name}.py", "target=tiny", override])
     monkeypatch.delenv(programs.TRACEBACK, raising=False)

@@ -24,7 +24,7 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.running.keys import check_keys
+from explainers.running.keys import check_keys, with_groups
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -260,12 +260,25 @@ def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
         train(*tiny, f"+{node}.misspelt=1", folder=tmp_path)
 
 
-@pytest.mark.parametrize("given", ["explainer=tve", "module.loss=propagation"])
-def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(given, tmp_path):
-    key, _, name = given.partition("=")
-    group = {"explainer": "explainers", "module.loss": "teacher"}[key]
-    with pytest.raises(SystemExit, match=f"^error: expected {group}@{given}, .* got {given}"):
-        train("experiment=quickstart_anyhead", given, folder=tmp_path)
+def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(tmp_path):
+    with pytest.raises(SystemExit, match="^error: expected teacher@module.loss=propagation, .* got module.loss="):
+        train("experiment=quickstart_anyhead", "module.loss=propagation", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "short", "key"),
+    [
+        ("quickstart_anyhead", "explainer=tve", "explainer"),
+        ("anyhead_vit_tiny", "teacher=propagation", "module.loss"),
+        ("self_explaining", "labels=method", "module.labels"),
+        ("self_explaining", "projection=simplex", "module.projection"),
+    ],
+)
+def test_a_file_may_be_chosen_by_the_key_of_its_settings(experiment, short, key, tmp_path):
+    (long,) = with_groups([short])
+    assert long.endswith(f"@{key}={short.partition('=')[2]}")
+    before, cfg = (composed(f"experiment={experiment}", *own, folder=tmp_path) for own in ((), (long,)))
+    assert OmegaConf.select(cfg, key) != OmegaConf.select(before, key)
 
 
 def test_an_override_may_interpolate_relatively(tmp_path):
