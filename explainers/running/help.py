@@ -32,7 +32,7 @@ COMMON = {
 }
 OWN = {
     "train.py": {"debug=fast": "one batch: does it run?", "-m KEY=A,B": "a sweep: one run for each value"},
-    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names in configs/tasks, and of `explainers list`"},
+    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names in configs/data, and of `explainers list`"},
 }
 PAGES = {"train.py": "docs/training.md", "eval.py": "docs/evaluation.md"}
 

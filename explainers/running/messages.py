@@ -44,7 +44,8 @@ def of_the_command(error: Exception, configs: Path) -> str:
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        names = sorted(path.stem for path in (configs / group).glob("*.yaml"))
+        files = (configs / ("data" if group == "tasks" else group)).glob("*.yaml")  # a task for all data
+        names = sorted(path.stem for path in files)
         if group == "target":
             return f"no target named {name}: {similar_targets(name, names)}"
         return f"no {group or 'config'} named {name}: {meant(name, names)}"

@@ -1,4 +1,4 @@
-"""Targets by their names in timm: `target=vit_small_patch16_224` needs no file, and settings follow from the model."""
+"""Configs without a file: targets by their names in timm, tasks by those of data; settings that follow from a model."""
 
 import json
 from functools import cache
@@ -23,25 +23,33 @@ from explainers.models.removal import can_drop
 from explainers.training.trunk import default_blocks, spaced_blocks
 from explainers.transformer.direct_paths import default_direct
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 
-class TimmTargets(ConfigSource):
-    """Hydra's source of a config `target/NAME` for every model of timm: the file that a user would write."""
+
+class WithoutFiles(ConfigSource):
+    """Hydra's source of configs that need no file: `target/NAME` of timm's models, `tasks/NAME` of our data."""
 
     @staticmethod
     def scheme() -> str:
         return "timm"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        name = config_path.removeprefix("target/").removesuffix(".yaml")
-        config = OmegaConf.create({"defaults": ["timm"], "target": {"model": {"model_name": name}}})
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        if group == "target":
+            content: Any = {"defaults": ["timm"], "target": {"model": {"model_name": name}}}
+        else:
+            head = f"${{oc.select:heads.{name},${{target.head}}}}"
+            content = {"defaults": [{f"/data@tasks.{name}.data": name}], "tasks": {name: {"target": {"head": head}}}}
+        config = OmegaConf.create(content)
         return ConfigResult(self.provider, self.full_path(), config, header={"package": "_global_"})
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        return group == "target" and is_in_timm(name)
+        is_task = group == "tasks" and (CONFIGS / f"data/{name}.yaml").is_file()
+        return is_task or (group == "target" and is_in_timm(name))
 
     def is_group(self, config_path: str) -> bool:
-        return config_path.rstrip("/") in ("", "target")
+        return config_path.rstrip("/") in ("", "target", "tasks")
 
     def available(self) -> bool:
         return True
@@ -51,8 +59,8 @@ class TimmTargets(ConfigSource):
         return []
 
 
-class TimmIsSearched(SearchPathPlugin):
-    """Searches `TimmTargets` after all folders, so that files come first."""
+class SearchedLast(SearchPathPlugin):
+    """Searches `WithoutFiles` after all folders, so that files come first."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("timm", "timm://")
@@ -81,12 +89,12 @@ def of_model(name: str, *, _root_: DictConfig) -> Any:
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
     settings = OmegaConf.to_container(_root_.target.model, resolve=True)
     headed = OmegaConf.select(_root_, "target.head") is not None
-    value = _that_follow(json.dumps(settings, sort_keys=True), headed)[name]
+    value = model_settings(json.dumps(settings, sort_keys=True), headed)[name]
     return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
 
 
 @cache
-def _that_follow(settings: str, headed: bool = False) -> dict[str, Any]:
+def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     """Return all settings that follow from a model, which is built without weights.
 
     Args:
@@ -127,6 +135,6 @@ def _functionals(model: Any) -> str:
     return "head" if model.num_classes else "images"
 
 
-for plugin in (TimmTargets, TimmIsSearched):
+for plugin in (WithoutFiles, SearchedLast):
     Plugins.instance().register(plugin)
 OmegaConf.register_new_resolver("of_model", of_model, replace=True)

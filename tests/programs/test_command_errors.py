@@ -44,6 +44,7 @@ COMMANDS = {
     ("eval", "classes=label"): "no setting classes: did you mean pictures.classes, evaluation.classes?",
     ("eval", "explainers.tve.weights=file"): "no setting explainers.tve: add tve to explainers=[...], which has chance",
     ("eval", "trainer.max_epochs=3"): "no setting trainer.max_epochs in the config of this program: train.py has it",
+    ("eval", "tasks=[imagenete]"): "no tasks named imagenete: did you mean imagenet",
     ("eval", "explainers=[chanc]"): "no explainers named chanc: did you mean chance?",
     ("eval", "metrics=cheffer"): "no metrics named cheffer: did you mean chefer?",
     ("eval", "experiment=tve_vitb"): "one of train.py: run python train.py experiment=tve_vitb",

@@ -24,7 +24,7 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.running.keys import check_keys, with_groups
+from explainers.running.keys import check_keys
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -202,7 +202,9 @@ def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_
 
 @pytest.mark.slow
 def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp_path):
-    names = [path.stem for path in (ROOT / "configs/tasks").glob("*.yaml")]
+    names = [
+        path.stem for path in (ROOT / "configs/data").glob("*.yaml") if path.stem not in ("torchvision", "unlabelled")
+    ]
     cfg = composed(f"tasks=[{','.join(names)}]", folder=tmp_path, config="eval")
     assert set(cfg.tasks) == set(names)
     for name in names:
@@ -218,7 +220,7 @@ def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp
 @pytest.mark.parametrize("task", ["cifar100", "mura"])
 def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, tmp_path):
     """One trains a head, another one measures with it; MURA has also a model of a single logit."""
-    text = (ROOT / f"configs/tasks/{task}.yaml").read_text()
+    text = (ROOT / f"configs/data/{task}.yaml").read_text()
     commands = re.findall(r"^#   python (train|eval)\.py (.*)$", text, re.MULTILINE)
     train_of, *evals = [composed(*line.split(), folder=tmp_path, config=script) for script, line in commands]
     for cfg in evals:
@@ -263,22 +265,6 @@ def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
 def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(tmp_path):
     with pytest.raises(SystemExit, match="^error: expected teacher@module.loss=propagation, .* got module.loss="):
         train("experiment=quickstart_anyhead", "module.loss=propagation", folder=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("experiment", "short", "key"),
-    [
-        ("quickstart_anyhead", "explainer=tve", "explainer"),
-        ("anyhead_vit_tiny", "teacher=propagation", "module.loss"),
-        ("self_explaining", "labels=method", "module.labels"),
-        ("self_explaining", "projection=simplex", "module.projection"),
-    ],
-)
-def test_a_file_may_be_chosen_by_the_key_of_its_settings(experiment, short, key, tmp_path):
-    (long,) = with_groups([short])
-    assert long.endswith(f"@{key}={short.partition('=')[2]}")
-    before, cfg = (composed(f"experiment={experiment}", *own, folder=tmp_path) for own in ((), (long,)))
-    assert OmegaConf.select(cfg, key) != OmegaConf.select(before, key)
 
 
 def test_an_override_may_interpolate_relatively(tmp_path):

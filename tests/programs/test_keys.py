@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import eval as evaluation
 import train as training
 from explainers.running import trainer
+from explainers.running.keys import with_groups
 
 ALL = "chance,anyhead,kernel_shap,oracle,tve,tve_hg,tve_paper,tve_untrained,vit_shapley,vit_shapley_general"
 FILES = ("figures.passes.passes={a:1}", "figures.passes.one=[b]")
@@ -171,7 +172,7 @@ def build(tmp_path, monkeypatch):
                     "direct": [0],
                     "four_blocks": [0],
                 }  # of a nonsense model
-                patch.setattr("explainers.running.targets._that_follow", lambda *_: follow)
+                patch.setattr("explainers.running.targets.model_settings", lambda *_: follow)
                 patch.setattr("explainers.running.keys.check_types", lambda *_, **__: None)
                 patch.setattr("explainers.running.keys.check_precision", lambda _: None)
             out = io.StringIO()
@@ -241,3 +242,19 @@ def test_every_key_of_a_config_has_an_effect(name, build, tmp_path):
     print(f"{name}: {len(keys)} keys, without effect: {', '.join(sorted(silent)) or 'none'}")
     unexplained = {key for key in silent if key not in EXCEPTIONS.get(name, {}) and key not in SHARED}
     assert unexplained == set()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "short", "key"),
+    [
+        ("quickstart_anyhead", "explainer=tve", "explainer"),
+        ("anyhead_vit_tiny", "teacher=propagation", "module.loss"),
+        ("self_explaining", "labels=method", "module.labels"),
+        ("self_explaining", "projection=simplex", "module.projection"),
+    ],
+)
+def test_a_file_may_be_chosen_by_the_key_of_its_settings(experiment, short, key, tmp_path):
+    (long,) = with_groups([short])
+    assert long.endswith(f"@{key}={short.partition('=')[2]}")
+    before, cfg = (composed(f"experiment={experiment}", *own, folder=tmp_path) for own in ((), (long,)))
+    assert OmegaConf.select(cfg, key) != OmegaConf.select(before, key)

@@ -16,7 +16,7 @@ from explainers.posthoc.names import labelled
 from explainers.report.reference import Reference
 from explainers.report.tables import comma_separated, latex, markdown, rows
 
-GROUPS = ("tasks", "explainers")
+GROUPS = ("data", "explainers")
 
 FOUND = {
     "images": 3,
