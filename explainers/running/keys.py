@@ -54,7 +54,7 @@ def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
         own: key → type of the settings that the program itself reads.
     """
     check_keys(cfg, program)
-    check_types(cfg, **own)
+    check_types(cfg, "", **own)
     check_precision(cfg.trainer.precision)
     check_range(0, 2**32 - 1, seed=cfg.seed)
 
@@ -147,7 +147,7 @@ def check_types(node: DictConfig, place: str = "", **own: type) -> None:
     Traceback (most recent call last):
     explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
     """
-    given = [name for name in node if not OmegaConf.is_missing(node, str(name))]
+    given: list[Any] = [name for name in node if not OmegaConf.is_missing(node, str(name))]
     hints, defaults = _arguments(str(node._target_)) if "_target_" in given else (own, {})
     for name in (name for name in hints if name in given and not OmegaConf.is_dict(node[name])):
         value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
@@ -156,9 +156,9 @@ def check_types(node: DictConfig, place: str = "", **own: type) -> None:
             kind = hint.__name__ if isinstance(hint, type) else re.sub(r"(\w+\.)+", "", str(hint))
             kind = kind.replace("Sequence[", "list[").replace("None", "null")
             raise InputError(f"expected {place}{name} of type {kind}, got {value!r}")
-    for name in given:
-        if not OmegaConf.is_interpolation(node, str(name)) and OmegaConf.is_dict(node[name]):
-            check_types(node[name], f"{place}{name}.")
+    for part in given:
+        if not OmegaConf.is_interpolation(node, str(part)) and OmegaConf.is_dict(node[part]):
+            check_types(node[part], f"{place}{part}.")
 
 
 @cache
