@@ -41,8 +41,12 @@ def with_groups(words: list[str]) -> list[str]:
     >>> with_groups(["train.py", "explainer=tve", "explainer.hops=[1]"])
     ['train.py', 'explainers@explainer=tve', 'explainer.hops=[1]']
     """
-    named = [word.partition("=") for word in words]
-    return [f"{SHORT.get(key, key) if value[:1].isalpha() else key}{equals}{value}" for key, equals, value in named]
+    result = []
+    for word in words:
+        key, _, value = word.partition("=")
+        names_file = key in SHORT and value[:1].isalpha() and value not in ("null", "None")
+        result.append(f"{SHORT[key]}={value}" if names_file else word)
+    return result
 
 
 def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
