@@ -7,10 +7,11 @@ takes seconds to import is imported where it is used.
 import gc
 import os
 import signal
+from collections import defaultdict
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
-from untested import untested
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `make test &` so, and commands inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,10 +27,14 @@ TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_h
 
 
 def pytest_unconfigure(config):
-    """Print last what could not be tested."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and (line := untested(reporter.stats.get("skipped", []))):
-        reporter.write_line(line)
+    """Print last what could not be tested, and why."""
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        files = defaultdict(set)
+        for report in reporter.stats.get("skipped", []):
+            files[report.longrepr[2].removeprefix("Skipped: ")].add(Path(report.nodeid.partition("::")[0]).stem)
+        reasons = [f"tests in {', '.join(sorted(names))} ({reason})" for reason, names in files.items()]
+        if reasons:
+            reporter.write_line(f"not tested here: {'; '.join(reasons)}")
 
 
 def wake(model, seed=0):

@@ -1,7 +1,7 @@
 """Several processes, on the CPU: the same numbers as one, one folder for a run, one sweep for a sweep, and no hang.
 
-A process takes far longer to import than to train these few images. So the processes that one torchrun of these tests
-starts are new ones, one sweep serves several tests, and every other process is a fork of this one.
+A process takes far longer to import than to train these few images. So one sweep serves several tests, and torchrun
+and the processes that it starts are forks.
 """
 
 import json
@@ -57,9 +57,8 @@ def losses(folder):
     return torch.tensor(ranks).mean(0), len(ranks)
 
 
-def start_new_processes_of_seed_0():
-    start = lambda command, **_: Torchrun(command, new="explainer.seed=1" not in command)  # noqa: E731
-    processes.subprocess = SimpleNamespace(Popen=start)
+def stand_in():
+    processes.subprocess = SimpleNamespace(Popen=Torchrun)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +69,9 @@ def swept(tmp_path_factory):
     root = tmp_path_factory.mktemp("processes")
     common = (*RUN, "trainer.max_epochs=2", "module.loss.patches_per_image=2")
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
-    train(*common, "explainer.seed=0", folder=root / "one")
-    sweep = ("-m", *common, "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
-    with forked("train.py", *sweep, folder=root / "unused", prepare=start_new_processes_of_seed_0) as process:
+    train(*common, "module.seed=0", folder=root / "one")
+    sweep = ("-m", *common, "module.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
+    with forked("train.py", *sweep, folder=root / "unused", prepare=stand_in) as process:
         process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
 
@@ -80,7 +79,7 @@ def swept(tmp_path_factory):
 def runs_by_seed(sweep):
     """The folders in a sweep's folder."""
     folders = [path for path in sweep.iterdir() if path.is_dir()]
-    return sorted((OmegaConf.load(folder / "config.yaml").explainer.seed, folder) for folder in folders)
+    return sorted((OmegaConf.load(folder / "config.yaml").module.seed, folder) for folder in folders)
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
     _, sweep, code, printed = swept
     assert code not in (0, None) and "the bomb went off in process 1 of 2" in printed
     (_, whole), (_, failed) = runs_by_seed(sweep)
-    assert [folder.name for folder in (whole, failed)] == ["run,explainer.seed=0", "run,explainer.seed=1"]
+    assert [folder.name for folder in (whole, failed)] == ["run,module.seed=0", "run,module.seed=1"]
     assert f"the job in {failed} failed; its error is printed above" in printed
     assert (failed / "checkpoints/last.ckpt").exists()  # of the first epoch
     for name in ("explainer.safetensors", "metrics.json"):
@@ -180,10 +179,6 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     with pytest.raises(ending) as raised:
         processes.launch(OmegaConf.create({"devices": 2, "precision": "32-true"}))
     assert mode == "MULTIRUN" or raised.value.code == 3
-
-
-def stand_in():
-    processes.subprocess = SimpleNamespace(Popen=Torchrun)
 
 
 @pytest.mark.slow
