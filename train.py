@@ -17,7 +17,7 @@ from explainers.running import program
 from explainers.running.folder import relative, run_dir
 from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
-from explainers.running.next_command import Training, next_command
+from explainers.running.next_command import next_command
 from explainers.running.processes import check_number_of_images, launch
 from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record, write_metrics
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
@@ -56,8 +56,7 @@ def train(cfg: DictConfig) -> float | None:
         module.export(folder)
     summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
     if exports and cfg.next:
-        choices, classes = HydraConfig.get().runtime.choices, getattr(images, "classes", ())
-        print("next:", next_command(Training(cfg, choices, relative(folder), classes, getattr(module, "target", None))))
+        print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), relative(folder)))
     return metrics.get(cfg.objective)
 
 

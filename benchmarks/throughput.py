@@ -200,6 +200,12 @@ def random_batch(count: int, side: int, device: torch.device) -> Batch:
     return {"image": images, "index": torch.arange(count, device=device)}
 
 
+def trainings(target: str, modules: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Case → the training of its explainer."""
+    cfgs = {case: composed(f"target={target}", *METHODS[case]) for case in CASES}
+    return {case: prepared(instantiate(cfg.module, explainer=modules[case]), device) for case, cfg in cfgs.items()}
+
+
 def prepared(module: Any, device: torch.device) -> Any:
     """The training of an explainer, which logs nothing because it has no trainer."""
     module.log = lambda *_, **__: None
@@ -223,8 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     side = modules["light"].grid.image_size
     target = modules["plain"]
     batch, compiled = random_batch(given.images, side, device), torch.compile(target.embed, backend=given.backend)
-    cfgs = {case: composed(f"target={given.target}", *METHODS[case]) for case in CASES}
-    trained = {case: prepared(instantiate(cfgs[case].module, explainer=modules[case]), device) for case in CASES}
+    trained = trainings(given.target, modules, device)
     groups = {name: options(trained[case], compiled) for case, name in CASES.items()}
     with patch("torch.compiler.config.force_disable_caches", True), inductor.patch(compile_threads=1):
         rows = list(compilation(compiled, target.normalise(random_batch(8, side, device)["image"])))

@@ -194,7 +194,7 @@ def explain_without_extras(path):
     from explainers.anyhead import AnyHead, AnyHeadNetwork
     from explainers.errors import InputError
     from explainers.models import TargetModel
-    from explainers.share.loadable import learned_explainer
+    from explainers.share.pretrained import _learned
 
     target = TargetModel(timm.create_model("test_vit", num_classes=3).eval())
     images = torch.randint(0, 256, (1, 3, 160, 160), dtype=torch.uint8)
@@ -204,7 +204,7 @@ def explain_without_extras(path):
     for call in (
         lambda: posthoc.DeepLift(target, target.grid),
         lambda: posthoc.ViTCX(target, target.grid)(images, torch.tensor([1])),
-        lambda: learned_explainer("explainers.vectors.SelfExplaining"),
+        lambda: _learned("SelfExplaining", "model.safetensors"),
         lambda: import_module("explainers.metrics.agreement").RankCorrelation(),
     ):
         try:
@@ -223,7 +223,7 @@ def test_images_are_explained_without_extras(tmp_path):
     assert said == [
         line.format("captum", "DeepLift", "methods"),
         line.format("sklearn", "ViTCX", "methods"),
-        line.format("lightning", "explainers.vectors.SelfExplaining", "train"),
+        line.format("lightning", "SelfExplaining", "train"),
         line.format("torchmetrics", "RankCorrelation", "methods"),
     ]
 

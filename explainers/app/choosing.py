@@ -17,8 +17,7 @@ from explainers.models.functionals import class_rows
 from explainers.posthoc.defaults import DEFAULT_METHODS, Purpose
 from explainers.posthoc.names import labelled
 from explainers.share import load
-from explainers.share.catalogue import COMMANDS, for_target, not_shipped
-from explainers.share.reading import CONFIG
+from explainers.share.catalogue import COMMANDS, WEIGHTS, for_target, not_shipped
 
 Method = str | Path | Mapping[str, Mapping[str, Any]] | Explainer
 """What explains: `auto`, a method's name, one with options, the folder of a trained explainer, or an explainer."""
@@ -52,7 +51,7 @@ def choose(target: TargetModel, method: Method = "auto", purpose: Purpose = "cla
         return _choose_default(target, purpose)
     if isinstance(method, str) and method.lower() in COMMANDS:
         return _with_label(_load_shipped(target, method.lower()))
-    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, CONFIG).is_file()):
+    if isinstance(method, Path) or isinstance(method, str) and ("/" in method or Path(method, WEIGHTS).is_file()):
         return _with_label(_load(method, target))
     if isinstance(method, str | Mapping):
         ((label, (name, options)),) = _one_entry(method)

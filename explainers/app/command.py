@@ -23,7 +23,6 @@ AS_TYPED = {
     "weights=FILE": "--weights FILE",
     "target.head=...": "--head FILE",
     "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
-    "trust_config=True builds": "explainers.load(FOLDER, trust_config=True) in a program builds",
     "one image in image,": "one image as IMAGE,",
     "one image in other,": "one image as --similar-to,",
 }

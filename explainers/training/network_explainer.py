@@ -43,6 +43,9 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     READING: ClassVar[tuple[str, ...]] = ()
     """Arguments that change how heatmaps are computed from what the network predicts, and nothing else."""
 
+    networks: ClassVar[tuple[type, ...]] = ()
+    """Classes that a file may name as its network."""
+
     serves_every_head: ClassVar[bool] = True
     """Whether trained weights depend on the backbone alone, so that they explain every head on it."""
 
@@ -153,8 +156,13 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
             check_identity(saved, self.identity(), path)
 
     def export(self, folder: Path) -> Path:
-        """Write the trained network with its `identity` to `explainer.safetensors`."""
-        return save_weights(self.network.state_dict(), folder / self.weights_file, self.identity())
+        """Write the trained network to `explainer.safetensors`, which `explainers.load` reads.
+
+        Its header is the `identity`, the name of the model in timm, and how heatmaps are read.
+        """
+        reading = {name: getattr(self, name) for name in self.READING}
+        header = self.identity() | {"model": self.target.timm_name, "reading": reading}
+        return save_weights(self.network.state_dict(), folder / "explainer.safetensors", header)
 
     def load(self, path: str) -> None:
         """Load a file that `export` wrote for the same identity, and explain from now on (eval mode)."""

@@ -32,11 +32,13 @@ def model_identity(target: TargetModel, grid: PatchGrid, alpha: float, base_hash
         base_hash: hash of the weights of the base model's backbone.
     """
     return {
+        "class": "SelfExplaining",
+        "grid": {"image_size": grid.image_size, "patch_size": grid.patch_size},
+        "model": target.timm_name,
         "target": target.identity(),
         "classes": target.classes,
         "base_sha256": base_hash,
         "alpha": alpha,
-        "patches_per_side": grid.side,
         "head": {"normalise": target.head.normalise, "reading": target.head.reading},
     }
 

@@ -19,7 +19,6 @@ from explainers.models.functionals import score_functionals
 from explainers.models.inputs import check_labels, checked_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
-from explainers.share import Loadable
 from explainers.training.network_explainer import of_all_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
@@ -35,7 +34,7 @@ LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
 """Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.anyhead`."""
 
 
-class SelfExplaining(TrainingModule, Loadable):
+class SelfExplaining(TrainingModule):
     """A classifier whose fixed head computes the attributions of every patch from the patch's embedding.
 
     Training minimises α · L_predict + (1 − α) · L_explain. In the paper, L_predict is the cross entropy, and L_explain
@@ -68,13 +67,7 @@ class SelfExplaining(TrainingModule, Loadable):
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
 
-    weights_file = "model.safetensors"
     signed = True
-
-    @classmethod
-    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Keep the grid alone: the file of weights holds the head as well."""
-        return {"grid": settings["grid"], "alpha": 1}
 
     @checks_choices
     def __init__(
@@ -257,7 +250,7 @@ class SelfExplaining(TrainingModule, Loadable):
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
-        return save_weights(self.target.state_dict(), folder / self.weights_file, self.provenance())
+        return save_weights(self.target.state_dict(), folder / "model.safetensors", self.provenance())
 
 
 def _frozen_teacher(target: TargetModel, teacher: str) -> TargetModel:

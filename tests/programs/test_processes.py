@@ -47,7 +47,7 @@ class Bomb(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         last = trainer.global_rank == trainer.world_size - 1
-        if pl_module.seed == 1 and trainer.current_epoch == 1 and last:
+        if pl_module.loss.seed == 1 and trainer.current_epoch == 1 and last:
             raise RuntimeError(f"the bomb went off in process {trainer.global_rank} of {trainer.world_size}")
 
 
@@ -69,8 +69,8 @@ def swept(tmp_path_factory):
     root = tmp_path_factory.mktemp("processes")
     common = (*RUN, "trainer.max_epochs=2", "module.loss.patches_per_image=2")
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
-    train(*common, "module.seed=0", folder=root / "one")
-    sweep = ("-m", *common, "module.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
+    train(*common, "module.loss.seed=0", folder=root / "one")
+    sweep = ("-m", *common, "module.loss.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
     with forked("train.py", *sweep, folder=root / "unused", prepare=stand_in) as process:
         process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
@@ -79,7 +79,7 @@ def swept(tmp_path_factory):
 def runs_by_seed(sweep):
     """The folders in a sweep's folder."""
     folders = [path for path in sweep.iterdir() if path.is_dir()]
-    return sorted((OmegaConf.load(folder / "config.yaml").module.seed, folder) for folder in folders)
+    return sorted((OmegaConf.load(folder / "config.yaml").module.loss.seed, folder) for folder in folders)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
     _, sweep, code, printed = swept
     assert code not in (0, None) and "the bomb went off in process 1 of 2" in printed
     (_, whole), (_, failed) = runs_by_seed(sweep)
-    assert [folder.name for folder in (whole, failed)] == ["run,module.seed=0", "run,module.seed=1"]
+    assert [folder.name for folder in (whole, failed)] == ["run,module.loss.seed=0", "run,module.loss.seed=1"]
     assert f"the job in {failed} failed; its error is printed above" in printed
     assert (failed / "checkpoints/last.ckpt").exists()  # of the first epoch
     for name in ("explainer.safetensors", "metrics.json"):
