@@ -22,7 +22,7 @@ CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_s
 def killed_at(method, call, *command, folder):
     """Train in a process that is killed at this call of a method, as `Store.write`."""
     process = fork(train_until, method, call, command, folder)
-    join(process, 60)
+    join(process, 180)
     assert process.exitcode == -signal.SIGKILL
 
 
