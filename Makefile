@@ -76,7 +76,16 @@ check: setup lint ## lint, check types and run the tests that are not marked slo
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-portable: setup ## run all tests on three kinds of kernels, with 1 and 4 threads; TESTS=tests/metrics selects some
-	@$(BIN)/python tests/portable.py -n 2 --dist worksteal $(TESTS)
+	@failed=; for kernels in default avx2 native; do for threads in 1 4; do \
+	  case $$kernels in \
+	    default) set -- ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41;; \
+	    avx2) set -- ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2;; \
+	    native) set --;; \
+	  esac; \
+	  echo "== $$kernels kernels, $$threads threads"; \
+	  env "$$@" MKL_DYNAMIC=FALSE OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$$threads \
+	    $(BIN)/python -m pytest -q -n 2 --dist worksteal $(TESTS) || failed="$$failed $$kernels-$$threads"; \
+	done; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 gpu: setup ## on a GPU, run its tests and measure memory, speed and resumption: one page in runs/gpu
 	@$(BIN)/python benchmarks/gpu.py

@@ -7,10 +7,11 @@ takes seconds to import is imported where it is used.
 import gc
 import os
 import signal
+from collections import defaultdict
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
-from untested import untested
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `make test &` so, and commands inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,10 +27,14 @@ TINY_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_h
 
 
 def pytest_unconfigure(config):
-    """Print last what could not be tested."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and (line := untested(reporter.stats.get("skipped", []))):
-        reporter.write_line(line)
+    """Print last what could not be tested, and why."""
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        files = defaultdict(set)
+        for report in reporter.stats.get("skipped", []):
+            files[report.longrepr[2].removeprefix("Skipped: ")].add(Path(report.nodeid.partition("::")[0]).stem)
+        reasons = [f"tests in {', '.join(sorted(names))} ({reason})" for reason, names in files.items()]
+        if reasons:
+            reporter.write_line(f"not tested here: {'; '.join(reasons)}")
 
 
 def wake(model, seed=0):
@@ -69,17 +74,7 @@ def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, as_target=Fal
 
 
 @pytest.fixture(autouse=True, scope="session")
-def forks_of_a_clean_process():
-    """Fork the server of `fork_server` before any test."""
-    import fork_server
-
-    fork_server.start()
-    yield
-    fork_server.stop()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def independent_forks(forks_of_a_clean_process):
+def independent_forks():
     """Let no fork wait for what it lacks: the threads of OpenMP, or a lock of progress bars that a killed fork held."""
     import threading
 
@@ -88,6 +83,16 @@ def independent_forks(forks_of_a_clean_process):
 
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forks_of_a_clean_process(independent_forks):
+    """Fork the server of `fork_server` before any test."""
+    import fork_server
+
+    fork_server.start()
+    yield
+    fork_server.stop()
 
 
 @pytest.fixture(autouse=True, scope="module")

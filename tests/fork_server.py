@@ -99,7 +99,6 @@ def do(job, status, *outputs):
     os.environ.update(environment)
     os.chdir(folder)
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
         sys.modules["torch"].manual_seed(0)
     work, args, settings = pickle.loads(work)
     work(*args, **settings)

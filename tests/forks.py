@@ -187,16 +187,11 @@ class Forks:
 
 
 class Torchrun:
-    """Stands in for the Popen of torchrun: a fork of this process that runs torchrun.
+    """Stands in for the Popen of torchrun: a fork that runs torchrun, whose processes are forks, too."""
 
-    Args:
-        command: what torchrun is started with.
-        new: its processes are new ones, as torchrun's are, and not forks.
-    """
-
-    def __init__(self, command, new=False, **_):
+    def __init__(self, command, **_):
         assert command[:3] == [sys.executable, "-c", processes.TORCHRUN]
-        self.process = fork(act_as_torchrun, *command[3:], new=new)
+        self.process = fork(act_as_torchrun, *command[3:])
         self.terminate = self.process.terminate
 
     def wait(self):
@@ -204,11 +199,11 @@ class Torchrun:
         return self.process.exitcode
 
 
-def act_as_torchrun(*arguments, new=False):
-    """`torchrun *arguments`, in a fork; the processes that it starts are forks, too, or new ones."""
+def act_as_torchrun(*arguments):
+    """`torchrun *arguments`, in a fork; the processes that it starts are forks, too."""
     GlobalHydra.instance().clear()  # of the process that this one is a fork of
     torchrun.run_script_path = act_as_rank
-    sys.argv = ["-c", *([] if new else ["--run-path", "--start-method=fork"]), *arguments]
+    sys.argv = ["-c", "--run-path", "--start-method=fork", *arguments]
     exec(processes.TORCHRUN, {})
 
 

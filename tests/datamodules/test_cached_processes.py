@@ -81,7 +81,7 @@ def in_two_processes(*arguments):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = [fork(run_as_rank, partial(fit, *arguments), rank, 2, port) for rank in range(2)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     for process in processes:
         process.join(max(0, deadline - time.monotonic()))
     codes = [process.exitcode for process in processes]

@@ -138,7 +138,7 @@ def write_and_die(replacement, folder, out):
 def killed_at(replacement, folder, out):
     """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
     process = fork(write_and_die, replacement, folder, out)
-    join(process, 60)
+    join(process, 180)
     assert process.exitcode == -signal.SIGKILL
 
 

@@ -1,18 +1,15 @@
 """The programs in benchmarks run, and count right. What they measure is another machine's business."""
 
 import json
-from collections import Counter
 from importlib.util import find_spec
 
 import pytest
-import references
 import torch
 from commands import PAPER_NETWORK
 from PIL import Image
 from torch import nn
 
-from benchmarks import comparison, explain, forward_decomposition, kernelshap, likeness, metrics, posthoc, prompts
-from explainers.metrics.agreement import spearman
+from benchmarks import comparison, explain, kernelshap, likeness, metrics, posthoc, prompts
 
 
 @pytest.fixture(scope="module")
@@ -56,41 +53,12 @@ def test_the_oracle_costs_two_forwards_a_patch_and_the_shared_trunk_less_than_tw
     assert numbers["IntegratedGradients"]["gflops_per_image"] is None  # of gradients
 
 
-def test_tasks_are_doubled_and_explained_together_and_one_by_one(found):
-    assert list(found["tasks"]) == list(found["tasks_one_by_one"]) == ["1", "2", "4"]
-    assert min([*found["tasks"].values(), *found["tasks_one_by_one"].values()]) > 0
-
-
-def test_the_numbers_say_what_they_were_measured_on(found):
-    assert {"torch", "timm", "device", "threads", "precision", "batch_size", "rounds"} <= found["machine"].keys()
-    assert found["machine"]["device"] and found["machine"]["torch"]
-
-
 def test_operations_are_counted_by_hand():
     """A linear layer of 6 to 5 on 3 rows, and attention of 2 heads of 4 on 7 tokens: Q K', and then times V."""
     layer = nn.Linear(6, 5)
     assert explain.gflops(layer, torch.zeros(3, 6)) == pytest.approx(2 * 3 * 6 * 5 / 1e9)
     attend = lambda x: nn.functional.scaled_dot_product_attention(x, x, x)  # noqa: E731
     assert explain.gflops(attend, torch.zeros(1, 2, 7, 4)) == pytest.approx(2 * (2 * 2 * 7 * 7 * 4) / 1e9)
-
-
-def test_explaining_one_by_one_puts_the_own_head_back():
-    tve = nn.Module()
-    tve.target = nn.Module()
-    tve.target.head = own = nn.Linear(2, 2)
-    seen = []
-    tve.forward = lambda images: seen.append(tve.target.head)
-    heads = [nn.Linear(2, 3), nn.Linear(2, 4)]
-    explain.one_by_one(tve, heads, torch.zeros(1))
-    assert seen == heads and tve.target.head is own
-
-
-def test_the_first_round_is_not_counted_and_calls_take_turns():
-    order = []
-    calls = {name: lambda images, name=name: order.append(name) for name in ("a", "b")}
-    taken = explain.seconds(calls, torch.zeros(1), rounds=2)
-    assert order == ["a", "b"] * 3
-    assert {name: len(each) for name, each in taken.items()} == {"a": 2, "b": 2}
 
 
 def test_kernelshap_is_measured_beside_captums_and_finds_the_same(tmp_path, capsys):
@@ -108,40 +76,6 @@ def test_kernelshap_is_measured_beside_captums_and_finds_the_same(tmp_path, caps
     printed = capsys.readouterr().out.splitlines()
     assert "100 coalitions of 9 patches, 2 images" in printed[0]
     assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in found["methods"]]
-
-
-def test_both_kernelshaps_ask_about_the_same_coalitions_of_the_grids_patches(monkeypatch):
-    target, grid = kernelshap.build("tiny", torch.device("cpu"))
-    asked, embed = [], target.embed
-    monkeypatch.setattr(target, "embed", lambda normalised: asked.append(normalised) or embed(normalised))
-    images, classes = torch.randint(0, 256, (1, 3, 24, 24), dtype=torch.uint8), torch.tensor([3])
-    whole, found, seen = target.normalise(images)[0], {}, {}
-    for name, call in (("ours", kernelshap.explain_ours), ("captum", kernelshap.explain_captum)):
-        asked.clear()
-        found[name] = call(target, grid, 8, images, classes, budget=60)
-        patches = [[given[references.window(patch, 3, 8)] for patch in range(9)] for given in torch.cat(asked)]
-        own = [whole[references.window(patch, 3, 8)] for patch in range(9)]
-        visible = [[torch.equal(patch, part) for patch, part in zip(row, own, strict=True)] for row in patches]
-        hidden = [[not patch.any() for patch in row] for row in patches]
-        assert torch.equal(torch.tensor(visible), ~torch.tensor(hidden))
-        seen[name] = Counter(map(tuple, visible))
-    assert seen["ours"].total() == 62
-    assert seen["captum"] - seen["ours"] in (Counter(), Counter([(True,) * 9]))  # the image once more, for its shape
-    assert seen["ours"] <= seen["captum"]
-    assert spearman(found["ours"], found["captum"]).item() > 0.95
-
-
-def test_kernelshaps_take_turns_after_a_short_call_that_is_not_counted():
-    order = []
-
-    def call(images, classes, budget, name):
-        order.append((name, budget))
-        return images
-
-    calls = {name: (lambda images, classes, budget, name=name: call(images, classes, budget, name)) for name in "ab"}
-    taken, _ = kernelshap.take_turns(calls, torch.zeros(1), torch.zeros(1), budget=9, rounds=2)
-    assert order == [("a", 2), ("b", 2), ("a", 9), ("b", 9), ("a", 9), ("b", 9)]
-    assert {name: len(each) for name, each in taken.items()} == {"a": 2, "b": 2}
 
 
 @pytest.mark.slow
@@ -166,18 +100,6 @@ def test_posthoc_methods_are_measured_beside_slower_ways_to_the_same_heatmaps(tm
     assert {"torch", "timm", "device", "threads", "precision", "images", "rounds"} <= found["machine"].keys()
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in numbers]
-
-
-def test_parts_of_the_forward_decomposition_sum_to_the_embedding():
-    target, _ = kernelshap.build("tiny", torch.device("cpu"))
-    image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8)
-    with torch.no_grad():
-        inputs, attention = forward_decomposition.record(target, image)
-        embedding = target.embed(target.normalise(image[None]))[0]
-        for start in (0, 1):
-            parts = forward_decomposition.decompose(target, inputs, attention, start)
-            assert parts.shape == (9 + 1 + 1, 24)  # patches, class token, biases
-            torch.testing.assert_close(parts.sum(0), embedding)
 
 
 @pytest.mark.slow
@@ -218,16 +140,6 @@ def test_curves_are_measured_beside_quantus_and_beside_one_alone(tmp_path, capsy
     assert {"torch", "timm", "device", "threads", "images", "patches_per_side"} <= found["machine"].keys()
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name, _ in names]
-
-
-def test_relative_times_of_curves_are_medians_of_rounds_and_sums_of_calls():
-    taken = {name: [1.0, 2.0, 6.0] for name in metrics.SWEEPS}
-    taken |= {("probability", "morf"): [2.0, 2.0, 2.0]}
-    found = metrics.compare(taken, {name: 3.0 for name in taken}, images=2)  # without the calls for six curves
-    numbers = {(each["name"], each["beside"]): each for each in found}
-    one = numbers["deletion", "Quantus, 1 call"]
-    assert (one["relative_time"], one["spread"]) == (1.0, [0.5, 3.0])
-    assert (one["ms_per_image"], one["forward_passes"]) == ([1000.0, 1000.0], [3, 3])
 
 
 def test_curves_that_differ_from_quantus_are_not_compared(monkeypatch):

@@ -15,7 +15,6 @@ from commands import (
     SMALL_PAPER_NETWORK,
     composed,
     draw_images,
-    evaluate,
     train,
 )
 from hydra.errors import ConfigCompositionException
@@ -24,7 +23,7 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.running.keys import check_keys
+from explainers.running.keys import check_keys, check_types
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -90,6 +89,7 @@ def data_dir(tmp_path_factory):
 def test_every_experiment_composes_resolves_and_is_named_after_its_file(experiment, tmp_path):
     cfg = composed(f"experiment={experiment}", folder=tmp_path, config=program(experiment))
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    check_types(cfg)
     by_rule = "${" in OmegaConf.to_container(cfg, resolve=False)["name"]  # of its target, data or task
     assert cfg.name == experiment or by_rule
 
@@ -288,53 +288,3 @@ def column(path, name):
     header, *lines = path.read_text().splitlines()
     cells = [line.split(",")[header.split(",").index(name)] for line in lines]
     return [float(cell) for cell in cells if cell]
-
-
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory):
-    """quickstart_eval, of a network and heads that were never trained."""
-    root = tmp_path_factory.mktemp("evaluation")
-    seed_everything(0)
-    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", *SMALL_DIGITS, *QUIET, "logger=csv")
-    train(*tiny, NO_PICTURES, "explainer.network.width=24", "trainer.max_steps=1", folder=root / "tve")
-    tasks = ("odd", "five_or_more", "loop")
-    for task in tasks:
-        save_file(
-            {"weight": torch.randn(2, 48), "bias": torch.zeros(2)},
-            root / f"{task}.safetensors",
-        )
-    evaluate(
-        "experiment=quickstart_eval",
-        "target=tiny",
-        *QUIET,
-        "evaluation.levels=3",
-        "explainers.tve.network.width=24",
-        "explainers.tve_untrained.network.width=24",
-        "explainers.anyhead.network.width=24",
-        "explainers.anyhead.weights=null",
-        f"explainers.tve.weights={root / 'tve/explainer.safetensors'}",
-        *(f"tasks.{task}.target.head={root / task}.safetensors" for task in tasks),
-        *(f"tasks.{task}.data.size.test=5" for task in tasks),
-        *(f"tasks.{task}.data.batch_size=3" for task in tasks),
-        folder=root / "run",
-    )
-    return root / "run"
-
-
-@pytest.mark.slow
-def test_an_evaluation_leaves_numbers_a_table_curves_and_heatmaps(evaluated):
-    pictures = ["curves.png", "odd.png", "five_or_more.png", "loop.png"]
-    assert all((evaluated / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert len((evaluated / "results.csv").read_text().splitlines()) == 1 + 3 * 5
-    assert len((evaluated / "table.md").read_text().splitlines()) == 2 + 3 * 5
-
-
-@pytest.mark.slow
-def test_the_numbers_of_an_evaluation_say_what_they_hold_for(evaluated):
-    written = json.loads((evaluated / "results.json").read_text())
-    for task in ("odd", "five_or_more", "loop"):
-        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "anyhead"}
-        assert all(found["images"] == 5 for found in written["results"][task].values())
-        identity = written["identity"][task]
-        assert (identity["removals"], identity["classes"], identity["levels"]) == (["zero", "black"], "predicted", 3)
-        assert len(identity["backbone_sha256"]) == 64

@@ -1,13 +1,12 @@
 """`make gpu`, tried without a GPU: its commands exist, a failure stops none of them, and the page says so."""
 
 import argparse
-import re
 import shlex
 from importlib import import_module
 
 import pytest
 import torch
-from commands import ROOT, composed
+from commands import composed
 
 from benchmarks import gpu
 
@@ -43,15 +42,6 @@ def test_a_part_that_fails_or_hangs_stops_no_other_and_the_page_says_so(pretende
     assert all(f"```\n{output}\n```" in page for output in ("| a | b |", "told", "1")), page
 
 
-def test_only_the_parts_that_were_asked_for_run(pretended, tmp_path, capsys):
-    assert gpu.main(["--only", "last"], tmp_path) == 0
-    assert capsys.readouterr().out.endswith("README.md: all parts passed\n")
-    assert (
-        "It comes last" in (tmp_path / "README.md").read_text()
-        and "It works" not in (tmp_path / "README.md").read_text()
-    )
-
-
 def test_without_a_gpu_one_line_says_so_and_nothing_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu, "run", None)
@@ -84,11 +74,3 @@ def test_the_profile_composes_for_one_gpu_without_files_and_networks(tmp_path):
     assert program == "train.py" and cfg.callbacks.profile.warmup < cfg.trainer.max_steps
     assert (cfg.trainer.devices, cfg.trainer.strategy, cfg.trainer.accelerator) == (1, "auto", "gpu")
     assert "Digit" in cfg.data._target_ and cfg.target.model.pretrained is False and cfg.explainer.network.mae is None
-
-
-def test_the_tests_for_a_gpu_are_those_of_two_parts():
-    """`killed` chooses exact resumption."""
-    names = re.findall(r"^def (test_\w+)", (ROOT / "tests/programs/test_gpu.py").read_text(), re.MULTILINE)
-    assert 0 < sum("killed" in name for name in names) < len(names)
-    assert shlex.split(gpu.PARTS["resume"].arguments)[-2:] == ["-k", "killed"]
-    assert shlex.split(gpu.PARTS["tests"].arguments)[-2:] == ["-k", "not killed"]

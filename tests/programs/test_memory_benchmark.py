@@ -8,9 +8,9 @@ from commands import ROOT
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks import explain, memory, scaling
+from benchmarks import memory
 from benchmarks.fake_steps import account, build, composed
-from benchmarks.fake_tensors import Memory, NoDraws, cuda_autocast
+from benchmarks.fake_tensors import Memory, cuda_autocast
 
 TRAININGS = [
     path.stem
@@ -89,22 +89,3 @@ def test_types_under_autocast_are_those_of_cuda():
     assert kept("cpu", cuda_autocast) == kept("cuda", autocast_of_cuda)
     plain = kept("cpu", lambda: torch.autocast("cpu", torch.bfloat16))
     assert plain != kept("cpu", cuda_autocast)
-
-
-@pytest.mark.slow
-def test_operations_of_the_frozen_part_are_those_of_a_forward_pass():
-    cfg = composed("experiment=quickstart_head")
-    target = build(cfg).target.eval()
-    images = torch.zeros(1, 3, cfg.grid.image_size, cfg.grid.image_size, dtype=torch.uint8)
-    with torch.no_grad():
-        expected = explain.gflops(lambda images: target.embed(target.normalise(images)), images)
-    frozen, network = scaling.flops("quickstart_head")
-    assert frozen == pytest.approx(1e9 * expected)
-    assert network == pytest.approx(2 * 2 * 2 * target.embed_dim)  # forward, and the gradient of the weights
-
-
-def test_weights_that_are_not_drawn_are_zero():
-    """torch draws truncated numbers again until all are in their range, which those of reused memory never are."""
-    weight = torch.full((8,), 1e9)
-    with NoDraws():
-        assert not nn.init.trunc_normal_(weight).any() and not weight.uniform_(1, 2).any()

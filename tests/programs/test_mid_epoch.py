@@ -65,7 +65,7 @@ def beton(tmp_path):
     compiler.set_enabled(True)
 
 
-KILLS = ((2, 3), (5, 5), (6, 9), (10, 11), (14, 14))
+KILLS = ((2, 3), (5, 5), (11, 14))
 """(Step of the last checkpoint, step before which the run is killed): inside an epoch and at its end, with and without
 lost steps; each run resumes from the checkpoint of the one before it."""
 
@@ -98,7 +98,7 @@ def test_kills_all_over_the_epochs_change_no_bit(whole, tmp_path):
 def test_kills_all_over_the_epochs_change_no_bit_with_ffcv(beton, tmp_path):
     command = (*RUN, *beton, "data.batch_size=8", "data.num_workers=1")
     train(*command, folder=tmp_path / "whole")
-    check_kills(command, tmp_path / "whole", tmp_path, KILLS[:2])
+    check_kills(command, tmp_path / "whole", tmp_path, KILLS[:1])
 
 
 @pytest.mark.slow

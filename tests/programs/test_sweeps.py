@@ -18,7 +18,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from test_configs import TRAININGS
 
 from explainers.running.folder import relative, run_dir
 from explainers.saved.records import leaves
@@ -42,11 +41,6 @@ def documented():
 
 
 COMMANDS = documented()
-NAMED = [  # experiments whose folders are called in a way of their own
-    name
-    for name in TRAININGS
-    if re.search(r"^name: .*\$|^  sweep:", (ROOT / f"configs/experiment/{name}.yaml").read_text(), re.MULTILINE)
-]
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +77,7 @@ def number_of_jobs(command):
     return prod(len([*each.sweep_string_iterator()]) for each in overrides if each.is_sweep_override())
 
 
-@pytest.mark.parametrize(
-    "command", [*COMMANDS, *(pytest.param(f"experiment={name} seed=0,1", marks=pytest.mark.slow) for name in NAMED)]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_each_job_of_a_sweep_has_its_own_folder_and_name(command, sweep):
     folders, names = zip(*sweep(command), strict=True)
     assert len({*folders}) == len({*names}) == len(folders) == number_of_jobs(command)

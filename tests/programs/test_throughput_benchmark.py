@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import throughput
 from benchmarks.throughput import Option
@@ -58,35 +56,3 @@ def test_an_option_changes_a_step_and_then_restores_the_target(modules):
     assert module.explainer.target.backbone is backbone and "embed" not in vars(module.explainer.target)
     for name, row in Option("as it is").rows(module, batch).items():
         assert torch.equal(row, expected[name])
-
-
-def test_the_first_round_is_not_counted_and_options_take_turns(modules, monkeypatch):
-    order, taken = [], iter([9.0, 9.0, 1.0, 3.0, 2.0, 2.0, 4.0, 8.0])
-
-    def seconds(option, *_):
-        order.append(option.name)
-        return next(taken)
-
-    monkeypatch.setattr(throughput, "seconds", seconds)
-    group = [Option("a"), Option("b", optimizer={"foreach": True})]
-    rows = list(throughput.compare(modules["light"], group, throughput.random_batch(2, 64, CPU), rounds=3))
-    assert order == ["a", "b"] * 4
-    assert rows == [["a", "2000", "1.00 (1.00, 1.00)", "0"], ["b", "3000", "2.00 (1.00, 3.00)", "–"]]
-
-
-def test_operations_of_a_step_are_extrapolated_from_few_images(modules, monkeypatch):
-    monkeypatch.setattr(throughput, "seconds", lambda *_: 0.5)
-    module, batch = modules["anyhead"], throughput.random_batch(8, 64, CPU)
-    Option("").loss(module, batch)  # calibrates the network
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        Option("").loss(module, batch).backward()
-    images, milliseconds, count, speed, relative = map(float, throughput.achieved(module, batch, 1, rate=1e9))
-    assert (images, milliseconds) == (8, 500)
-    assert count == pytest.approx(counter.get_total_flops() / 1e12, rel=1e-2)
-    assert speed == pytest.approx(count / 0.5, rel=1e-2) and relative == pytest.approx(speed * 1e3, rel=1e-2)
-
-
-def test_the_rate_of_a_product_counts_two_operations_for_each_of_its_terms(monkeypatch):
-    clock = iter(range(20))
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
-    assert throughput.matmul_rate(CPU, side=4) == 2 * 4**3

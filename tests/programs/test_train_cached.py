@@ -22,7 +22,7 @@ CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_s
 def killed_at(method, call, *command, folder):
     """Train in a process that is killed at this call of a method, as `Store.write`."""
     process = fork(train_until, method, call, command, folder)
-    join(process, 60)
+    join(process, 180)
     assert process.exitcode == -signal.SIGKILL
 
 
@@ -63,7 +63,7 @@ def watched(function, computed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [TVELoss, Features, Store])
+@pytest.mark.parametrize("dies", [Features, Store])
 def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
     command = (*TVE_RUN, *CACHED)
     method = (dies, "write" if dies is Store else "__call__")
@@ -89,10 +89,8 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [ShapleyLabels, Store])
-def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(dies, tmp_path):
-    """In the middle of the training images, or with rows torn while they were written."""
-
+def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(tmp_path):
+    """In the middle of the training images."""
     common = (
         "target=tiny",
         "~explainers@explainer",
@@ -107,8 +105,7 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
     train(*common, "module.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
     command = (*common, f"module.teacher={tmp_path / 'predicting/model.safetensors'}")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    method = ((Store, "write"), 6) if dies is Store else ((dies, "__call__"), 2)  # the first 4 write the pixels
-    killed_at(*method, *command, f"cache_dir={killed}", folder=tmp_path / "first")
+    killed_at((ShapleyLabels, "__call__"), 2, *command, f"cache_dir={killed}", folder=tmp_path / "first")
     (path,) = killed.rglob("shapley.npy")
     assert np.load(path.with_name("done.npy")).sum() == 4  # of 16: one batch
     for cache, folder in ((killed, "first"), (whole, "second")):

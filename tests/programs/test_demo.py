@@ -1,0 +1,53 @@
+"""`make demo`, with the commands of the Makefile in their order, and few small images."""
+
+import json
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT
+from fork_server import fork, join
+from forks import be_new
+
+SMALL = {
+    "train.py": ["data.size.train=32", "data.size.val=8", "data.batch_size=8", "trainer.max_epochs=1"],
+    "eval.py": ["evaluation.levels=3", "pictures.images=1"],
+}
+TASKS = ("odd", "five_or_more", "loop")
+SMALL["eval.py"] += [f"tasks.{task}.data.size.test=5" for task in TASKS]
+SMALL["eval.py"] += [f"tasks.{task}.data.eval_batch_size=3" for task in TASKS]
+
+
+def run(words):
+    """A command of the demo, in the current folder."""
+    be_new()
+    sys.argv = words
+    runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+
+
+@pytest.mark.slow
+def test_the_demo_leaves_numbers_a_table_curves_and_a_gallery(tmp_path, monkeypatch):
+    printed = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = re.findall(r"python ((?:train|eval)\.py [^&;}\n]*)", printed.replace("\\\n", " "))
+    assert len(commands) == 5
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        words = shlex.split(command)
+        process = fork(run, [*words, *SMALL[words[0]]])
+        join(process, 120)
+        assert process.exitcode == 0, command
+    folder = tmp_path / "runs/quickstart_eval"
+    written = json.loads((folder / "results.json").read_text())
+    for task in TASKS:
+        assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "anyhead"}
+        assert all(row["images"] == 5 for row in written["results"][task].values())
+        identity = written["identity"][task]
+        assert (identity["removals"], identity["classes"], identity["levels"]) == (["zero", "black"], "predicted", 3)
+        assert len(identity["backbone_sha256"]) == 64
+    assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("curves", *TASKS))
+    assert len((folder / "results.csv").read_text().splitlines()) == 1 + 3 * 5
+    assert len((folder / "table.md").read_text().splitlines()) == 2 + 3 * 5
+    assert "quickstart_eval" in (folder / "gallery.html").read_text()
