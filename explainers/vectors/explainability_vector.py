@@ -25,6 +25,8 @@ from explainers.vectors.lambda_sweep import (
     named,
     point_of,
     report,
+    restorations,
+    restored,
     sweep_points,
     table,
     warn_if_hurtful,
@@ -38,7 +40,6 @@ from explainers.vectors.model_files import (
     vectors_of,
 )
 from explainers.vectors.patches import explained
-from explainers.vectors.restoration import restorations, restored
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
 
