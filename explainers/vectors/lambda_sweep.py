@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning import Trainer
@@ -19,8 +19,10 @@ from explainers.metrics.means import Mean
 from explainers.target import TargetModel
 from explainers.vectors.projections import some_images
 
+Point = tuple[float, ...]
+"""(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
+
 RIDGE = 1.0  # strength of the ridge regression, relative to the mean variance of the embeddings
-Point = TypeVar("Point")
 
 
 def restoration(changed: Tensor, unchanged: Tensor, ridge: float = RIDGE) -> Tensor:
@@ -54,12 +56,12 @@ def restored(projection: Tensor | None, restoration: Tensor | None) -> Tensor | 
 
 @torch.no_grad()
 def restorations(
-    points: Sequence[Point], load: Callable[[Point], TargetModel], data: Any, count: int
-) -> dict[Point, Tensor]:
+    points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int
+) -> dict[Any, Tensor]:
     """Fit a `restoration` for every point of a sweep but the first, the unchanged model.
 
     Args:
-        points: the points.
+        points: the points, or their names.
         load: loads the weights of a point into a model, and returns it.
         data: a datamodule; its training images are used without their labels.
         count: maximum number of images.
@@ -82,9 +84,6 @@ def restorations(
 
 
 log = logging.getLogger(__name__)
-
-Point = tuple[float, ...]
-"""(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
 
 
 def sweep_points(
