@@ -55,9 +55,7 @@ def restored(projection: Tensor | None, restoration: Tensor | None) -> Tensor | 
 
 
 @torch.no_grad()
-def restorations(
-    points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int
-) -> dict[Any, Tensor]:
+def restorations(points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int) -> dict[Any, Tensor]:
     """Fit a `restoration` for every point of a sweep but the first, the unchanged model.
 
     Args:
@@ -273,18 +271,17 @@ def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, 
         print(summary(sweep, best, select))
 
 
-def warn_if_hurtful(name: str, cosine: float, limit: float) -> None:
-    """Warn if the cosine of a source's and the target's task vectors is below a limit.
+def warn_if_hurtful(name: str, cosine: float) -> None:
+    """Warn if the cosine of a source's and the target's task vectors is negative.
 
     Args:
         name: name of the cosine: `cosine_2` is that of the second source.
         cosine: the cosine.
-        limit: the limit.
     """
-    if cosine < limit:
+    if cosine < 0:
         log.warning(
-            f"the transfer may hurt: the {name} of the source's and the target's task vectors is {cosine:.2f}, below"
-            f" {limit:g}; take a source that is more like the target"
+            f"the transfer may hurt: the {name} of the source's and the target's task vectors is {cosine:.2f}, below 0;"
+            " take a source that is more like the target"
         )
 
 
