@@ -144,12 +144,20 @@ def _use_explainer(run: Training) -> str:
     if (run.module.get("loss") or {}).get("functionals", "head") in WITHOUT_CLASSES:
         return _loading(run)
     if not _is_task(run, _knows_classes(run)):
-        return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(run.folder)])
+        return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(run.folder), *_own_weights(run)])
     name = str(run.choices["explainers@explainer"])
     weights = f"explainers.{name}.weights={_text(f'{run.folder}/explainer.safetensors')}"
     settings = _without(_plain(run.cfg.explainer), {"target", "grid", "weights", "mae", "pretrained"})
     wanted = {"explainers": {name: settings}, "target": _plain(run.cfg.target)}
     return _measure(run, [f"explainers=[chance,{name}]", weights], wanted, on_task=True)
+
+
+def _own_weights(run: Training) -> list[str]:
+    """The options that name a model whose weights come from a file; the file of an explainer names those of timm."""
+    model = _plain(run.cfg.target).get("model") or {}
+    file = model.get("checkpoint_path") or (model.get("pretrained_cfg_overlay") or {}).get("file")
+    file = run.cfg.explainer.get("surrogate") or file
+    return ["--model", model["model_name"], "--weights", file] if file else []
 
 
 def _knows_classes(run: Training) -> bool:

@@ -38,19 +38,27 @@ def same(wanted, got, *without):
     return all(got[name] == value for name, value in wanted.items() if name not in without)
 
 
+VIT = "--model vit_tiny_patch16_224.augreg_in21k_ft_in1k --weights"
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "model"),
     [
-        ("experiment=anyhead", "data.root=my/images"),
-        ("experiment=tve_vitb", "explainer.network.mae=mae.pth"),
-        ("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"),
+        (("experiment=anyhead", "data.root=my/images"), ""),
+        (("experiment=tve_vitb", "explainer.network.mae=mae.pth"), ""),
+        (("experiment=anyhead", "data.root=my/images", "target.model.checkpoint_path=a.pth"), f" {VIT} a.pth"),
+        (
+            ("experiment=vit_shapley", "explainer.surrogate=runs/s/target.safetensors"),
+            f" {VIT} runs/s/target.safetensors",
+        ),
     ],
 )
-def test_after_an_explainer_a_command_explains_a_photo(overrides, tmp_path):
+def test_after_an_explainer_a_command_explains_a_photo(overrides, model, tmp_path):
+    """Weights of a model that are not timm's are named."""
     cfg = composed(*overrides, folder=tmp_path)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
         run = Training(cfg, HydraConfig.get().runtime.choices, Path("runs/anyhead_images"), ())
-        assert next_command(run) == "explainers explain my/photo.jpg --explainer runs/anyhead_images"
+        assert next_command(run) == "explainers explain my/photo.jpg --explainer runs/anyhead_images" + model
 
 
 @pytest.mark.slow
