@@ -50,7 +50,8 @@ def composed(*overrides: str) -> DictConfig:
     cfg.target.model.update(pretrained=False, checkpoint_path="")
     OmegaConf.to_container(cfg.grid, resolve=True)  # what follows from the model is remembered, before tensors are fake
     with open_dict(cfg):
-        part, explainer = cfg.module, cfg.get("explainer") or {}
+        part: Any = cfg.module
+        explainer: Any = cfg.get("explainer") or {}
         explainer.update({key: None for key in ("weights", "surrogate") if key in explainer})
         if part.get("projection") is not None:  # prototypes need images; a simplex has their size
             part.projection = {"_target_": "explainers.vectors.simplex_of", "_partial_": True, "seed": 0}

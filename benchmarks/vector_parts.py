@@ -30,9 +30,9 @@ from explainers.report.tables import markdown
 from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import State, part
 from explainers.vectors import exported_target
+from explainers.vectors.lambda_sweep import restorations, restored
 from explainers.vectors.model_files import read_reading
 from explainers.vectors.projections import some_images
-from explainers.vectors.restoration import restorations, restored
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import transfer, vector
 

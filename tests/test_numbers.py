@@ -165,7 +165,6 @@ def test_numbers_without_a_target_are_checked_too(build, message):
         ({"tolerance": -0.1}, "expected tolerance of at least 0, got tolerance=-0.1"),
         ({"k": 17}, "expected k from 1 to 16, got k=17"),
         ({"k": 0}, "expected k from 1 to 16, got k=0"),
-        ({"hurtful_cosine": 2.0}, "expected hurtful_cosine from -1 to 1, got hurtful_cosine=2.0"),
     ],
 )
 def test_the_numbers_of_a_transfer_are_checked(target, grid, tmp_path, settings, message):

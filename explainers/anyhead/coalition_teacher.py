@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from explainers.anyhead.learned import Kind, Learned, TextHeadBuilder
+from explainers.anyhead.functionals import FunctionalSampler, Kind, TextHeadBuilder
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
@@ -101,7 +101,7 @@ class CoalitionTeacher:
             the mean over all of them.
         functionals: whose errors the loss counts. `head`: those of the classes of the head. For models without classes:
             `texts`: those of the texts of a vocabulary. `images`: likeness to the other images of the batch.
-            `isotropic`: all directions alike. See `Learned.of`.
+            `isotropic`: all directions alike. See `FunctionalSampler.of`.
         vocabulary: with `texts`, texts, or the path of a text file with one a line; `None` for the names of the classes
             of ImageNet.
         text_head: with `texts`, builds a text head from the target; `None` for `clip_text_head`, with templates.
@@ -139,7 +139,7 @@ class CoalitionTeacher:
             raise InputError(f"expected at least 2 pairs for fit=mixed, one of each kind, got {pairs}")
         if fit == "ranking" and functionals == "images":
             raise InputError("expected fit=regions with functionals=images, which rank no patches, got fit=ranking")
-        self.learned = Learned(functionals, target, vocabulary, text_head, stream("functionals", seed, 0))
+        self.learned = FunctionalSampler(functionals, target, vocabulary, text_head, stream("functionals", seed, 0))
         if fit == "ranking" and functionals == "head" and target.num_classes < 2:
             raise InputError(f"expected a head of at least 2 classes for fit=ranking, got {target.num_classes}")
         self.ranker: Any = build(RANKED_BY, target, grid) if fit == "ranking" else None

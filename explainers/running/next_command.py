@@ -10,7 +10,7 @@ from explainers.running.folder import quoted
 
 PHOTO = "my/photo.jpg"
 WITHOUT_CLASSES = ("texts", "images", "isotropic")  # what AnyHead learns for where there are no classes to explain
-OF_TIMM = {"_target_", "model_name", "pretrained", "checkpoint_path", "num_classes"}
+OF_TIMM = {"_target_", "model_name", "pretrained", "checkpoint_path", "pretrained_cfg_overlay", "num_classes"}
 """Settings of a model that its name and a file of weights say, too."""
 
 
@@ -37,5 +37,10 @@ def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
         weights = ["--weights", model["checkpoint_path"]] if model.get("checkpoint_path") else []
         return shlex.join([*explain, *weights, "--head", f"{folder}/head.safetensors"])
     if kind == "ExplainerTraining" and (module.get("loss") or {}).get("functionals", "head") not in WITHOUT_CLASSES:
-        return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(folder)])
+        file = model.get("checkpoint_path") or (model.get("pretrained_cfg_overlay") or {}).get("file")
+        file = cfg.explainer.get("surrogate") or file
+        if model.keys() - OF_TIMM or not (file or model.get("pretrained")):
+            return f'explainers.load("{folder}", target=...) in Python'
+        own = ["--model", model["model_name"], "--weights", file] if file else []  # the explainer names those of timm
+        return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(folder), *own])
     return f"the model is in {folder}" if kind == "Classifier" else f'explainers.load("{folder}") in Python'

@@ -16,17 +16,8 @@ from explainers.models.inputs import zero_to_one
 from explainers.training.trunk import Trunk, on_grid, small_linear
 
 
-class LightShapleyNetwork(nn.Module):
-    """A `Trunk` on features of the target, and a linear layer.
-
-    Args:
-        target: the model to explain.
-        grid: the patches of an image.
-        blocks: indices of the blocks whose outputs are read, see `Trunk`.
-        hops: possible radii of N(z), see `Trunk`.
-        width: width of the tokens, in channels.
-        depth: number of residual layers.
-    """
+class LightShapleyNetwork(Trunk):
+    """A `Trunk` on features of the target, whose arguments it has, and a linear layer."""
 
     def __init__(
         self,
@@ -37,17 +28,12 @@ class LightShapleyNetwork(nn.Module):
         width: int = 256,
         depth: int = 2,
     ) -> None:
-        super().__init__()
-        self.blocks = tuple(blocks)
-        self.hops = tuple(hops)
-        self.width = width
-        self.depth = depth
-        self.trunk = Trunk(target, grid, blocks, hops, width, depth)
+        super().__init__(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, target.num_classes)
 
     def forward(self, images: Tensor, embeddings: Tensor, maps: list[Tensor]) -> Tensor:
         """Predict (B, N, K) from embeddings (B, D) and feature maps (B, N', C); `images` are not used."""
-        return self.write(self.trunk(embeddings, maps))
+        return self.write(self.tokens(embeddings, maps))
 
 
 class ViTShapleyNetwork(nn.Module):

@@ -285,7 +285,8 @@ def _network(kind: Any, header: Identity, file: Path) -> Any:
     """The class of a network of this project that a header names."""
     networks = {each.__name__: each for each in kind.networks}
     named = header.get("network")
-    name = named.get("class") if isinstance(named, dict) else None
+    named = named if isinstance(named, dict) else {}
+    name = named.get("class")
     if not isinstance(name, str) or name not in networks:
         raise InputError(
             f"expected {' or '.join(networks)} as the network in {file}, got {_shown(name)}: give your own network, as"

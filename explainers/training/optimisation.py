@@ -68,23 +68,8 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
-    """Build a schedule: linear warm-up, then a linear decrease to 0 (TVE, Table 2).
-
-    Args:
-        optimizer: the optimiser whose learning rate is scheduled.
-        total_steps: number of steps of the whole training.
-        warmup: length of the warm-up: a fraction of the steps if below 1, otherwise a number of steps.
-
-    >>> import torch
-    >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    >>> schedule = warmup_linear(optimizer, total_steps=6, warmup=2)
-    >>> rates = []
-    >>> for _ in range(6):
-    ...     rates.append(round(schedule.get_last_lr()[0], 3))
-    ...     optimizer.step()
-    ...     schedule.step()
-    >>> rates
-    [0.5, 0.75, 1.0, 0.75, 0.5, 0.25]
+    """Build a schedule: linear warm-up, then a linear decrease to 0 (TVE, Table 2), with the arguments of
+    `warmup_cosine`.
     """
     rising, falling = _split(total_steps, warmup)
     return WarmUp(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))

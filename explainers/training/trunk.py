@@ -112,13 +112,17 @@ class Trunk(nn.Module):
         target: TargetModel,
         grid: PatchGrid,
         blocks: Sequence[int],
-        hops: Sequence[int],
-        width: int,
-        depth: int,
+        hops: Sequence[int] = (2,),
+        width: int = 256,
+        depth: int = 2,
     ) -> None:
         super().__init__()
         check_hops(hops)
         check_positive(width=width, depth=depth)
+        self.blocks = tuple(blocks)
+        self.hops = tuple(hops)
+        self.width = width
+        self.depth = depth
         self.side = grid.side
         near = neighbourhoods(grid, max(hops)).float()
         self.register_buffer("near", near / near.sum(-1, keepdim=True), persistent=False)
@@ -128,7 +132,7 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), Mlp(width, 2 * width)) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
+    def tokens(self, embeddings: Tensor, maps: list[Tensor], patches: Tensor | None = None) -> Tensor:
         """Compute the tokens of all patches, (B, N, width), or of given patches, (B, Z, width)."""
         *read_maps, read_embedding = self.read
         tokens = at_patches(self.position.expand(embeddings.shape[0], -1, -1), patches)  # (B, N or Z, width)

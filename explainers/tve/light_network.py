@@ -3,26 +3,19 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.training.trunk import Trunk, small_linear
 
 
-class LightNetwork(nn.Module):
-    """A `Trunk` and a linear layer; one forward pass of the target gives both prediction and explanation.
+class LightNetwork(Trunk):
+    """A `Trunk`, whose arguments it has, and a linear layer.
 
-    The network predicts corrections to trivial guesses of g and h: the mean g, and the embedding of the whole image for
-    h. The unit of a correction is the standard deviation of g or h from its guess, for each channel (`calibrate`).
-
-    Args:
-        target: the model to explain.
-        grid: the patches of an image.
-        blocks: indices of the blocks whose outputs are read, see `Trunk`.
-        hops: possible radii of N(z), see `Trunk`.
-        width: width of the tokens, in channels.
-        depth: number of residual layers.
+    One forward pass of the target gives both prediction and explanation. The network predicts corrections to trivial
+    guesses of g and h: the mean g, and the embedding of the whole image for h. The unit of a correction is the standard
+    deviation of g or h from its guess, for each channel (`calibrate`).
     """
 
     mean_g: Tensor
@@ -37,12 +30,7 @@ class LightNetwork(nn.Module):
         width: int = 256,
         depth: int = 2,
     ) -> None:
-        super().__init__()
-        self.blocks = tuple(blocks)
-        self.hops = tuple(hops)
-        self.width = width
-        self.depth = depth
-        self.trunk = Trunk(target, grid, blocks, hops, width, depth)
+        super().__init__(target, grid, blocks, hops, width, depth)
         self.write = small_linear(width, 2 * target.embed_dim)
         self.register_buffer("mean_g", torch.zeros(target.embed_dim))
         self.register_buffer("scale", torch.ones(2, target.embed_dim))
@@ -61,7 +49,7 @@ class LightNetwork(nn.Module):
         Returns:
             g and h of each patch, (B, N, 2, D), or (B, Z, 2, D) for given `patches`.
         """
-        tokens = self.trunk(embeddings, maps, patches)
+        tokens = self.tokens(embeddings, maps, patches)
         correction = self.write(tokens).unflatten(-1, (2, -1)) * self.scale  # (B, N or Z, 2, D)
         guess = torch.stack([self.mean_g.expand_as(embeddings), embeddings], 1)  # (B, 2, D)
         return guess[:, None] + correction

@@ -12,8 +12,7 @@ from explainers.models import TargetModel
 from explainers.models.inputs import zero_to_one
 from explainers.saved.files import is_first_process
 from explainers.training.trunk import at_patches
-from explainers.tve.mae_weights import read_mae
-from explainers.tve.masked_autoencoder import MaskedAutoencoder
+from explainers.tve.masked_autoencoder import MaskedAutoencoder, read_mae
 
 
 class FFN(nn.Module):

@@ -3,9 +3,8 @@
 from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.method_labels import MethodLabels
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.projections import prototypes_of, simplex_of
+from explainers.vectors.projections import prototypes_of, simplex_of, text_of
 from explainers.vectors.self_explaining import SelfExplaining
-from explainers.vectors.text_heads import text_of
 
 __all__ = [
     "ExplainabilityVector",

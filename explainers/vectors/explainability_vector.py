@@ -25,6 +25,8 @@ from explainers.vectors.lambda_sweep import (
     named,
     point_of,
     report,
+    restorations,
+    restored,
     sweep_points,
     table,
     warn_if_hurtful,
@@ -38,7 +40,6 @@ from explainers.vectors.model_files import (
     vectors_of,
 )
 from explainers.vectors.patches import explained
-from explainers.vectors.restoration import restorations, restored
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
 
@@ -73,8 +74,6 @@ class ExplainabilityVector(LightningModule):
             images best, for a source whose teacher computes attributions in other units than `labels`.
         restore: number of training images, without labels, to which the projection of the head is fitted, so that
             predictions stay those of the model of `onto`, see `restoration`; 0 leaves the head as it is, as the paper.
-        hurtful_cosine: warn if the cosine of a source's and the target's task vectors is below this value. Without
-            `predicting`, the source has no task vector, and there is no cosine.
     """
 
     signed = True
@@ -97,13 +96,11 @@ class ExplainabilityVector(LightningModule):
         k: int = 10,
         calibrate: bool = False,
         restore: int = 0,
-        hurtful_cosine: float = 0.0,
     ) -> None:
         super().__init__()
         sources = listed(predicting, explaining)
         self.points = sweep_points(lambda_1, lambda_2, checked_ratios(ratios, len(sources)))
         check_range(0, tolerance=tolerance, restore=restore)
-        check_range(-1, 1, hurtful_cosine=hurtful_cosine)
         check_range(1, grid.num_patches, k=k)
         if calibrate and select not in ("iou", "rank_correlation"):
             raise InputError(
@@ -114,7 +111,6 @@ class ExplainabilityVector(LightningModule):
         self.select: Agreement = select
         self.calibrate = calibrate
         self.restore = restore
-        self.hurtful_cosine = hurtful_cosine
 
         parents = read_parents(target, sources, onto)
         self.parent_hashes = {role: parent.sha256 for role, parent in parents.items()}
@@ -193,7 +189,7 @@ class ExplainabilityVector(LightningModule):
         self.log("val/curvature", curvature(self.sweep))
         for name, value in self.cosines.items():
             self.log(f"val/{name}", value)
-            warn_if_hurtful(name, value, self.hurtful_cosine)
+            warn_if_hurtful(name, value)
         report(self.trainer, self.sweep, best, self.select)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:

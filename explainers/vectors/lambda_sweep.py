@@ -2,10 +2,11 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor, nn
@@ -15,11 +16,72 @@ from explainers.errors import InputError, check_distinct, checks_choices
 from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
 from explainers.metrics.means import Mean
-
-log = logging.getLogger(__name__)
+from explainers.models import TargetModel
+from explainers.vectors.projections import some_images
 
 Point = tuple[float, ...]
 """(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
+
+RIDGE = 1.0  # strength of the ridge regression, relative to the mean variance of the embeddings
+
+
+def restoration(changed: Tensor, unchanged: Tensor, ridge: float = RIDGE) -> Tensor:
+    """Compute the map R, (D, D), with the least Σ |R e − ê|² + k |R − I|², by ridge regression towards the identity.
+
+    k is `ridge` times Σ |e − mean e|² / D. A fixed head whose projection is multiplied by R computes logits from
+    restored embeddings.
+
+    >>> unchanged = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
+    >>> (restoration(2 * unchanged, unchanged, ridge=0.0) + 0).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+
+    Args:
+        changed: e, the embeddings of images by the model with the vector, (B, D).
+        unchanged: ê, their embeddings by the model without it, (B, D).
+        ridge: strength, relative to the mean variance of e.
+    """
+    e = changed.double()
+    strength = ridge * (e - e.mean(0)).square().sum() / e.shape[1]
+    identity = torch.eye(e.shape[1], dtype=e.dtype, device=e.device)
+    change = torch.linalg.solve(e.mT @ e + strength * identity, e.mT @ (unchanged.double() - e)).mT
+    return (identity + change).to(changed.dtype)
+
+
+def restored(projection: Tensor | None, restoration: Tensor | None) -> Tensor | None:
+    """The projection P of a fixed head, `None` for none, for embeddings that are restored first: P R."""
+    if restoration is None:
+        return projection
+    return restoration if projection is None else projection @ restoration
+
+
+@torch.no_grad()
+def restorations(points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int) -> dict[Any, Tensor]:
+    """Fit a `restoration` for every point of a sweep but the first, the unchanged model.
+
+    Args:
+        points: the points, or their names.
+        load: loads the weights of a point into a model, and returns it.
+        data: a datamodule; its training images are used without their labels.
+        count: maximum number of images.
+
+    Returns:
+        Point → R, on the device of the model.
+
+    Raises:
+        InputError: without a datamodule.
+    """
+    if data is None:
+        raise InputError("expected a datamodule with training images for restore, got dataloaders: set restore=0")
+    embeddings: list[list[Tensor]] = [[] for _ in points]
+    for batch in some_images(data, "train", count):
+        for point, of_point in zip(points, embeddings, strict=True):
+            target = load(point)
+            of_point.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float())
+    unchanged, *changed = (torch.cat(of_point) for of_point in embeddings)
+    return {point: restoration(each, unchanged) for point, each in zip(points[1:], changed, strict=True)}
+
+
+log = logging.getLogger(__name__)
 
 
 def sweep_points(
@@ -209,18 +271,17 @@ def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, 
         print(summary(sweep, best, select))
 
 
-def warn_if_hurtful(name: str, cosine: float, limit: float) -> None:
-    """Warn if the cosine of a source's and the target's task vectors is below a limit.
+def warn_if_hurtful(name: str, cosine: float) -> None:
+    """Warn if the cosine of a source's and the target's task vectors is negative.
 
     Args:
         name: name of the cosine: `cosine_2` is that of the second source.
         cosine: the cosine.
-        limit: the limit.
     """
-    if cosine < limit:
+    if cosine < 0:
         log.warning(
-            f"the transfer may hurt: the {name} of the source's and the target's task vectors is {cosine:.2f}, below"
-            f" {limit:g}; take a source that is more like the target"
+            f"the transfer may hurt: the {name} of the source's and the target's task vectors is {cosine:.2f}, below 0;"
+            " take a source that is more like the target"
         )
 
 

@@ -11,7 +11,7 @@ from toys import VECTORS, batch_of, fit, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY
-from explainers.anyhead.learned import Learned, nearest_others, vocabulary_of
+from explainers.anyhead.functionals import FunctionalSampler, nearest_others, vocabulary_of
 from explainers.errors import InputError
 from explainers.posthoc import build
 from explainers.sampling import stream
@@ -107,7 +107,7 @@ def test_texts_are_the_classes_of_the_head_that_texts_make(headless, grid, image
 @torch.no_grad()
 def test_the_nearest_image_of_a_single_image_is_a_random_direction(headless, taught):
     alone = [taught[name][:1] for name in ("embedding", "index")]
-    images, isotropic = (Learned(kind, headless).of(*alone) for kind in ("images", "isotropic"))
+    images, isotropic = (FunctionalSampler(kind, headless).of(*alone) for kind in ("images", "isotropic"))
     assert all(torch.equal(*pair) for pair in zip(images, isotropic, strict=True))
     assert nearest_others(torch.tensor([[1.0, 0], [-1, 0], [9, 1]])).tolist() == [2, 2, 0]
 

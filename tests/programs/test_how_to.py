@@ -101,7 +101,7 @@ def test_a_target_is_built_and_its_blocks_are_read(add_files, compose):
     add_files("target")
     config = compose("target=mobilenet", "target.model.pretrained=false")
     target, grid = instantiate(config.target), instantiate(config.grid)
-    assert len(LightNetwork(target, grid, config.blocks, width=8, depth=1).trunk.read) == 4
+    assert len(LightNetwork(target, grid, config.blocks, width=8, depth=1).read) == 4
     assert run("target")["logits"].shape == (2, 2)
 
 

@@ -19,7 +19,11 @@ def after(*overrides, folder, run="runs/x=1", target="vit_tiny"):
     [
         (("experiment=anyhead", "data.root=my/images"), "explainers explain my/photo.jpg --explainer runs/x=1"),
         (("experiment=tve_vitb",), "explainers explain my/photo.jpg --explainer runs/x=1"),
-        (("experiment=quickstart_tve",), "explainers explain my/photo.jpg --explainer runs/x=1"),
+        (
+            ("experiment=quickstart_tve",),
+            "explainers explain my/photo.jpg --explainer runs/x=1"
+            " --model test_resnet --weights runs/quickstart_target/target.safetensors",
+        ),
         (("experiment=vit_shapley",), "explainers explain my/photo.jpg --explainer runs/x=1"),
         (
             ("experiment=linear_head", "target=vit_tiny"),
@@ -57,6 +61,6 @@ def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
 def test_the_last_line_is_the_command_unless_it_is_not_wanted(tmp_path, capsys):
     run = tmp_path / "run"
     train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=run)
-    assert capsys.readouterr().out.splitlines()[-1] == f"next: explainers explain my/photo.jpg --explainer {run}"
+    assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{run}", target=...) in Python'
     train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", "next=false", folder=run)
     assert "next:" not in capsys.readouterr().out

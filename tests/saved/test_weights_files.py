@@ -14,7 +14,7 @@ from explainers.models.heads import load_head
 from explainers.saved.weights import check_identity, read_weights, save_weights
 from explainers.text.encoders import stored_encoder, text_embeddings
 from explainers.tve import TVE
-from explainers.tve.mae_weights import read_mae
+from explainers.tve.masked_autoencoder import read_mae
 from explainers.vectors import exported_target
 
 WEIGHTS = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.zeros(2)}

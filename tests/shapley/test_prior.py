@@ -8,8 +8,7 @@ from toys import Marked
 from explainers.errors import InputError
 from explainers.posthoc import build
 from explainers.shapley.coalition_draws import shapley_coalitions
-from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels, fit_shapley
-from explainers.shapley.prior import STRENGTHS, fit_with_prior
+from explainers.shapley.kernel_shap import STRENGTHS, KernelSHAP, ShapleyLabels, fit_shapley, fit_with_prior
 
 
 def noisy_game(count, noise, paired=True, images=6):

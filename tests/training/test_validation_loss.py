@@ -13,8 +13,7 @@ from explainers.errors import InputError
 from explainers.metrics.means import Ratios
 from explainers.tve import TVE
 from explainers.vectors.fixed_head import own_head
-from explainers.vectors.prediction_losses import EmbeddingError, relative_error
-from explainers.vectors.self_explaining import SelfExplaining
+from explainers.vectors.self_explaining import EmbeddingError, SelfExplaining, relative_error
 
 
 def self_explaining(target, grid, labels, predictions):

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
-from explainers.tve import mae_weights
-from explainers.tve.mae_weights import read_mae
-from explainers.tve.masked_autoencoder import MaskedAutoencoder
+from explainers.tve import masked_autoencoder
+from explainers.tve.masked_autoencoder import MaskedAutoencoder, read_mae
 from explainers.tve.paper_network import PaperNetwork
 
 TINY = {"width": 16, "depth": 2, "heads": 2, "decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
@@ -184,7 +183,7 @@ def test_a_repository_of_the_hub_is_downloaded_by_its_name(tmp_path, monkeypatch
             raise huggingface_hub.errors.EntryNotFoundError(name)
         return str(tmp_path / name)
 
-    monkeypatch.setattr(mae_weights, "hf_hub_download", download)
+    monkeypatch.setattr(masked_autoencoder, "hf_hub_download", download)
     assert read_mae(source)["norm.bias"].tolist() == [1, 1]
 
 
@@ -200,7 +199,7 @@ def test_without_the_hub_one_line_says_what_to_do(monkeypatch, error, reason):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(mae_weights, "hf_hub_download", fail)
+    monkeypatch.setattr(masked_autoencoder, "hf_hub_download", fail)
     with pytest.raises(
         InputError, match=rf"got none from the Hugging Face Hub \({reason}.*mae to its path, or to null"
     ):

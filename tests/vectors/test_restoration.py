@@ -14,7 +14,7 @@ from explainers.errors import InputError
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.vectors import ExplainabilityVector, exported_target
-from explainers.vectors.restoration import restoration, restored
+from explainers.vectors.lambda_sweep import restoration, restored
 
 
 @pytest.fixture

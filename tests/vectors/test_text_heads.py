@@ -17,8 +17,7 @@ from explainers.errors import InputError
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.vectors.fixed_head import projected_head
-from explainers.vectors.projections import prototypes_of
-from explainers.vectors.text_heads import tell_accuracy, text_of
+from explainers.vectors.projections import prototypes_of, tell_accuracy, text_of
 
 QUICK = "tiny-quickgelu"
 
