@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from explainers import Explainer
 from explainers.app.command import printed
 from explainers.app.explain_command import session_of, sessions_of
 from explainers.app.passes import announce_passes, set_passes
@@ -35,7 +36,7 @@ def benchmark(options: Namespace) -> None:
     sessions = sessions_for(options)
     announce_passes(sessions, len(photos))
     session = sessions[0]
-    explainers = {"Chance": build("Chance", session.target, session.target.grid)}
+    explainers: dict[str, Explainer] = {"Chance": build("Chance", session.target, session.target.grid)}
     explainers |= {each.method: each.explainer for each in sessions}
     batch_size = options.batch_size or min(BATCH, *(each.batch_size for each in sessions))
     pictures = PhotoBatches(session, photos, batch_size)

@@ -1,12 +1,11 @@
 """`explainers list`: trained explainers, methods, and what needs an extra."""
 
-import ast
 import textwrap
 from argparse import Namespace
 from importlib.util import find_spec
-from pathlib import Path
 
 from explainers.app.command import printed
+from explainers.posthoc import AGGREGATIONS, method_names
 
 EXTRAS = {
     "methods": (
@@ -15,13 +14,10 @@ EXTRAS = {
     ),
     "clip": (("open_clip",), "texts, with models of CLIP and SigLIP"),
     "app": (("gradio",), "serve"),
-    "hub": (("huggingface_hub", "transformers"), "explainers and models of the Hugging Face Hub"),
+    "hub": (("transformers",), "models of Hugging Face transformers"),
     "train": (("lightning", "hydra"), "training, in the checkout"),
 }
 """Extra of the package → what it installs, and what needs it."""
-
-AGGREGATIONS = ("PLUS", "Rollout", "SkipPLUS")
-"""Names of the room of methods that are sums over the layers of a method."""
 
 
 def list_all(options: Namespace) -> None:
@@ -59,15 +55,6 @@ def methods_of_model(options: Namespace) -> tuple[list[str], str]:
         model = timm.create_model(model)
     target = as_target(model, weights)
     return methods_for(target), f"those that explain {target.name}"
-
-
-def method_names() -> list[str]:
-    """The names of all methods, read from the text of their room, because importing it takes seconds."""
-    room = find_spec("explainers.posthoc")
-    assert room is not None and room.origin is not None
-    tree = ast.parse(Path(room.origin).read_text(encoding="utf-8"))
-    lists = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
-    return sorted(name for name in ast.literal_eval(lists[0]) if name[0].isupper() and name not in AGGREGATIONS)
 
 
 def state(extra: str, packages: tuple[str, ...]) -> str:

@@ -282,7 +282,7 @@ def measure(
         batch["index"] = torch.arange(count, count + size, device=device)
         batch.setdefault("label", torch.full((size,), -1, device=device))
         if number == 1:
-            for metrics in measurement.metrics:
+            for _, metrics in measurement._metrics():
                 metrics["cost"].reset()  # of the first batch, which is slower
         measurement.update(batch)
         count += size

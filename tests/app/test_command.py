@@ -435,13 +435,6 @@ def test_list_names_explainers_methods_and_extras(run):
     assert "PLUS," not in names and "  methods  installed, for" in text
 
 
-def test_the_names_are_those_of_the_room_of_methods():
-    from explainers.app.list_command import method_names
-    from explainers.posthoc import method_names as of_the_room
-
-    assert method_names() == of_the_room()
-
-
 def test_list_shows_what_explains_a_model(run):
     status, lines, _ = run("list")
     assert status == 0 and f"(those that explain {MODEL}):" in "\n".join(lines)
