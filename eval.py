@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import EvaluationModule
+from explainers.evaluation import EvaluationModule
 from explainers.images.listing import several
 from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile

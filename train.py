@@ -17,13 +17,12 @@ from explainers.running import program
 from explainers.running.folder import relative, run_dir
 from explainers.running.keys import check_settings
 from explainers.running.loggers import forget_later_rows
-from explainers.running.next_command import Training, next_command
+from explainers.running.next_command import next_command
 from explainers.running.processes import check_number_of_images, launch
 from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record, write_metrics
 from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
 from explainers.running.trainer import build_all, build_trainer
 from explainers.running.weights import use_random_weights, use_weights
-from explainers.training.explainer_training import lightning_module
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -46,7 +45,7 @@ def train(cfg: DictConfig) -> float | None:
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if launch(cfg.trainer):
         return read_json(folder / METRICS).get(cfg.objective)
-    module = lightning_module(instantiate(cfg.get("module") or cfg.explainer))
+    module = instantiate(cfg.module)
     trainer = trainer_of(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     if not cfg.trainer.fast_dev_run:
@@ -57,8 +56,7 @@ def train(cfg: DictConfig) -> float | None:
         module.export(folder)
     summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
     if exports and cfg.next:
-        choices, classes = HydraConfig.get().runtime.choices, getattr(images, "classes", ())
-        print("next:", next_command(Training(cfg, choices, relative(folder), classes, getattr(module, "target", None))))
+        print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), relative(folder)))
     return metrics.get(cfg.objective)
 
 
@@ -95,7 +93,7 @@ def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
     """Name the weights that were measured by a run that did not train its module."""
     if checkpoint is not None:
         return f"measured {relative(checkpoint)}"
-    weights = (cfg.get("module") or cfg.explainer).get("weights")
+    weights = (cfg.get("explainer") or cfg.module).get("weights")
     what = weights or "an untrained network (fit=false without ckpt_path)"
     return f"measured {what}, nothing exported"
 

@@ -35,7 +35,6 @@ from benchmarks.explain import CONFIGS
 from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
 from explainers.models import TargetModel
 from explainers.text import TextHead
-from explainers.training.explainer_training import lightning_module
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 
@@ -51,17 +50,17 @@ def composed(*overrides: str) -> DictConfig:
     cfg.target.model.update(pretrained=False, checkpoint_path="")
     OmegaConf.to_container(cfg.grid, resolve=True)  # what follows from the model is remembered, before tensors are fake
     with open_dict(cfg):
-        part = cfg.get("module") or cfg.explainer
-        part.update({key: None for key in ("weights", "surrogate") if key in part and "scale" not in part})
+        part, explainer = cfg.module, cfg.get("explainer") or {}
+        explainer.update({key: None for key in ("weights", "surrogate") if key in explainer})
         if part.get("projection") is not None:  # prototypes need images; a simplex has their size
             part.projection = {"_target_": "explainers.vectors.simplex_of", "_partial_": True, "seed": 0}
-        teacher = part.get("teacher")
+        teacher = part.get("loss")
         if OmegaConf.is_dict(teacher) and teacher.get("functionals") == "texts":
             teacher.text_head = {"_target_": "benchmarks.fake_steps.texts_of", "_partial_": True}
         if OmegaConf.is_dict(teacher) and teacher.get("fit") == "ranking":  # which patches leave is not known
             teacher.removals = [removal for removal in teacher.removals if removal != "drop"] or ["zero"]
-        for key in {"mae", "pretrained"} & set(part.get("network") or {}):
-            part.network[key] = None if key == "mae" else False
+        for key in {"mae", "pretrained"} & set(explainer.get("network") or {}):
+            explainer.network[key] = None if key == "mae" else False
     return cfg
 
 
@@ -80,9 +79,9 @@ def build(cfg: DictConfig) -> Any:
         model.head = FixedHead(simplex(CLASSES, model.embed_dim, seed=0))
         return model
 
-    part = cfg.get("module") or cfg.explainer
+    part = cfg.module
     with patch("explainers.vectors.self_explaining.exported_target", trained):
-        module = lightning_module(instantiate(part))
+        module = instantiate(part)
     unknown = "num_classes" in part and part.num_classes is None or part.get("projection") is not None
     data = SimpleNamespace(classes=[str(i) for i in range(CLASSES)] if unknown else [])
     module.trainer = SimpleNamespace(datamodule=data, current_epoch=0, global_step=1)

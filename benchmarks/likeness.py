@@ -35,7 +35,7 @@ from explainers.metrics.perturbation import PerturbationCurves, importance_order
 from explainers.models import TargetModel
 from explainers.models.removal import masked_outputs
 
-METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {"layer": -1}, "GradCAM": {"layer": -1}}
+METHODS: dict[str, dict[str, Any]] = {"CAM": {}, "HiResCAM": {}, "GradCAM": {"relu": False}}
 OTHERS = ("nearest", "random", "itself")
 BATCH, LEVELS = 20, 11
 

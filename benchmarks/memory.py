@@ -38,8 +38,8 @@ LARGER = (
     "tve_vitb data.batch_size=32 trainer.accumulate_grad_batches=2",
     *(f"tve_vitb target={target}" for target in ("vit_large", "swin_base", "resnet50", "deit_base")),
     *(f"{name} target=vit_base" for name in ("vit_shapley", FASTSHAP, "surrogate", "linear_head", "self_explaining")),
-    "vit_shapley target=vit_base cache=none explainer.network.freeze=false explainer.coalitions=32",  # as published
-    *(f"{name} target=vit_base cache=none" for name in ("tve_vit_tiny", "anyhead_white_box")),
+    "vit_shapley target=vit_base cache=none explainer.network.freeze=false module.loss.coalitions=32",  # as published
+    "tve_vit_tiny target=vit_base cache=none",
     "anyhead_vitb target=vit_large",
     *(f"anyhead_tower target={target}" for target in ("clip_vit_b16", "siglip_vit_b16", "tinyclip", "dinov2_vit_s14")),
     "full_finetuning target=vit_large",
@@ -84,10 +84,8 @@ def remedy(overrides: Sequence[str]) -> str:
 
 def smaller(cfg: Any) -> Iterator[list[list[str]]]:
     """Lists of overrides that change one setting, each to half of the one before."""
-    part = cfg.get("explainer") or {}
-    keys = {"explainer.chunk_size": part, "explainer.teacher.chunk_size": part.get("teacher") or {}}
-    for key, holder in keys.items():
-        yield [[f"{key}={size}"] for size in halves(holder.get("chunk_size", 0)) if size >= 16]
+    loss = cfg.module.get("loss") or {}
+    yield [[f"module.loss.chunk_size={size}"] for size in halves(loss.get("chunk_size", 0)) if size >= 16]
     images = cfg.data.batch_size
     times = cfg.trainer.accumulate_grad_batches
     yield [

@@ -44,14 +44,14 @@ METHODS = (
     *("tve_vitb", "tve_vitb explainer.network.shared_trunk=true"),
     *(f"tve_vitb target={target}" for target in ("vit_large", "swin_base", "resnet50")),
     *("anyhead_vitb", "tve_vit_tiny target=vit_base", "vit_shapley target=vit_base", f"{FASTSHAP} target=vit_base"),
-    *("self_explaining target=vit_base explainer.labels.prior=null", "surrogate target=vit_base"),
+    *("self_explaining target=vit_base module.labels.prior=null", "surrogate target=vit_base"),
     *("linear_head target=vit_base", "full_finetuning target=vit_base"),
     *("anyhead_tower", "anyhead_tower target=clip_vit_b16", "anyhead_tower target=siglip_vit_b16"),
     *("anyhead_tower target=tinyclip", "anyhead_tower target=dinov2_vit_s14"),
 )
 """`FlopCounterMode` cannot count white-box teachers and priors, which compute gradients within a forward pass."""
 ON_IMAGENET = METHODS[:6]
-ZERO = "explainer.teacher.removals=[zero]"  # rows of the same size as of several removals, and counted more quickly
+ZERO = "module.loss.removals=[zero]"  # rows of the same size as of several removals, and counted more quickly
 CACHED = (
     *("tve_vit_tiny target=vit_base", "tve_vit_tiny target=vit_base blocks=[11]"),
     f"anyhead_vit_tiny target=vit_base {ZERO}",

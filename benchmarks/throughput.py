@@ -34,9 +34,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import build, device_name, device_of, wait
+from benchmarks.explain import METHODS, build, device_name, device_of, wait
 from benchmarks.fake_steps import composed
-from explainers.training.explainer_training import lightning_module
 from explainers.training.sources import complete
 
 CASES = {"light": "TVE with the light network", "anyhead": "AnyHead"}
@@ -201,9 +200,14 @@ def random_batch(count: int, side: int, device: torch.device) -> Batch:
     return {"image": images, "index": torch.arange(count, device=device)}
 
 
-def prepared(explainer: Any, device: torch.device) -> Any:
+def trainings(target: str, modules: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Case → the training of its explainer."""
+    cfgs = {case: composed(f"target={target}", *METHODS[case]) for case in CASES}
+    return {case: prepared(instantiate(cfg.module, explainer=modules[case]), device) for case, cfg in cfgs.items()}
+
+
+def prepared(module: Any, device: torch.device) -> Any:
     """The training of an explainer, which logs nothing because it has no trainer."""
-    module: Any = lightning_module(explainer)
     module.log = lambda *_, **__: None
     return module.to(device).train()
 
@@ -225,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     side = modules["light"].grid.image_size
     target = modules["plain"]
     batch, compiled = random_batch(given.images, side, device), torch.compile(target.embed, backend=given.backend)
-    trained = {case: prepared(modules[case], device) for case in CASES}
+    trained = trainings(given.target, modules, device)
     groups = {name: options(trained[case], compiled) for case, name in CASES.items()}
     with patch("torch.compiler.config.force_disable_caches", True), inductor.patch(compile_threads=1):
         rows = list(compilation(compiled, target.normalise(random_batch(8, side, device)["image"])))
@@ -240,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = []
         for experiment in EXPERIMENTS:
             cfg = composed(f"experiment={experiment}")
-            module = prepared(instantiate(cfg.explainer), device)
+            module = prepared(instantiate(cfg.module), device)
             large = random_batch(cfg.data.batch_size, module.explainer.grid.image_size, device)
             rows.append([experiment, *achieved(module, large, given.rounds, rate)])
         print(markdown("Experiment; Images; ms/step; TFLOP/step; TFLOP/s; Of the product", rows))

@@ -8,8 +8,9 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from callbacks.samples import explainer_of, validation_samples
-from explainers.app.beside import fidelities, table
 from explainers.errors import InputError, check_positive, check_range
+from explainers.evaluation.quick_check import measure_beside_baselines
+from explainers.evaluation.result import CURVES, columns_of, text_table
 from explainers.saved.files import write_atomically
 
 
@@ -63,11 +64,11 @@ class Check(Callback):
             raise InputError("expected validation images, got none: set data.val, or callbacks.check=null")
         batches = samples["image"].split(self.batch_size)
         with trainer.precision_plugin.forward_context():
-            measured = fidelities(explainer_of(module), batches, self.levels)
+            measured = measure_beside_baselines(explainer_of(module), batches, self.levels)
         images = len(samples["image"])
         record = {"images": images, "levels": self.levels, "removal": "zero", "explainers": measured}
         write_atomically(self.path, json.dumps(record, indent=2))
         logged = {f"check/{name}/{key}": value for name, row in measured.items() for key, value in row.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step)
-        print(table(measured, images))
+        print(text_table(measured, columns_of(CURVES, cost=False), f"{images} validation images"))

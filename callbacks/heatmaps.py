@@ -10,8 +10,8 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from callbacks.samples import explainer_of, validation_samples
-from explainers.app.beside import heatmaps_beside
 from explainers.errors import InputError, check_positive, check_range
+from explainers.evaluation.quick_check import explain_by_baselines
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
 
@@ -80,7 +80,7 @@ class Heatmaps(Callback):
             self.signed = {type(explainer).__name__: getattr(explainer, "signed", None)}
             self.compared = {}
             if hasattr(explainer, "target"):
-                self.compared, signed = heatmaps_beside(explainer, images)
+                self.compared, signed = explain_by_baselines(explainer, images)
                 self.signed |= signed
         figure = draw_heatmaps(images, heatmaps | self.compared, samples.get("truth"), signed=self.signed)
         path = self.folder / f"{self.name}.png"

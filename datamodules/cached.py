@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.images import Images
-from datamodules.rows import Numbered, StoredRows, readable_and_corrupt
-from datamodules.store import Rows, Store
+from datamodules.store import Numbered, Rows, Store, StoredRows, readable_and_corrupt
 from explainers.errors import InputError, check_positive
 from explainers.images.loading import delivered
 from explainers.runtime.progress import progress

@@ -33,19 +33,17 @@ def class_masks(
 
     Areas are those in the sample, after resize and crop; `truth` holds the pixels of the label. Images in which no
     class is large enough, images without a mask, and masks without an image are left out with a warning.
+    For other arguments see `ImageFiles`.
 
     Args:
         root: folder that holds both folders.
-        image_size: see `ImageFiles`.
         images: see `masked_images`.
         masks: folder of the masks, see `masked_images` and `read_ids`. Id 0 is no class, id 1 the first of `classes`.
         classes: names of the classes; `None` takes the sorted names of the folders below `images`.
         ignored: further ids that are no class, such as 255, or 1000 in ImageNet-S.
         least_area: smallest area of an object, as a fraction of the sample.
         imagenet: whether `classes` are identifiers such as n01440764, and labels those of ImageNet-1k, 0 to 999.
-        crop_fraction: see `ImageFiles`.
         limit: see `ImageFiles`; images without a large class count.
-        skip_corrupt: see `ImageFiles`.
 
     Raises:
         InputError: if a folder is missing, no image has a mask, a mask holds an unknown id, or a class is unknown.

@@ -34,19 +34,15 @@ def coco_masks(
 ) -> ImageFiles:
     """Images with the instances of one category: every sample has a `truth` mask, all pixels of these instances.
 
-    Images without such instances are left out with a warning.
+    Images without such instances are left out with a warning. For other arguments see `ImageFiles`.
 
     Args:
         root: folder to which both are relative.
-        image_size: see `ImageFiles`.
         images: folder of the images.
         annotations: JSON file of instances, with polygons or run lengths, compressed or not.
         category: name of the category; `None` takes, in each image, the category whose instances have the largest area.
         labelled: whether labels number the categories in the order of their ids; False gives the label -1, because the
             head of the target knows other classes.
-        crop_fraction: see `ImageFiles`.
-        limit: see `ImageFiles`.
-        skip_corrupt: see `ImageFiles`.
 
     Raises:
         InputError: if the folder or the file is missing, or the file has another format, no such category, a

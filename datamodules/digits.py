@@ -179,16 +179,14 @@ class Digits(Dataset[dict[str, Tensor]]):
 class DigitImages(Images):
     """Batches of `Digits`, with the same task and domain in every split.
 
+    For other arguments see `Images`.
+
     Args:
         image_size: side of the canvases, in pixels.
         task: meaning of the labels, one of `TASKS`.
         domain: appearance of the canvases, one of `DOMAINS`.
         scraps: parts of other digits on each canvas.
         size: split → number of canvases; 6000 (train), 300 (val) and 200 (test) for splits that it leaves out.
-        batch_size: see `Images`.
-        eval_batch_size: see `Images`.
-        num_workers: see `Images`.
-        seed: see `Images`.
         without: the domain that `mixed` leaves out, see `Digits`.
     """
 

@@ -5,9 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.datasets import ImageFiles
+from datamodules.datasets import ImageFiles, own_folder, part_of
 from datamodules.images import Images
-from datamodules.splitting import own_folder, part_of
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images
 
@@ -24,13 +23,10 @@ def image_folder(
     """Read labelled images, <root>/<class>/<file>.
 
     Every subfolder is a class, even an empty one, so that a part of the images has the same labels as the whole.
+    For other arguments see `ImageFiles`.
 
     Args:
         root: folder of the class folders.
-        image_size: see `ImageFiles`.
-        crop_fraction: see `ImageFiles`.
-        limit: see `ImageFiles`.
-        skip_corrupt: see `ImageFiles`.
         half: 0 or 1 takes every second image, starting at that position, so that one folder gives two splits; `None`
             takes all images.
         held_out: see `part_of`.
@@ -81,6 +77,7 @@ class ImageFolders(Images):
     """Labelled images, <root>/<split>/<class>/<file>. Classes are numbered in the order of their sorted names.
 
     Of a folder without these splits, <root>/<class>/<file>, every tenth image by name is for validation and tests.
+    For other arguments see `Images`.
 
     Args:
         root: folder that holds the splits.
@@ -91,11 +88,6 @@ class ImageFolders(Images):
         halve: if `val` and `test` are the same folder, each takes every second image of it.
         skip_corrupt: warn of images that cannot be decoded, and replace them or leave them out, see `Images`;
             otherwise they are an error.
-        batch_size: see `Images`.
-        eval_batch_size: see `Images`.
-        num_workers: see `Images`.
-        seed: see `Images`.
-        templates: see `Images`.
     """
 
     def __init__(

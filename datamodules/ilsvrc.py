@@ -43,16 +43,13 @@ def imagenet_boxes(
     """Images of ILSVRC 2012 with their boxes: every sample has a `truth` mask. The label is the class of its boxes.
 
     Images without boxes, and boxes without an image, are left out with a warning. Samples are sorted by file name.
+    For other arguments see `ImageFiles`.
 
     Args:
         root: folder to which the others are relative.
-        image_size: see `ImageFiles`.
         boxes: folder of XML files; or LOC_val_solution.csv, whose boxes are in pixels of the stored images; or a .json
             file of `annotated_images`, which names the images itself. `None` takes the first of `BOXES` that exists.
         images: folder of the images, in subfolders or not. `None` takes the first of `IMAGES` that exists.
-        crop_fraction: see `ImageFiles`.
-        limit: see `ImageFiles`.
-        skip_corrupt: see `ImageFiles`.
 
     Raises:
         InputError: if boxes or images are missing, or a file names no box or an unknown class.

@@ -31,17 +31,14 @@ def masked_images(
     """Images with masks of their objects, without labels: every sample has a `truth` mask, and the label -1.
 
     Images without a mask, and masks without an image, are left out with a warning.
+    For other arguments see `ImageFiles`.
 
     Args:
         root: folder that holds both folders.
-        image_size: see `ImageFiles`.
         images: folder of the images below `root`.
         masks: folder of the masks below `root`; the mask of an image has its path without the ending. A mask is black
             and white (grey from its middle on counts as white), or holds 0 and 1. It has the rows and columns of the
             stored image, at any scale.
-        crop_fraction: see `ImageFiles`.
-        limit: see `ImageFiles`.
-        skip_corrupt: see `ImageFiles`.
 
     Raises:
         InputError: if a folder is missing, or no image has a mask.

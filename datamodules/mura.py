@@ -23,14 +23,11 @@ def mura(
     """Read the images below <root>/<split>, in the layout that Stanford publishes, with the labels of their studies.
 
     The files are grey images of several sizes. A sample has three equal channels, and shows the square centre.
+    For other arguments see `ImageFiles`.
 
     Args:
         root: the unpacked folder MURA-v1.1.
         split: folder of the split.
-        image_size: see `ImageFiles`.
-        crop_fraction: see `ImageFiles`.
-        limit: see `ImageFiles`.
-        skip_corrupt: see `ImageFiles`.
 
     Raises:
         InputError: if the split is unknown, or its folder is missing or holds no images.

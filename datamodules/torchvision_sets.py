@@ -16,12 +16,37 @@ from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10, CIFAR100, DTD, GTSRB, MNIST, SUN397, SVHN, EuroSAT, ImageFolder, StanfordCars
 from torchvision.transforms.functional import pil_to_tensor
 
-from datamodules.class_names import DIGIT_NAMES, LAND_USES, TRAFFIC_SIGNS
 from datamodules.datasets import ImageFiles, Sample, spread
 from datamodules.fingerprints import digest
 from datamodules.images import Images
 from explainers.errors import InputError, check_positive
 from explainers.images.decoding import as_rgb, resize_short_side
+
+
+def named(classes: str) -> tuple[str, ...]:
+    """Names of classes in the order of their labels, with commas between them."""
+    return tuple(classes.split(", "))
+
+
+DIGIT_NAMES = tuple("0123456789")
+
+LAND_USES = named(
+    "annual crops, forest, low natural vegetation, highway, industrial buildings, pasture, permanent crops, "
+    "residential buildings, river, sea or lake"
+)
+"""Classes of EuroSAT, which torchvision does not name."""
+
+TRAFFIC_SIGNS = named(
+    "speed limit 20 km/h, speed limit 30 km/h, speed limit 50 km/h, speed limit 60 km/h, speed limit 70 km/h, "
+    "speed limit 80 km/h, end of speed limit 80 km/h, speed limit 100 km/h, speed limit 120 km/h, no overtaking, "
+    "no overtaking by trucks, right of way at the next crossing, priority road, give way, stop, no vehicles, "
+    "no trucks, no entry, danger, curve to the left ahead, curve to the right ahead, several curves ahead, "
+    "uneven road, slippery road, road narrows on the right, road works, traffic lights ahead, pedestrians, "
+    "children, cyclists crossing, snow or ice, wild animals, end of all restrictions, turn right ahead, "
+    "turn left ahead, straight ahead only, straight ahead or right, straight ahead or left, pass on the right, "
+    "pass on the left, roundabout, end of no overtaking, end of no overtaking by trucks"
+)
+"""Classes of GTSRB, which torchvision does not name."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +228,8 @@ def readable_scene(name: str) -> str:
 class TorchvisionImages(Images):
     """Batches from a data set that torchvision reads.
 
+    For other arguments see `Images`.
+
     Args:
         root: folder of all data sets of torchvision.
         name: one of `DATA_SETS`.
@@ -210,11 +237,6 @@ class TorchvisionImages(Images):
         download: let torchvision download the data set if it is missing.
         limit: split → maximum number of images, spread evenly; `None` takes all.
         halve: if `val` and `test` are the same images, each takes every second of them.
-        templates: see `Images`.
-        batch_size: see `Images`.
-        eval_batch_size: see `Images`.
-        num_workers: see `Images`.
-        seed: see `Images`.
     """
 
     def __init__(

@@ -1,11 +1,18 @@
 """Learned and post-hoc explainers of vision models.
 
-`explainers.explain` explains images. `explainers.load` loads a trained explainer, `explainers.available` lists those
-that are shipped, `explainers.overlay` draws a heatmap over its image, and `Explainer` below is the interface of every
-explainer.
+    explain(image, model)                  the heatmap of a class, or of a text, in an image
+    compare(image, other, model)           which patches make two images alike
+    nearest(image, folder, model)          the most similar images of a folder, and why
+    evaluate(model, explainers, images)    how faithful explainers are: any function is one
+    refine(explainer, images)              heatmaps improved by masked forward passes, with standard errors
+    load(folder), available()              trained explainers
+    overlay(image, heatmap)                a heatmap drawn over its image
+    Session(model)                         a model that explains many images
 
-`images` are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N), and True at
-visible patches. Patches are numbered row by row. A letter for a shape means the same in every file:
+`Explainer` is the interface of every explainer; the other protocols say what some of them can do besides.
+
+`images` of an explainer are uint8, (B, C, H, W), and every model normalises them itself. `keep` is boolean, (B, M, N),
+and True at visible patches. Patches are numbered row by row. A letter for a shape means the same in every file:
 
     B  images              C  channels             H, W  pixels
     P  patches per side    N  patches, P · P       Z  sampled patches per image
@@ -26,24 +33,46 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from explainers.app.comparing import Comparison, compare, nearest
+    from explainers.app.evaluating import evaluate
+    from explainers.app.explaining import explain
+    from explainers.app.explanation import Explanation
+    from explainers.app.session import Session
+    from explainers.evaluation.result import EvaluationResult
+    from explainers.refinement.refine import refine
+    from explainers.report.overlays import overlay
+    from explainers.share import load
+    from explainers.share.catalogue import available
+
 __version__ = "0.1.0"
 
-SHORTCUTS = {
-    "explain": "explainers.app.explaining",
-    "Explanation": "explainers.app.explanation",
-    "Session": "explainers.app.session",
-    "nearest": "explainers.app.neighbours",
-    "Comparison": "explainers.app.comparing",
-    "load": "explainers.share",
-    "available": "explainers.share.catalogue",
-    "overlay": "explainers.report.overlays",
-    "refine": "explainers.refinement",
-}
-"""Shortcut for users → its module. It is imported at first use, because every module imports this file first."""
+__all__ = [
+    "Comparison",
+    "DetailedExplainer",
+    "Details",
+    "EvaluationResult",
+    "Explainer",
+    "Explanation",
+    "FunctionalExplainer",
+    "PreparedExplainer",
+    "SelfExplainer",
+    "Session",
+    "VectorExplainer",
+    "available",
+    "compare",
+    "evaluate",
+    "explain",
+    "load",
+    "nearest",
+    "overlay",
+    "refine",
+]
 
 
 def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Build the `__getattr__` of a package, which imports some of its names at first use.
+
+    Type checkers must not see it, or every misspelt name has the type `Any`: define it under `if not TYPE_CHECKING`.
 
     Args:
         package: name of the package.
@@ -58,12 +87,29 @@ def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
     return attribute
 
 
-__getattr__ = imported_at_use(__name__, SHORTCUTS)
+if not TYPE_CHECKING:  # the same names as above, imported at first use, because every module imports this file first
+    __getattr__ = imported_at_use(
+        __name__,
+        {
+            "Comparison": "explainers.app.comparing",
+            "EvaluationResult": "explainers.evaluation.result",
+            "Explanation": "explainers.app.explanation",
+            "Session": "explainers.app.session",
+            "available": "explainers.share.catalogue",
+            "compare": "explainers.app.comparing",
+            "evaluate": "explainers.app.evaluating",
+            "explain": "explainers.app.explaining",
+            "load": "explainers.share",
+            "nearest": "explainers.app.comparing",
+            "overlay": "explainers.report.overlays",
+            "refine": "explainers.refinement.refine",
+        },
+    )
 
 
 def __dir__() -> list[str]:
-    """Name the shortcuts too, for completion in shells and notebooks."""
-    return sorted({*globals(), *SHORTCUTS})
+    """Name the public names, for completion in shells and notebooks, also before their first use."""
+    return sorted({*globals(), *__all__})
 
 
 class Explainer(Protocol):

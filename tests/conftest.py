@@ -69,7 +69,17 @@ def timm_model(name="vit_tiny_patch16_224", seed=0, num_classes=5, as_target=Fal
 
 
 @pytest.fixture(autouse=True, scope="session")
-def independent_forks():
+def forks_of_a_clean_process():
+    """Fork the server of `fork_server` before any test."""
+    import fork_server
+
+    fork_server.start()
+    yield
+    fork_server.stop()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def independent_forks(forks_of_a_clean_process):
     """Let no fork wait for what it lacks: the threads of OpenMP, or a lock of progress bars that a killed fork held."""
     import threading
 

@@ -126,7 +126,7 @@ def grad_cam(target, x, layer, v):
     return on_grid(target, sum(weight * x[:, channel] for channel, weight in enumerate(weights)))
 
 
-def x_grad_cam(target, x, layer, v, sized=torch.abs):
+def x_grad_cam(target, x, layer, v, sized=lambda x: x):
     gradient = gradient_at(target, x, layer, v)
     weights = []
     for channel in range(x.shape[1]):
@@ -135,13 +135,13 @@ def x_grad_cam(target, x, layer, v, sized=torch.abs):
     return on_grid(target, sum(weight * x[:, channel] for channel, weight in enumerate(weights)))
 
 
-def grad_cam_plus_plus(target, x, layer, v, sized=torch.abs):
+def grad_cam_plus_plus(target, x, layer, v):
     """The derivatives of Y = exp(s) are exp(s) g, exp(s) g² and exp(s) g³; the weights lack the factor exp(s)."""
     gradient, scores = gradient_at(target, x, layer, v), torch.zeros(len(x), dtype=x.dtype)
     for channel in range(x.shape[1]):
         weight = 0
         for g in gradient[:, channel]:
-            alpha = g**2 / (2 * g**2 + sized(x[:, channel]).sum() * g**3) if g else 0
+            alpha = g**2 / (2 * g**2 + x[:, channel].abs().sum() * g**3) if g else 0
             weight = weight + alpha * g.clamp(min=0)
         scores = scores + weight * x[:, channel]
     return on_grid(target, scores)

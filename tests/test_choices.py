@@ -26,7 +26,7 @@ from explainers.results import read_results
 from explainers.results.settings import explainers_of
 from explainers.sampling import stream
 from explainers.transformer import blocks
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve.meta_attribution import TVELoss
 from explainers.vectors import ExplainabilityVector
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk
@@ -81,7 +81,7 @@ CHECKED = [taker for taker in TAKERS if taker[0] not in EXCLUDED]
 
 def test_those_that_take_choices_are_found():
     found = {(taker.__name__, name) for taker, name, _ in TAKERS}
-    wanted = {("Evaluation", "classes"), ("Evaluation", "agreement"), ("TVE", "reduction"), ("Classifier", "tune")}
+    wanted = {("Evaluation", "classes"), ("Evaluation", "agreement"), ("TVELoss", "reduction"), ("Classifier", "tune")}
     assert wanted | {("Rules", "residual"), ("ShapleyLabels", "score"), ("check_removal", "removal")} <= found
     assert len({taker for taker, _, _ in TAKERS}) > 40
     assert {taker for taker, _, _ in TAKERS} >= EXCLUDED.keys()
@@ -129,7 +129,7 @@ def test_a_choice_that_is_listed_twice_is_refused_unless_each_is_a_draw_of_its_o
 @pytest.mark.parametrize(
     ("given", "call"),
     [
-        ("hops once, got 1, 1", lambda target, grid: MetaAttributions(target, grid, [1, 1])),
+        ("hops once, got 1, 1", lambda target, grid: TVELoss(target, grid, [1, 1])),
         ("subsets once, got 2, 3, 2", lambda target, grid: TwoPointStudy(target, grid, {}, subsets=[2, 3, 2])),
         ("lambda_2 once, got 0.5, 0.5", lambda target, grid: vector(target, grid, lambda_2=[0.5, 0.5])),
         (

@@ -8,14 +8,14 @@ import torch
 from devices import DEVICE, Mixed, on_device, refusing_to_mix
 from lightning import Trainer
 from test_contract import self_explaining
-from toys import ADAM, LIGHT, SILENT, VECTORS, marked_splits
+from toys import ADAM, LIGHT, SILENT, VECTORS, marked_splits, training
 
 from callbacks.heatmaps import Heatmaps
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers import posthoc
-from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
+from explainers.anyhead import AnyHead, PropagationTeacher
 from explainers.anyhead.functionals import Functional
 from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.probes import Probe
@@ -23,9 +23,8 @@ from explainers.metrics.agreement import Agreement
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import Localized
 from explainers.report.pictures import Pictures
-from explainers.shapley import LightShapleyNetwork, Shapley, Surrogate
+from explainers.shapley import LightShapleyNetwork, Shapley, ShapleyLoss, Surrogate
 from explainers.training import Classifier
-from explainers.training.explainer_training import lightning_module
 from explainers.tve import TVE
 from explainers.vectors import SelfExplaining
 from explainers.vectors.projections import prototypes_of
@@ -99,14 +98,18 @@ def test_every_measurement_is_made_on_the_device(make_target, grid, tmp_path):
             assert found[name][number] == pytest.approx(row[number], rel=1e-4, abs=1e-6), number
 
 
+def learned(kind, network, loss=None, min_crop=None, **settings):
+    return lambda target, grid, optimizer: training(
+        kind(target, grid, network, **settings), loss, optimizer, min_crop=min_crop
+    )
+
+
 TRAINED = {
-    "TVE": partial(TVE, network=LIGHT, hops=(1, 2), min_crop=0.5),
-    "TVE, cached": partial(TVE, network=LIGHT),
-    "coalitions": partial(AnyHead, network=VECTORS, teacher=CoalitionTeacher),
-    "propagation": partial(
-        AnyHead, network=VECTORS, teacher=partial(PropagationTeacher, functionals=get_args(Functional))
-    ),
-    "Shapley": partial(Shapley, network=SHAPLEY, coalitions=4),
+    "TVE": learned(TVE, LIGHT, hops=(1, 2), min_crop=0.5),
+    "TVE, cached": learned(TVE, LIGHT),
+    "coalitions": learned(AnyHead, VECTORS),
+    "propagation": learned(AnyHead, VECTORS, partial(PropagationTeacher, functionals=get_args(Functional))),
+    "Shapley": learned(Shapley, SHAPLEY, partial(ShapleyLoss, coalitions=4)),
     "surrogate": Surrogate,
     "classifier": partial(Classifier, num_classes=3, tune="all"),
     "self-explaining": partial(SelfExplaining, alpha=1.0, projection=prototypes_of),
@@ -123,7 +126,7 @@ def test_a_training_computes_on_the_device_what_it_does_on_the_cpu(make_target, 
         callbacks = [] if kind in ("surrogate", "classifier") else [Heatmaps(tmp_path, images=1)]
         settings = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1, "log_every_n_steps": 1}
         trainer = Trainer(callbacks=callbacks, **settings, **SILENT, **device)
-        module = lightning_module(TRAINED[kind](**trained))
+        module = TRAINED[kind](**trained)
         trainer.fit(module, Cached(data, str(tmp_path / str(len(device)))) if "cached" in kind else data)
         return {name: value.item() for name, value in trainer.callback_metrics.items()}
 

@@ -21,12 +21,12 @@ from explainers.metrics.error_bound import ErrorBound
 from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.refinement import Refined
 from explainers.refinement.pairs import MaskedPairs
-from explainers.shapley import KernelSHAP, LightShapleyNetwork, Shapley, ShapleyLabels, ViTShapleyNetwork
+from explainers.shapley import KernelSHAP, LightShapleyNetwork, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve.meta_attribution import TVELoss
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes_of
@@ -37,7 +37,6 @@ BUILDERS = {
     Evaluation: lambda target, **settings: Evaluation(**settings),
     TwoPointStudy: partial(TwoPointStudy, explainers={}),
     TVE: partial(TVE, network=LIGHT),
-    Shapley: partial(Shapley, network=partial(LightShapleyNetwork, blocks=[0], width=12)),
     CoalitionValues: partial(CoalitionValues, count=3),
     MaskedPairs: partial(MaskedPairs, normalised=torch.zeros(1, 3, 32, 32), removal="zero"),
     LightNetwork: LIGHT,
@@ -65,15 +64,14 @@ REFUSED = [
     (Oracle, {"hops": -1}, "expected hops of at least 0, got hops=-1"),
     (TVE, {"pooling": 4}, "expected an odd pooling, a window with a patch in its middle, got pooling=4"),
     (TVE, {"pooling": -1}, "expected an odd pooling, a window with a patch in its middle, got pooling=-1"),
-    (TVE, {"patches_per_image": 0}, "expected patches_per_image from 1 to 16, got patches_per_image=0"),
-    (TVE, {"patches_per_image": 17}, "expected patches_per_image from 1 to 16, got patches_per_image=17"),
+    (TVELoss, {"patches_per_image": 0}, "expected patches_per_image from 1 to 16, got patches_per_image=0"),
     (TVE, {"hops": []}, f"{HOPS}[]"),
     (TVE, {"hops": [2, -1]}, f"{HOPS}[2, -1]"),
-    (MetaAttributions, {"patches": 17}, "expected patches from 1 to 16, got patches=17"),
-    (MetaAttributions, {"hops": ()}, f"{HOPS}[]"),
+    (TVELoss, {"patches_per_image": 17}, "expected patches_per_image from 1 to 16, got patches_per_image=17"),
+    (TVELoss, {"hops": ()}, f"{HOPS}[]"),
     (KernelSHAP, {"budget": 0}, "expected budget above 0, got budget=0"),
     (CoalitionValues, {"count": 0}, "expected count above 0, got count=0"),
-    (Shapley, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
+    (ShapleyLoss, {"coalitions": 0}, "expected coalitions above 0, got coalitions=0"),
     (
         Refined,
         {"passes": 4},
@@ -129,7 +127,7 @@ def test_a_number_that_makes_no_sense_is_refused(target, grid, builder, settings
 
 def test_all_that_works_in_chunks_is_found():
     found = {taker for taker, _, _ in CHUNKED}
-    assert {Evaluation, TwoPointStudy, TVE, Oracle, MetaAttributions, ShapleyLabels, KernelSHAP} < found
+    assert {Evaluation, TwoPointStudy, TVELoss, Oracle, ShapleyLabels, KernelSHAP} < found
     assert {posthoc.RISE, posthoc.LIME, posthoc.Saliency, posthoc.ViTCX, posthoc.ScoreCAM} < found and len(found) >= 18
 
 

@@ -14,9 +14,7 @@ from toys import SILENT
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.training import ExplainerTraining
-from explainers.tve.light_network import LightNetwork
-from explainers.tve.oracle import Oracle
-from explainers.tve.tve import TVE
+from explainers.tve import TVE, LightNetwork, Oracle, TVELoss
 
 GRID = PatchGrid(image_size=24, patch_size=4)
 ROW, COLUMN = 1, 4
@@ -81,8 +79,9 @@ def test_the_oracle_peaks_where_the_target_looks(target, hops):
 def test_a_trained_explainer_peaks_where_the_target_looks(target, hops):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(random_images(64, seed=2))]
     network, optimizer = partial(LightNetwork, blocks=[0], width=24, depth=1), partial(torch.optim.Adam, lr=1e-2)
-    tve = TVE(target, GRID, network, optimizer, hops=(hops,), patches_per_image=GRID.num_patches)
-    Trainer(accelerator="cpu", max_epochs=40, **SILENT).fit(ExplainerTraining(tve), DataLoader(samples, batch_size=16))
+    tve, every = TVE(target, GRID, network, hops=(hops,)), partial(TVELoss, patches_per_image=GRID.num_patches)
+    trained = ExplainerTraining(tve, every, optimizer)
+    Trainer(accelerator="cpu", max_epochs=40, **SILENT).fit(trained, DataLoader(samples, batch_size=16))
     with torch.no_grad():
         heatmaps = tve.eval()(random_images(32, seed=3))  # of other images
     mean = heatmaps.mean(0)

@@ -9,9 +9,12 @@ from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.training.explainer_training import lightning_module
+from explainers.shapley import Shapley, ShapleyLoss
+from explainers.training import ExplainerTraining
 from explainers.training.trunk import at_patches
+from explainers.tve import TVE, TVELoss
 from explainers.tve.light_network import LightNetwork
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -94,13 +97,19 @@ def fit(module, images, epochs, resume=None, validate=False, **settings):
     samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **SILENT, **settings)
     val = DataLoader(samples, batch_size=4) if validate else None
-    trainer.fit(lightning_module(module), DataLoader(samples, batch_size=4), val, ckpt_path=resume)
+    trainer.fit(module, DataLoader(samples, batch_size=4), val, ckpt_path=resume)
     return trainer
 
 
-def step(explainer, batch):
+def training(explainer, loss=None, optimizer=ADAM, **settings):
+    """What trains a learned explainer; with the loss that it has by default."""
+    usual = {TVE: TVELoss, AnyHead: CoalitionTeacher, Shapley: ShapleyLoss}
+    return ExplainerTraining(explainer, loss or usual[type(explainer)], optimizer, **settings)
+
+
+def step(module, batch):
     """The loss of a training step, without a trainer."""
-    return lightning_module(explainer).training_step(batch, 0)
+    return module.training_step(batch, 0)
 
 
 def state(module):

@@ -28,15 +28,15 @@ END
 real() {
   data
   python train.py experiment=vector_vit_tiny_source $TWO $W112
-  python train.py experiment=vector_vit_tiny_source name=source_propagation teacher@explainer.labels=propagation ~explainer.labels.pairs \
-    ~explainer.labels.fit 'explainer.labels.functionals=[predicted,other,difference,mixture]' explainer.reading=difference \
-    explainer.predictions=teacher explainer.last_blocks=null explainer.optimizer.lr=1e-4 trainer.max_epochs=6 \
+  python train.py experiment=vector_vit_tiny_source name=source_propagation teacher@module.labels=propagation ~module.labels.pairs \
+    ~module.labels.fit 'module.labels.functionals=[predicted,other,difference,mixture]' module.reading=difference \
+    module.predictions=teacher module.last_blocks=null module.optimizer.lr=1e-4 trainer.max_epochs=6 \
     'data.train.roots=[data/imagenet_samples,data/imagenette/train,data/caltech]' $TWO $W112
   for t in $TASKS; do
     python train.py experiment=vector_vit_tiny_target task=$t name=${t}_predicting $TWO $W112
     python train.py experiment=vector_vit_tiny task=$t name=vector_$t $W112
     python train.py experiment=vector_vit_tiny task=$t name=vector_${t}_propagation source=runs/source_propagation/model.safetensors \
-      'explainer.lambda_2=[0.0,0.25,0.5,0.75,1.0,1.25,1.5,1.75,2.0]' explainer.tolerance=0.02 explainer.restore=0 $W112
+      'module.lambda_2=[0.0,0.25,0.5,0.75,1.0,1.25,1.5,1.75,2.0]' module.tolerance=0.02 module.restore=0 $W112
   done
   python eval.py experiment=eval_vectors_vit_tiny trainer=ddp trainer.devices=2 $W112
   CURVES="" # the sweeps of λ₂
@@ -57,34 +57,34 @@ digits() {
   python train.py -m experiment=quickstart_source data.without=$DOMAINS
   python train.py -m experiment=quickstart_vector data.domain=$DOMAINS
   python train.py -m experiment=quickstart_source name=quickstart_explaining data.domain=$DOMAINS data.without=null \
-    'explainer.weights=runs/quickstart_predicting/${data.domain}/model.safetensors' 'explainer.teacher=${explainer.weights}' \
+    'module.weights=runs/quickstart_predicting/${data.domain}/model.safetensors' 'module.teacher=${module.weights}' \
     'title=A model of ${data.domain} digits that predicts and explains itself' 'hydra.sweep.subdir=${data.domain}'
   python eval.py experiment=eval_vectors_digits trainer=ddp trainer.devices=2
   change default
-  change propagation teacher@explainer.labels=propagation ~explainer.labels.pairs
-  change teacher explainer.predictions=teacher
-  change alpha explainer.alpha=0.5
-  change decay explainer.optimizer.weight_decay=0.1
-  change pairs explainer.labels.pairs=8
-  change blank explainer.reading=blank_patch
+  change propagation teacher@module.labels=propagation ~module.labels.pairs
+  change teacher module.predictions=teacher
+  change alpha module.alpha=0.5
+  change decay module.optimizer.weight_decay=0.1
+  change pairs module.labels.pairs=8
+  change blank module.reading=blank_patch
 }
 
 change() { # its name, and the options of the source
   python train.py -m experiment=quickstart_source name=source_$1 data.without=$DOMAINS "${@:2}"
-  python train.py -m experiment=quickstart_vector name=vector_$1 sources=runs/source_$1 data.domain=$DOMAINS explainer.labels.prior=null \
-    explainer.labels.budget=200 data.size.val=400
+  python train.py -m experiment=quickstart_vector name=vector_$1 sources=runs/source_$1 data.domain=$DOMAINS module.labels.prior=null \
+    module.labels.budget=200 data.size.val=400
 }
 
 transfers() {
   python train.py -m experiment=quickstart_vector name=transfers source=$DOMAINS data.domain=$DOMAINS sources=runs/quickstart_explaining \
-    'explainer.predicting=${models}/${source}/model.safetensors' 'hydra.sweep.subdir=${source}/${data.domain}'
+    'module.predicting=${models}/${source}/model.safetensors' 'hydra.sweep.subdir=${source}/${data.domain}'
   for s in $TASKS; do
-    python train.py experiment=vector_vit_tiny_source name=${s}_explaining explainer.weights=runs/${s}_predicting/model.safetensors \
-      'explainer.teacher=${explainer.weights}' data.train.roots=[data/$s/train] 'data.train.exclude=[]' data.train.limit=500 \
-      data.val.roots=[data/$s/val] data.val.limit=60 trainer.max_epochs=6 explainer.optimizer.lr=1e-3 callbacks=train $TWO $W112
+    python train.py experiment=vector_vit_tiny_source name=${s}_explaining module.weights=runs/${s}_predicting/model.safetensors \
+      'module.teacher=${module.weights}' data.train.roots=[data/$s/train] 'data.train.exclude=[]' data.train.limit=500 \
+      data.val.roots=[data/$s/val] data.val.limit=60 trainer.max_epochs=6 module.optimizer.lr=1e-3 callbacks=train $TWO $W112
     for t in $TASKS; do
       python train.py experiment=vector_vit_tiny task=$t name=transfers/$s/$t source=runs/${s}_explaining/model.safetensors \
-        explainer.predicting=runs/${s}_predicting/model.safetensors $W112
+        module.predicting=runs/${s}_predicting/model.safetensors $W112
     done
   done
   python eval.py experiment=eval_replot name=vectors_similarity figures=similarity figures.similarity.folder=runs/transfers
@@ -96,7 +96,7 @@ transfers() {
 
 sum_of() { # the target, and its sources
   p=$(printf ',runs/quickstart_predicting/%s/model.safetensors' "${@:2}") e=$(printf ',runs/quickstart_explaining/%s/model.safetensors' "${@:2}")
-  python train.py experiment=quickstart_vector name=quickstart_sum/$1 data.domain=$1 "explainer.predicting=[${p:1}]" "explainer.explaining=[${e:1}]"
+  python train.py experiment=quickstart_vector name=quickstart_sum/$1 data.domain=$1 "module.predicting=[${p:1}]" "module.explaining=[${e:1}]"
 }
 
 "$1"

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.anyhead.teacher import Teacher
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
@@ -16,33 +15,35 @@ from explainers.models.functionals import class_rows, head_functionals
 from explainers.models.inputs import Functionals, checked_classes, functionals_at
 from explainers.refinement import refine as refined
 from explainers.refinement.refine import check_refine
-from explainers.training.network_explainer import NetworkExplainer
-from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.processes import of_all_processes
-from explainers.training.sources import Features
+from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer, of_all_processes
+from explainers.training.sources import Features, Loss
+
+
+class Teacher(Loss, Protocol):
+    """A loss of predicted vectors c_z (B, N, D)."""
+
+    def unit(self, rows: dict[str, Tensor]) -> Tensor:
+        """The standard deviation of the entries of c_z that an untrained network should predict."""
+        ...
 
 
 class AnyHead(NetworkExplainer):
-    """Learns to decompose the embedding into vectors c_z of its patches, in one forward pass of the target.
+    """Decomposes the embedding into vectors c_z of its patches, in one forward pass of the target.
 
     v · c_z attributes the linear functional v · G(x). So the vectors explain every class of every linear or cosine head
-    on the backbone, including heads that did not exist in training. The teacher defines what c_z means.
+    on the backbone, including heads that did not exist in training. The teacher that a training has as its loss
+    defines what c_z means.
 
     Args:
-        target: the model to explain; it is neither trained nor saved.
+        target: the model to explain.
         grid: the patches that are explained.
         network: builds the network that predicts c_z, from the target and the grid.
-        teacher: builds the source of what c_z learns, from the target and the grid; `None` without training.
-        optimizer: builds the optimiser from the parameters to train.
-        scheduler: builds the schedule from the optimiser and the number of steps.
-        weights: file of a trained network (see `export`) to start from.
+        weights: file of a trained network (see `export`).
         allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
         temperature: t of the score z_y − t log Σ_{k ≠ y} exp(z_k / t) that is explained, for logits z. 1: the log-odds
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         blend: in eval mode, share of the untrained network, which adds all paths with weight 1, from 0 to 1; the errors
             of the two partly cancel (after WiSE-FT, Wortsman et al., 2022). Without paths it has no effect.
-        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
-        seed: seed of the crops.
         refine: number of masked forward passes that refine the vectors of each image, even and at least 8, see
             `refinement.refine`; 0 for none. Patches are hidden around the ranking of the predicted class; for a head
             that is not linear, or missing, around that of the first functional or task.
@@ -51,33 +52,18 @@ class AnyHead(NetworkExplainer):
 
     networks = (AnyHeadNetwork,)
     reads: Features
-    TRAINING = {
-        **NetworkExplainer.TRAINING,
-        "teacher": "how the weights were trained",
-        "allow_finetuned_backbone": "allows a difference",
-    }
-    READING = {
-        "temperature": "reads another attribution from the same vectors",
-        "blend": "reads other vectors from the same weights",
-        "refine": "refines the vectors that the network predicts",
-        "refine_removal": "refines the vectors that the network predicts",
-    }
+    READING = ("temperature", "blend", "refine", "refine_removal")
 
     @checks_choices
     def __init__(
         self,
         target: TargetModel,
         grid: PatchGrid,
-        network: Callable[[TargetModel, PatchGrid], Any],
-        teacher: Callable[[TargetModel, PatchGrid], Teacher] | None = None,
-        optimizer: OptimizerBuilder | None = None,
-        scheduler: SchedulerBuilder | None = None,
+        network: NetworkBuilder,
         weights: str | None = None,
         allow_finetuned_backbone: bool = False,
         temperature: float | None = None,
         blend: float = 0.0,
-        min_crop: float | None = None,
-        seed: int = 0,
         refine: int = 0,
         refine_removal: Removal = "zero",
     ) -> None:
@@ -85,19 +71,14 @@ class AnyHead(NetworkExplainer):
         if temperature is not None:
             check_positive(temperature=temperature)
         check_range(0, 1, blend=blend)
-        super().__init__(target, grid, network, optimizer, scheduler, min_crop, seed)
+        super().__init__(target, grid, network)
         self.temperature = temperature
         self.blend = blend
         self.reads = Features(target, self.network.blocks, self.network.direct, self.network.paths)
-        self.teacher = None if teacher is None else teacher(target, grid)
-        self.sources = (self.reads,) if self.teacher is None else (self.teacher, self.reads)
-        self.ratios = 1 if self.teacher is None else self.teacher.ratios
         self.allow_finetuned_backbone = allow_finetuned_backbone
         self.refine = refine
         self.refine_removal = refine_removal
         self.forward_passes = 1 + refine
-        self.untrained = weights is None
-        self.uncalibrated = True
         if weights is not None:
             self.load(weights)
 
@@ -198,37 +179,21 @@ class AnyHead(NetworkExplainer):
         blend = 0.0 if self.training else self.blend
         return self.network(rows["embedding"], self._feature_maps(rows), paths, functionals, blend)
 
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of c_z that the teacher computes."""
-        return self._teacher().loss(predicted, rows)
-
-    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        """The sums of the teacher's loss."""
-        return self._teacher().loss_sums(predicted, rows)
-
-    def _teacher(self) -> Teacher:
-        if self.teacher is None:
-            raise InputError(
-                "expected a teacher to learn from, got none: add teacher@explainer.teacher=coalitions, or propagation"
-            )
-        return self.teacher
-
     @torch.no_grad()
-    def calibrate(self, rows: dict[str, Tensor]) -> None:
+    def calibrate(self, rows: dict[str, Tensor], loss: Teacher) -> None:
         """Set the scale of the network's outputs from the first batches of all processes.
 
         Weights from a file may have been trained by a teacher with larger or smaller attributions, and paths have
         another scale. The squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
-        teacher = self._teacher()
         if self.untrained and not self.network.direct:
-            self.network.scale.copy_(of_all_processes(teacher.unit(rows)).mean())
+            self.network.scale.copy_(of_all_processes(loss.unit(rows)).mean())
             return
         if self.untrained:
             self.network.spread.copy_(of_all_processes(rows["direct"].float().sum(1).std()).mean())
         vectors = self.predict(rows)
-        factor = of_all_processes(teacher.unit(rows) / vectors.std()).mean()
-        losses = torch.stack([teacher.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
+        factor = of_all_processes(loss.unit(rows) / vectors.std()).mean()
+        losses = torch.stack([loss.loss(sign * factor * vectors, rows) for sign in (-1, 0, 1)])
         minus, none, plus = of_all_processes(losses).view(-1, 3).mean(0)
         curvature = minus + plus - 2 * none
         descent = minus - plus

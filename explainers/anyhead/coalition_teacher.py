@@ -222,5 +222,4 @@ class CoalitionTeacher:
         if ranked:
             own |= {"ranked_by": RANKED_BY, "noise": NOISE, "temperature": TEMPERATURE}
         learned = ("functionals", "vocabulary", "text_head")  # in `own`, if rows depend on them
-        described = recipe(self, without=(*own, *learned))
-        return described | own | {"class": "Coalitions"}  # its first name: rows stored then stay valid
+        return recipe(self, without=(*own, *learned)) | own

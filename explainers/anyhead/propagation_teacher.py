@@ -136,5 +136,4 @@ class PropagationTeacher:
 
     def key(self) -> Identity:
         own = {"source": f"attributions by {self.method}", "target": self.target.identity()}
-        described = recipe(self, without=(*own, "objective"))
-        return described | own | {"class": "Propagation"}  # its first name: rows stored then stay valid
+        return recipe(self, without=(*own, "objective")) | own

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from explainers import Explainer
 from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of, is_transformer, num_prefix_tokens
 
@@ -18,13 +19,13 @@ TOKENS = 25
 """Activations of the width of a token that are kept for its gradient in each block: queries, keys, values, MLP."""
 
 
-def batch_size_for(explainer: Any, target: TargetModel) -> int:
+def batch_size_for(explainer: Explainer, target: TargetModel) -> int:
     """Number of images that an explainer takes at once within `MEMORY`; `LARGEST` for models without known blocks."""
     if not is_transformer(target):
         return LARGEST
     blocks: Any = blocks_of(target)
     tokens = target.backbone.patch_embed.num_patches + num_prefix_tokens(target)
     floats = TOKENS * tokens * target.embed_dim
-    if getattr(explainer, "attention", False):
+    if getattr(getattr(explainer, "reads", None), "attention", False):
         floats += MAPS * blocks[0].attn.num_heads * tokens**2
     return max(1, min(LARGEST, MEMORY // (4 * len(blocks) * floats)))

@@ -23,9 +23,8 @@ AS_TYPED = {
     "weights=FILE": "--weights FILE",
     "target.head=...": "--head FILE",
     "load(..., target=TargetModel(...))": "--model NAME --weights FILE",
-    "trust_config=True builds": "explainers.load(FOLDER, trust_config=True) in a program builds",
     "one image in image,": "one image as IMAGE,",
-    "one image in similar_to,": "one image as --similar-to,",
+    "one image in other,": "one image as --similar-to,",
 }
 """How messages of the library name a setting → what to type here."""
 

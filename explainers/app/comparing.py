@@ -1,21 +1,26 @@
-"""Why two images are alike: `explainers.explain(image, model, similar_to=other)`."""
+"""Why two images are alike: `explainers.compare(image, other, model)`, and the nearest images of a folder."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers.app.checking import check_scores
-from explainers.app.photos import Photo, decoded, is_single, photos_of
-from explainers.app.saving import data_url, picture_name, save_picture
+from explainers.app.choosing import Method
+from explainers.app.explanation import data_url, picture_name, save_picture
+from explainers.app.photos import Images, OneImage, Photo, decoded, is_single, photos_of
 from explainers.app.session import Session
-from explainers.errors import InputError, check_positive
-from explainers.likeness import Likeness, likeness
+from explainers.errors import InputError, check_integers, check_positive
+from explainers.likeness import Likeness, likeness_of_vectors, vectors_of
+from explainers.likeness import nearest as nearest_embeddings
+
+MANY = 20
+"""From this number of images on, embeddings are compared relative to their mean."""
 
 TIES = 5
 """Number of pairs of patches in a picture."""
@@ -120,24 +125,183 @@ class Comparison:
         return f'<div><img alt="{html.escape(repr(self))}" src="{data_url(self.picture())}"><p>{caption}</p></div>'
 
 
-def compared(session: Session, images: Any, similar_to: Any, centre: Tensor | None = None) -> Iterator[Comparison]:
+@overload
+def compare(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
+    images: OneImage,
+    other: OneImage,
+    model: str | nn.Module,
+    *,
+    method: Method = ...,
+    weights: str | Path | None = ...,
+    device: str | torch.device | None = ...,
+    against: Images | None = ...,
+) -> Comparison: ...
+
+
+@overload
+def compare(
+    images: Iterable[OneImage],
+    other: OneImage,
+    model: str | nn.Module,
+    *,
+    method: Method = ...,
+    weights: str | Path | None = ...,
+    device: str | torch.device | None = ...,
+    against: Images | None = ...,
+) -> list[Comparison]: ...
+
+
+def compare(
+    images: Images,
+    other: OneImage,
+    model: str | nn.Module,
+    *,
+    method: Method = "auto",
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    against: Images | None = None,
+) -> Comparison | list[Comparison]:
+    """Explain why images are like another one: which of their patches match.
+
+    Args:
+        images: one image, or several, see `explain`.
+        other: the image with which they are compared.
+        model: see `explain`; a model without a head does, such as DINOv2.
+        method: an explainer with vectors of patches, such as AnyHead, or a linear method, see `choose`.
+        weights: see `explain`.
+        device: see `explain`.
+        against: images, such as a folder, whose mean embedding is what all images have in common: the likeness is
+            relative to it. `None` for nothing.
+
+    Returns:
+        A `Comparison`; a list of them for several images.
+
+    Raises:
+        InputError: for images that cannot be read, and for an explainer that is not linear.
+    """
+    session = Session(model, method, weights, device, purpose="likeness")
+    centre = None if against is None else mean_embedding(session, against)
+    comparisons = list(stream_comparisons(session, images, other, centre))
+    return comparisons[0] if is_single(images) else comparisons
+
+
+def nearest(
+    image: OneImage,
+    folder: Images,
+    model: str | nn.Module,
+    k: int = 5,
+    *,
+    method: Method = "auto",
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> list[Comparison]:
+    """Find the images of a folder that are most like an image, and explain why.
+
+    In a folder of 20 images or more, embeddings are compared relative to their mean, which all images have in common:
+    otherwise, the likeness to any image lies on the same patches.
+
+    Args:
+        image: one image, see `explain`.
+        folder: the images to choose from: a folder, or what `explain` takes else. The image itself is left out.
+        model: see `compare`.
+        k: number of images.
+        method: see `compare`.
+        weights: see `explain`.
+        device: see `explain`.
+
+    Returns:
+        Comparisons of the image with the k nearest ones, the most similar first; fewer if the folder has fewer.
+    """
+    return list(stream_nearest(Session(model, method, weights, device, purpose="likeness"), image, folder, k))
+
+
+def stream_comparisons(
+    session: Session, images: Images, other: OneImage, centre: Tensor | None = None
+) -> Iterator[Comparison]:
     """Compare images with another one, one batch after the other, and yield a comparison of each.
 
     Args:
         session: the model, and an explainer with vectors, or one that is linear.
         images: see `photos_of`.
-        similar_to: the other image.
+        other: the other image, which is decoded and embedded once.
         centre: what all images have in common, (D,), see `mean_embedding`; `None` for nothing.
 
     Raises:
-        InputError: for images that cannot be read, several in `similar_to`, and explainers that are not linear.
+        InputError: for images that cannot be read, several in `other`, and explainers that are not linear.
     """
-    other, square = one_image(session, similar_to, "similar_to")
+    reference = Embedded(session, [read_image(session, other, "other")])
     for photos, pixels, _ in session.batches(photos_of(images), "comparing"):
-        yield from comparisons(session, photos, pixels, [other] * len(photos), square.expand_as(pixels), centre)
+        yield from compare_with(Embedded(session, list(zip(photos, pixels, strict=True))), reference, centre)
 
 
-def one_image(session: Session, image: Any, setting: str) -> tuple[Photo, Tensor]:
+def stream_nearest(session: Session, image: OneImage, folder: Images, k: int = 5) -> Iterator[Comparison]:
+    """Compare an image with the k most similar ones of a folder, the most similar first; see `nearest`.
+
+    Raises:
+        InputError: for images that cannot be read. Broken files of the folder are left out with a warning.
+    """
+    check_integers(k=k)
+    check_positive(k=k)
+    photo, pixels = read_image(session, image, "image")
+    photos = [each for each in photos_of(folder) if photo.file is None or not _same(each, photo)]
+    if not photos:
+        raise InputError(f"expected other images than the image itself, got {photo.name} alone: give another folder")
+    embeddings, numbers = _embeddings(session, photos)
+    centre = embeddings.mean(0) if len(embeddings) >= MANY else None
+    found = nearest_embeddings(embeddings, _embed(session, pixels[None]), k, centre)[1][0]
+    own = Embedded(session, [(photo, pixels)])
+    for part in found.split(session.batch_size):
+        batch = [photos[numbers[place]] for place in part.tolist()]
+        squares = [decoded(each, session.target.grid.image_size, session.resampling) for each in batch]
+        pairs = [(each, square) for each, square in zip(batch, squares, strict=True) if square is not None]
+        yield from compare_with(own, Embedded(session, pairs), centre)
+
+
+class Embedded:
+    """Photos whose patches are embedded: what a comparison needs of them.
+
+    Args:
+        session: the model, and an explainer with vectors, or one that is linear.
+        photos: the photos and their uint8 pixels, (3, S, S) each.
+    """
+
+    def __init__(self, session: Session, photos: Sequence[tuple[Photo, Tensor]]) -> None:
+        self.session = session
+        self.photos = photos
+        images = torch.stack([pixels for _, pixels in photos]).to(session.target.mean.device)
+        with session.computing():
+            self.vectors = vectors_of(session.explainer, images)
+
+
+def compare_with(first: Embedded, second: Embedded, centre: Tensor | None = None) -> list[Comparison]:
+    """Compare photos with other ones, pair by pair; one photo is compared with all of the others."""
+    session = first.session
+    with session.computing():
+        found = likeness_of_vectors(first.vectors, second.vectors, centre)
+    count = len(found.similarity)
+    ones, others = (each.photos if len(each.photos) == count else [each.photos[0]] * count for each in (first, second))
+    check_scores(found.similarity, [photo.name for photo, _ in ones], "similarities", session.target.name)
+    return [
+        Comparison(
+            pixels.clone(),  # a view would keep its batch
+            other_pixels.clone(),
+            photo.name,
+            other.name,
+            _of_row(found, row),
+            session.method,
+            session.target.name,
+            (photo.file, other.file),
+        )
+        for row, ((photo, pixels), (other, other_pixels)) in enumerate(zip(ones, others, strict=True))
+    ]
+
+
+def mean_embedding(session: Session, images: Images) -> Tensor:
+    """What images have in common: the mean (D,) of their embeddings; see `photos_of` for `images`."""
+    return _embeddings(session, photos_of(images))[0].mean(0)
+
+
+def read_image(session: Session, image: OneImage, setting: str) -> tuple[Photo, Tensor]:
     """The photo that a caller means, and its uint8 pixels (3, S, S) for the model; an InputError for several."""
     if not is_single(image):
         raise InputError(f"expected one image in {setting}, got several: give one after the other")
@@ -147,60 +311,31 @@ def one_image(session: Session, image: Any, setting: str) -> tuple[Photo, Tensor
     return photo, pixels
 
 
-def comparisons(
-    session: Session,
-    photos: Sequence[Photo],
-    pixels: Tensor,
-    others: Sequence[Photo],
-    other_pixels: Tensor,
-    centre: Tensor | None = None,
-) -> list[Comparison]:
-    """Compare each photo of a batch, uint8 pixels (B, 3, S, S), with another one."""
-    device = session.target.mean.device
-    with session.computing():
-        centre = None if centre is None else centre.to(device)
-        found = likeness(session.explainer, pixels.to(device), other_pixels.to(device), centre)
-    check_scores(found.similarity, [photo.name for photo in photos], "similarities", session.target.name)
-    return [
-        Comparison(
-            pixels[row],
-            other_pixels[row],
-            photo.name,
-            other.name,
-            _of_row(found, row),
-            session.method,
-            session.target.name,
-            (photo.file, other.file),
-        )
-        for row, (photo, other) in enumerate(zip(photos, others, strict=True))
-    ]
-
-
 def _of_row(found: Likeness, row: int) -> Likeness:
     """The likeness of one of several pairs of images, on the CPU."""
     one = slice(row, row + 1)
-    parts = {name: getattr(found, name)[one].cpu() for name in ("similarity", "pairs", "rest")}
+    parts = {name: getattr(found, name)[one].cpu().clone() for name in ("similarity", "pairs", "rest")}
     return replace(found, **parts)
 
 
-def mean_embedding(session: Session, images: Any) -> Tensor:
-    """What images have in common: the mean (D,) of their embeddings; see `photos_of` for `images`."""
-    return embedded(session, photos_of(images))[0].mean(0)
-
-
-def embedded(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:
+def _embeddings(session: Session, photos: list[Photo]) -> tuple[Tensor, list[int]]:
     """The embeddings (M, D) of the photos that can be decoded, and their numbers."""
     parts = []
     numbers: list[int] = []
     for batch, pixels, kept in session.batches(photos, "embedding"):
-        parts.append(embed(session, pixels))
+        parts.append(_embed(session, pixels))
         check_scores(parts[-1], [photo.name for photo in batch], "embeddings", session.target.name)
         numbers += kept
     return torch.cat(parts), numbers
 
 
-def embed(session: Session, pixels: Tensor) -> Tensor:
+def _embed(session: Session, pixels: Tensor) -> Tensor:
     """Embed uint8 pixels (B, 3, S, S): (B, D), on the CPU."""
     target = session.target
     with session.computing():
         return target.embed(target.normalise(pixels.to(target.mean.device))).float().cpu()
+
+
+def _same(one: Photo, other: Photo) -> bool:
+    """Whether two photos are the same file."""
+    return one.file is not None and other.file is not None and one.file.resolve() == other.file.resolve()

@@ -1,34 +1,34 @@
-"""`explainers explain` and `explainers serve`."""
+"""`explainers explain`, `explainers nearest` and `explainers serve`."""
 
-import copy
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from explainers.app.choosing import Purpose, choose, passes_of
+from explainers.app.choosing import CHEAP, Method, passes_of
 from explainers.app.command import DEFAULT_MODEL, in_one_line
-from explainers.app.comparing import Comparison, compared, mean_embedding
-from explainers.app.neighbours import neighbours
+from explainers.app.comparing import Comparison, Embedded, compare_with, mean_embedding, read_image, stream_nearest
+from explainers.app.explanation import Explanation, picture_name
 from explainers.app.passes import announce_passes, set_passes
+from explainers.app.photos import read_photos
 from explainers.app.picture_files import Picture, check_writable, found_images, planned
-from explainers.app.saving import picture_name
 from explainers.app.session import Session
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.fetching import timm_model
 from explainers.models.names import class_index
+from explainers.posthoc.defaults import Purpose
 from explainers.posthoc.names import labelled
 from explainers.runtime.progress import progress_of_passes
 from explainers.saved.files import printable
 from explainers.share import load
+
+Drawn = Explanation | Comparison
 
 
 def explain(options: Namespace) -> int:
@@ -39,70 +39,99 @@ def explain(options: Namespace) -> int:
     """
     wanted = options.texts or options.classes or [options.similar_to and f"like {Path(options.similar_to).stem}"]
     found = found_images(options.images, len(wanted) * len(labelled(options.method)), options.output)
-    sessions = {session.method: session for session in sessions_of(options)}
-    pictures = planned(found, list(sessions), wanted, options.output)
-    announce_passes(list(sessions.values()), len(found) * len(wanted))
-    first = next(iter(sessions.values()))
-    centre = mean_embedding(first, options.against) if options.similar_to and options.against else None
-    failures = 0
-    written = 0
+    sessions = sessions_of(options)
+    planned_pictures = planned(found, [session.method for session in sessions], wanted, options.output)
+    pictures = {image: list(group) for image, group in groupby(planned_pictures, lambda picture: picture.image)}
+    announce_passes(sessions, len(found) * len(wanted))
+    draw = comparer(sessions[0], options) if options.similar_to else explainer_of(sessions, options)
+    size = min(1 if passes_of(each.explainer) > CHEAP else each.batch_size for each in sessions)
+    failures = written = 0
     try:
-        for _, group in groupby(pictures, lambda picture: picture.image):
-            of_image = list(group)
-            try:
-                for method, of_method in groupby(of_image, lambda picture: picture.method):
-                    for line in explained(sessions[method], list(of_method), options, centre):
-                        written += 1
-                        print(line, flush=True)
-            except InputError as error:
-                failures += 1
-                reason = str(error).removeprefix(f"{of_image[0].image}: ")
-                print(f"explainers: {in_one_line(f'{of_image[0].name}: {reason}')}", file=sys.stderr, flush=True)
+        for start in range(0, len(found), size):
+            for image, drawn in each_image(list(found)[start : start + size], draw):
+                of_image = pictures[image]
+                if isinstance(drawn, InputError):
+                    failures += 1
+                    reason = str(drawn).removeprefix(f"{image}: ")
+                    print(f"explainers: {in_one_line(f'{of_image[0].name}: {reason}')}", file=sys.stderr, flush=True)
+                    continue
+                for picture, each in zip(of_image, drawn, strict=True):
+                    each.save(picture.file)
+                    written += 1
+                    print(line_of(picture, each), flush=True)
     except KeyboardInterrupt as stopped:
-        stopped.add_note(f"after {written} of {len(pictures)} pictures")
+        stopped.add_note(f"after {written} of {len(planned_pictures)} pictures")
         raise
     if written:
         print(f"Next: click through all classes, and hide patches by hand: {serving(options)}")
     return 1 if failures else 0
 
 
-def explained(
-    session: Session, pictures: Sequence[Picture], options: Namespace, centre: Tensor | None = None
-) -> Iterator[str]:
-    """Write the pictures of one image, and yield a line about each."""
-    if options.similar_to:
-        (comparison,) = compared(session, pictures[0].image, options.similar_to, centre)
-        yield compared_line(comparison, pictures[0].name, pictures[0].file)
+def each_image(
+    images: Sequence[Path], draw: Callable[[Sequence[Path]], Sequence[Sequence[Drawn]]]
+) -> Iterator[tuple[Path, Sequence[Drawn] | InputError]]:
+    """Explain a batch, and yield what is drawn of each image, or what is wrong with it.
+
+    If a batch cannot be explained, its images are explained one by one.
+    """
+    try:
+        drawn = draw(images)
+    except InputError as error:
+        if len(images) == 1:
+            yield images[0], error
+        for image in images if len(images) > 1 else ():
+            yield from each_image([image], draw)
         return
-    image = pictures[0].image
-    with shown_progress(session, pictures[0].name):
-        if options.texts:
-            (explanation,) = session.explain(image, text=options.texts, against=options.against)
-        else:
-            first = pictures[0].explained
-            wanted = None if first is None else class_of(session, first)
-            (explanation,) = session.explain(image, classes=wanted, top=options.top)
-    for picture in pictures:
-        if picture.explained is not None:
-            with shown_progress(session, picture.name):
-                chosen = picture.explained if options.texts else class_of(session, picture.explained)
-                explanation = explanation.of(chosen)
-        explanation.save(picture.file)
-        listed = ", ".join(f"{each.name} {each.score:.2f}" for each in explanation.classes)
-        kind = explanation.quantity if options.texts else f"top {len(explanation.classes)}"
-        yield printable(
-            f"{picture.name}: {explanation.title} by {explanation.method} -> {picture.file} ({kind}: {listed})"
-        )
+    yield from zip(images, drawn, strict=True)
 
 
-def shown_progress(session: Session, name: str) -> AbstractContextManager[None]:
-    """Show how far the heatmap of an image is."""
-    return progress_of_passes(f"{printable(name)} by {session.method}", passes_of(session.explainer))
+def explainer_of(sessions: Sequence[Session], options: Namespace) -> Callable[[Sequence[Path]], list[list[Drawn]]]:
+    """A function of a batch of images: the explanations of each, by each method, of all classes or texts wanted."""
+    indices: list[int | None] = [class_of(sessions[0], wanted) for wanted in options.classes or ()]
+    indices = indices or [*range(len(options.texts))] if options.texts else indices or [None]
+
+    def explain_batch(images: Sequence[Path]) -> list[list[Drawn]]:
+        photos, pixels = read_photos(images, sessions[0].target.grid.image_size, sessions[0].resampling)
+        of_images: list[list[Drawn]] = [[] for _ in images]
+        for session in sessions:
+            name = photos[0].name if len(images) == 1 else f"{len(images)} images"
+            passes = passes_of(session.explainer) * len(images) * len(indices)
+            columns = [[index] * len(images) for index in indices]
+            with progress_of_passes(f"{printable(name)} by {session.method}", passes):
+                found = session.explain_batch(photos, pixels, columns, options.top, options.texts, options.against)
+            for column in found:
+                for of_image, explanation in zip(of_images, column, strict=True):
+                    of_image.append(explanation)
+        return of_images
+
+    return explain_batch
+
+
+def comparer(session: Session, options: Namespace) -> Callable[[Sequence[Path]], list[list[Drawn]]]:
+    """A function of a batch of images: the comparison of each with another image, which is embedded once."""
+    centre = mean_embedding(session, options.against) if options.against else None
+    other = Embedded(session, [read_image(session, options.similar_to, "other")])
+
+    def compare_batch(images: Sequence[Path]) -> list[list[Drawn]]:
+        photos, pixels = read_photos(images, session.target.grid.image_size, session.resampling)
+        return [
+            [each] for each in compare_with(Embedded(session, list(zip(photos, pixels, strict=True))), other, centre)
+        ]
+
+    return compare_batch
+
+
+def line_of(picture: Picture, drawn: Drawn) -> str:
+    """The line that is printed about a picture."""
+    if isinstance(drawn, Comparison):
+        return compared_line(drawn, picture.name, picture.file)
+    listed = ", ".join(f"{each.name} {each.score:.2f}" for each in drawn.classes)
+    kind = drawn.quantity if drawn.kind == "text" else f"top {len(drawn.classes)}"
+    return printable(f"{picture.name}: {drawn.title} by {drawn.method} -> {picture.file} ({kind}: {listed})")
 
 
 def compared_line(comparison: Comparison, name: str, file: Path) -> str:
-    """Write the picture of a comparison, and return a line about it."""
-    comparison.save(file)
+    """The line that is printed about the picture of a comparison."""
     likeness = f"{comparison.similarity:.2f} like {comparison.other_name}"
     return printable(f"{name}: {likeness} by {comparison.method} -> {file}")
 
@@ -111,8 +140,9 @@ def nearest(options: Namespace) -> int:
     """Find the images of a folder that are most like an image; write a picture and print a line for each."""
     check_writable(options.output)
     session = session_of(options)
-    for number, comparison in enumerate(neighbours(session, options.image, options.folder, options.k), 1):
+    for number, comparison in enumerate(stream_nearest(session, options.image, options.folder, options.k), 1):
         file = options.output / picture_name(options.image, comparison.method, f"nearest {number}")
+        comparison.save(file)
         print(f"{number}. {compared_line(comparison, comparison.name, file)}", flush=True)
     return 0
 
@@ -146,21 +176,13 @@ def sessions_of(options: Namespace) -> list[Session]:
         first.text_head.embed([*texts, *(options.against or ())])
     for wanted in getattr(options, "classes", None) or ():
         class_of(first, wanted)
-    sessions = [first, *(with_method(first, method, purpose) for method in methods[1:])]
+    sessions = [first, *(first.with_method(method, purpose) for method in methods[1:])]
     if getattr(options, "passes", None):
         set_passes(sessions, options.passes)
     return sessions
 
 
-@checks_choices
-def with_method(session: Session, method: Any, purpose: Purpose) -> Session:
-    """A session with the same model and another explainer."""
-    other = copy.copy(session)
-    other.explainer, other.method = choose(session.target, method, purpose)
-    return other
-
-
-def model_and_methods(options: Namespace) -> tuple[Any, str | None, list[Any]]:
+def model_and_methods(options: Namespace) -> tuple[str | nn.Module, str | None, list[Method]]:
     """The model, the file of its weights, and the methods, as `Session` takes them.
 
     The model of a trained explainer is the one that it was trained for, unless another is named.
@@ -172,7 +194,8 @@ def model_and_methods(options: Namespace) -> tuple[Any, str | None, list[Any]]:
         explainer = load(folder)
         return explainer.target, None, [explainer]
     given = labelled(getattr(options, "method", ["auto"])).values()
-    methods = [{name: chosen} if chosen else name for name, chosen in given] if folder is None else [Path(folder)]
+    methods: list[Method] = [{name: chosen} if chosen else name for name, chosen in given]
+    methods = methods if folder is None else [Path(folder)]
     model = DEFAULT_MODEL if options.model is None else options.model
     if options.head is None:
         return model, options.weights, methods

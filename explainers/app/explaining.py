@@ -1,34 +1,65 @@
 """One call: `explainers.explain("photo.jpg", "vit_tiny_patch16_224")`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import torch
+from torch import nn
 
-from explainers.app.choosing import Purpose
-from explainers.app.comparing import Comparison, compared, mean_embedding
+from explainers.app.choosing import Method
 from explainers.app.explanation import Explanation
-from explainers.app.photos import is_single
-from explainers.app.session import Session
+from explainers.app.photos import Images, OneImage, is_single
+from explainers.app.session import Classes, Session
 from explainers.errors import InputError
 from explainers.text import TextHead
 
 
-def explain(
-    images: Any,
-    model: Any,
+@overload
+def explain(  # type: ignore[overload-overlap]  # a text is a path, although it is iterable, too
+    images: OneImage,
+    model: str | nn.Module,
     *,
-    classes: Any = None,
-    method: Any = "auto",
+    classes: Classes = ...,
+    method: Method = ...,
+    weights: str | Path | None = ...,
+    top: int = ...,
+    device: str | torch.device | None = ...,
+    text: str | Sequence[str] | None = ...,
+    against: str | Sequence[str] | None = ...,
+    text_head: TextHead | None = ...,
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    images: Iterable[OneImage],
+    model: str | nn.Module,
+    *,
+    classes: Classes = ...,
+    method: Method = ...,
+    weights: str | Path | None = ...,
+    top: int = ...,
+    device: str | torch.device | None = ...,
+    text: str | Sequence[str] | None = ...,
+    against: str | Sequence[str] | None = ...,
+    text_head: TextHead | None = ...,
+) -> list[Explanation]: ...
+
+
+def explain(
+    images: Images,
+    model: str | nn.Module,
+    *,
+    classes: Classes = None,
+    method: Method = "auto",
     weights: str | Path | None = None,
     top: int = 5,
     device: str | torch.device | None = None,
     text: str | Sequence[str] | None = None,
-    against: Any = None,
+    against: str | Sequence[str] | None = None,
     text_head: TextHead | None = None,
-    similar_to: Any = None,
-) -> Explanation | Comparison | list[Explanation] | list[Comparison]:
+) -> Explanation | list[Explanation]:
     """Explain what a model sees in images.
 
     To explain images again and again with one model, make a `Session`, which builds the model once.
@@ -46,29 +77,17 @@ def explain(
         text: where is what a text describes? A text, or several, of which that with the highest similarity is
             explained, like the most probable class; `explanation.of(...)` explains another one, or any further text.
         against: a text, or several, such as other names: the heatmap shows what tells the text apart from their mean.
-            With `similar_to`, a folder or a list of images, whose mean embedding is what all images have in common: the
-            likeness is relative to it.
         text_head: what turns texts into functionals of the embedding; `None` for that of CLIP and SigLIP.
-        similar_to: another image: why are the images like it? The model needs no head.
 
     Returns:
-        One `Explanation`; a list for a folder, a list or a batch. With `similar_to`, a `Comparison`.
+        An `Explanation` of one image; a list for a list, a folder, or a batch in one array. A type checker cannot tell
+        a folder from a file, nor a batch from an image: there, put it into a list, as in `explain(["photos/"], model)`.
 
     Raises:
         InputError: for images that cannot be read, and for what the model or the method cannot explain.
     """
-    if similar_to is not None:
-        given = {"classes": classes, "text": text, "text_head": text_head}
-        others = [name for name, value in given.items() if value is not None]
-        if others:
-            raise InputError(f"expected similar_to or {others[0]}, got both: leave out one of them")
-        comparing = Session(model, method, weights, device, purpose="likeness")
-        centre = None if against is None else mean_embedding(comparing, against)
-        comparisons = list(compared(comparing, images, similar_to, centre))
-        return comparisons[0] if is_single(images) else comparisons
     if text is None and text_head is not None:
-        raise InputError("expected text beside text_head, got text_head alone: give text=")
-    purpose: Purpose = "classes" if text is None else "texts"
-    session = Session(model, method, weights, device, text_head, purpose)
+        raise InputError("text_head= needs text=")
+    session = Session(model, method, weights, device, text_head, "classes" if text is None else "texts")
     explanations = session.explain(images, classes, top, text, against)
     return explanations[0] if is_single(images) else explanations

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,8 @@ from explainers.app.method_names import parse_methods
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models.removal import check_removal
-from explainers.posthoc.names import labelled, method_names, passes_option
+from explainers.posthoc import method_names
+from explainers.posthoc.names import labelled, passes_option
 from explainers.refinement.rounds import check_passes
 
 MANY = 200
@@ -38,12 +40,13 @@ def set_passes(sessions: Sequence[Session], passes: int) -> None:
 
 def _set_passes(session: Session, passes: int) -> bool:
     """Change the explainer of a session, and its label; False if it has no number of passes."""
-    removal = getattr(session.explainer, "refine_removal", None)
+    explainer: Any = session.explainer
+    removal = getattr(explainer, "refine_removal", None)
     if removal is not None:
         check_passes(**{"--passes": passes})
         check_removal(session.target, removal)
-        session.explainer.refine = passes
-        session.explainer.forward_passes = 1 + passes
+        explainer.refine = passes
+        explainer.forward_passes = 1 + passes
         session.method = f"{session.method}(refine={passes})"
         return True
     ((name, options),) = labelled(parse_methods(session.method)).values()

@@ -23,6 +23,11 @@ from explainers.saved.files import printable
 ACCEPTED = "a path, a folder, a PIL image, an array, a tensor, or a list of them"
 CHANNELS = (1, 3, 4)
 
+OneImage = str | Path | Image.Image | np.ndarray | Tensor
+"""One image, for type checkers; a path may also be that of a folder, and an array or a tensor a batch."""
+
+Images = OneImage | Iterable[OneImage]
+
 
 @dataclass(frozen=True)
 class Photo:
@@ -41,7 +46,7 @@ class Photo:
     file: Path | None = None
 
 
-def photos_of(images: Any) -> list[Photo]:
+def photos_of(images: Images) -> list[Photo]:
     """List the images that a caller means, of which no file is decoded yet.
 
     Args:
@@ -62,7 +67,7 @@ def photos_of(images: Any) -> list[Photo]:
     return photos
 
 
-def is_single(images: Any) -> bool:
+def is_single(images: Images) -> bool:
     """Whether a caller gave one image, and no folder, list or batch.
 
     >>> is_single("photo.jpg"), is_single(["photo.jpg"]), is_single("."), is_single(np.zeros((2, 8, 8, 3)))
@@ -174,6 +179,13 @@ def decoded(photo: Photo, size: int, resampling: Image.Resampling) -> Tensor | N
             return None
         raise CorruptImage(f"{error}: give another file") from error
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+
+
+def read_photos(files: Sequence[Path], size: int, resampling: Image.Resampling) -> tuple[list[Photo], Tensor]:
+    """Decode what a model sees of some files, none of which is left out: the photos, and uint8 (B, 3, size, size)."""
+    photos = [photo for file in files for photo in photos_of(file)]
+    squares = [decoded(photo, size, resampling) for photo in photos]
+    return photos, torch.stack([square for square in squares if square is not None])
 
 
 def decoded_batches(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from explainers.app.explanation import picture_name
 from explainers.app.photos import photos_of
-from explainers.app.saving import picture_name
 from explainers.errors import InputError
 from explainers.images.listing import endings, list_images
 

@@ -1,7 +1,8 @@
 """Explaining many images with one model: the model and its explainer are built once."""
 
+import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,21 +12,28 @@ import numpy as np
 import timm.data
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from explainers import PreparedExplainer, VectorExplainer
+from explainers import Explainer, VectorExplainer
 from explainers.app.batch_size import batch_size_for
 from explainers.app.checking import check_heatmaps, check_scores
-from explainers.app.choosing import choose, passes_of
+from explainers.app.choosing import Method, choose, passes_of
 from explainers.app.explanation import Explanation
-from explainers.app.models import model_of_colour
-from explainers.app.photos import Photo, decoded_batches, photos_of
-from explainers.app.texts import PreparedTexts, in_words, is_image_tower, text_head_of, texts_of
+from explainers.app.photos import Images, Photo, decoded_batches, photos_of
+from explainers.app.prepared import PreparedClasses, PreparedTexts, prepare_model
+from explainers.app.texts import is_image_tower, summarise, text_head_of, texts_of
 from explainers.errors import InputError, check_integers, check_positive, checks_choices
 from explainers.models.heads import NoHead
 from explainers.models.names import class_index, class_names
+from explainers.posthoc.defaults import Purpose
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.text import TextHead
+
+Classes = int | str | Sequence[int | str] | Tensor | np.ndarray | None
+"""The class to explain, by name or index, or one for each image; `None` for the predicted ones."""
+
+Prepare = Callable[[Tensor], Any]
+"""Uint8 images (B, 3, S, S) on the device → `PreparedClasses` or `PreparedTexts`."""
 
 
 class Session:
@@ -55,18 +63,18 @@ class Session:
     @checks_choices
     def __init__(
         self,
-        model: Any,
-        method: Any = "auto",
+        model: str | nn.Module,
+        method: Method = "auto",
         weights: str | Path | None = None,
         device: str | torch.device | None = None,
         text_head: TextHead | None = None,
-        purpose: Literal["auto", "classes", "texts", "likeness"] = "auto",
+        purpose: Literal["auto"] | Purpose = "auto",
         batch_size: int | None = None,
     ) -> None:
         if batch_size is not None:
             check_positive(batch_size=batch_size)
         self.lock = threading.RLock()
-        self.target = model_of_colour(model, weights, device)
+        self.target = prepare_model(model, weights, device)
         without = isinstance(self.target.head, NoHead) or is_image_tower(self.target)
         if purpose == "auto":
             purpose = "texts" if without or text_head is not None else "classes"
@@ -89,12 +97,18 @@ class Session:
             return self._text_head or text_head_of(self.target)
 
     @cached_property
-    def with_vectors(self) -> tuple[Any, str]:
+    def with_vectors(self) -> tuple[Explainer, str]:
         """The explainer if it has vectors of patches, otherwise one that has, to compare images; and its label."""
         if isinstance(self.explainer, VectorExplainer):
             return self.explainer, self.method
         with self.computing():
             return choose(self.target, purpose="likeness")
+
+    def with_method(self, method: Method, purpose: Purpose) -> "Session":
+        """A session with the same model and another explainer."""
+        other = copy.copy(self)
+        other.explainer, other.method = choose(self.target, method, purpose)
+        return other
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -108,16 +122,6 @@ class Session:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, lock=threading.RLock())
 
-    def _compute(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        with self.computing():
-            return function(*arguments)
-
-    def _compute_heatmap(self, name: str, heatmap_of: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Compute a heatmap (P, P) of the image with this name, and check it."""
-        heatmap = self._compute(heatmap_of, *arguments)
-        check_heatmaps(heatmap[None], [name], self.method)
-        return heatmap
-
     @property
     def takes_texts(self) -> bool:
         """Whether the model has a text head, which may have to be loaded."""
@@ -128,7 +132,12 @@ class Session:
         return class_index(wanted, self.names)
 
     def explain(
-        self, images: Any, classes: Any = None, top: int = 5, text: Any = None, against: Any = None
+        self,
+        images: Images,
+        classes: Classes = None,
+        top: int = 5,
+        text: str | Sequence[str] | None = None,
+        against: str | Sequence[str] | None = None,
     ) -> list[Explanation]:
         """Explain images.
 
@@ -149,27 +158,30 @@ class Session:
         return list(self.stream(images, classes, top, text, against))
 
     def stream(
-        self, images: Any, classes: Any = None, top: int = 5, text: Any = None, against: Any = None
+        self,
+        images: Images,
+        classes: Classes = None,
+        top: int = 5,
+        text: str | Sequence[str] | None = None,
+        against: str | Sequence[str] | None = None,
     ) -> Iterator[Explanation]:
         """Explain images one batch after the other, with the arguments of `explain`, and yield each explanation.
 
-        A progress bar appears after two seconds.
+        Explanations of several images keep nothing on the device: another class of one of them, by `of`, takes a pass
+        of this image. A progress bar appears after two seconds.
         """
         check_integers(top=top)
         check_positive(top=top)
         if text is None and against is not None:
-            raise InputError("expected text beside against, got against alone: give text=")
+            raise InputError("against= needs text=")
         if text is not None and classes is not None:
-            raise InputError("expected classes or text, got both: leave out one of them")
-        texts = None if text is None else texts_of(text, against)
+            raise InputError("classes= and text= exclude each other: leave out one of them")
+        texts, others = (None, None) if text is None else texts_of(text, against)
         photos = photos_of(images)
-        chosen = self._indices(classes, len(photos))
+        chosen = self.class_indices(classes, len(photos))
         for batch, pixels, numbers in self.batches(photos):
-            with self.computing():
-                if texts is None:
-                    found = self._classes(batch, pixels, [chosen[number] for number in numbers], top)
-                else:
-                    found = self._texts(batch, pixels, *texts)
+            wanted = [chosen[number] for number in numbers]
+            (found,) = self.explain_batch(batch, pixels, [wanted], top, texts, others, alone=len(photos) == 1)
             yield from found
 
     def batches(
@@ -179,107 +191,121 @@ class Session:
         size, passes = self.target.grid.image_size, passes_of(self.explainer)
         return decoded_batches(photos, size, self.resampling, self.batch_size, doing, passes)
 
-    def _classes(
-        self, photos: Sequence[Photo], pixels: Tensor, wanted: Sequence[int | None], top: int
-    ) -> list[Explanation]:
-        """Explain a batch: uint8 pixels (B, 3, S, S), and the class of each image, `None` for the predicted one."""
-        images = pixels.to(self.target.mean.device)
-        probabilities = self.target(images).float().softmax(-1).cpu()
-        check_scores(probabilities, [photo.name for photo in photos], "logits", self.target.name)
-        predicted = probabilities.argmax(-1).tolist()
-        classes = [own if one is None else one for one, own in zip(wanted, predicted, strict=True)]
-        prepared = self.explainer.prepare(images) if isinstance(self.explainer, PreparedExplainer) else None
-        heatmaps = (prepared or partial(self.explainer, images))(torch.tensor(classes, device=images.device))
-        if heatmaps.shape[:1] != images.shape[:1] or heatmaps.dim() != 3:
-            raise InputError(
-                f"expected heatmaps (B, P, P) of {len(images)} images from {self.method}, got {list(heatmaps.shape)}"
-            )
-        return self._explanations(
-            photos,
-            pixels,
-            probabilities,
-            self.names,
-            classes,
-            heatmaps.float().cpu(),
-            top=top,
-            heatmap_of=partial(self._heatmap, images, prepared),
-        )
-
-    def _texts(
-        self, photos: Sequence[Photo], pixels: Tensor, texts: list[str], against: list[str] | None
-    ) -> list[Explanation]:
-        """Explain in each image of a batch, uint8 pixels (B, 3, S, S), the text with the highest score."""
-        prepared = PreparedTexts(self.explainer, self.text_head, pixels.to(self.target.mean.device), against)
-        scores = prepared.scores(texts)
-        check_scores(scores, [photo.name for photo in photos], "similarities", self.target.name)
-        best = scores.argmax(-1).tolist()
-        heatmaps = prepared.heatmaps([texts[index] for index in best])
-        return self._explanations(
-            photos,
-            pixels,
-            scores,
-            texts,
-            best,
-            heatmaps,
-            top=len(texts),
-            heatmap_of=prepared.heatmap,
-            quantity="similarity" if self.text_head.normalise else "score",
-            against=in_words(against),
-            score_of=prepared.score,
-        )
-
-    def _explanations(
+    def explain_batch(
         self,
         photos: Sequence[Photo],
         pixels: Tensor,
-        scores: Tensor,
-        names: Sequence[str],
-        indices: Sequence[int],
-        heatmaps: Tensor,
-        heatmap_of: Callable[..., Tensor],
-        score_of: Callable[..., Tensor] | None = None,
-        **settings: Any,
-    ) -> list[Explanation]:
-        """One explanation for each image of a batch; `heatmap_of` and `score_of` take the row of the image first."""
-        check_heatmaps(heatmaps, [photo.name for photo in photos], self.method)
+        wanted: Iterable[Sequence[int | None]],
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        against: Sequence[str] | None = None,
+        alone: bool = False,
+    ) -> list[list[Explanation]]:
+        """Explain several classes or texts of a batch, which is prepared once.
+
+        Args:
+            photos: the photos.
+            pixels: what the model sees of them, uint8 (B, 3, S, S).
+            wanted: for each list of explanations, the index of a class, or of one of the `texts`, in each image; `None`
+                for that with the highest score.
+            top: number of most probable classes that an explanation lists.
+            texts: texts to explain in place of classes.
+            against: texts from whose mean each text is told apart.
+            alone: whether to keep what was prepared of a single image, so that further classes cost no pass.
+        """
+        prepare: Prepare = partial(PreparedClasses, self.explainer, self.target)
+        if texts is not None:
+            prepare = partial(PreparedTexts, self.explainer, self.text_head, against=against)
+        names = [photo.name for photo in photos]
+        with self.computing():
+            prepared = prepare(pixels.to(self.target.mean.device))
+            scores = prepared.scores() if texts is None else prepared.scores(texts)
+            check_scores(scores, names, "logits" if texts is None else "similarities", self.target.name)
+            best = scores.argmax(-1).tolist()
+            explained = [
+                [own if index is None else index for index, own in zip(column, best, strict=True)] for column in wanted
+            ]
+            heatmaps = [
+                prepared.heatmaps(column if texts is None else [texts[index] for index in column])
+                for column in explained
+            ]
+        for each in heatmaps:
+            check_heatmaps(each, names, self.method)
+        kept = prepared if alone else None
+        own_pixels = [each.clone() for each in pixels]  # a view would keep its batch
         return [
-            Explanation(
-                pixels[row],
-                photo.name,
-                scores[row],
-                names,
-                indices[row],
-                heatmaps[row],
-                self.method,
-                self.target.name,
-                heatmap_of=partial(self._compute_heatmap, photo.name, heatmap_of, row),
-                score_of=None if score_of is None else partial(self._compute, score_of, row),
-                signed=getattr(self.explainer, "signed", None),
-                file=photo.file,
-                **settings,
-            )
-            for row, photo in enumerate(photos)
+            [
+                self._explanation(photo, image, score, heatmap, index, prepare, kept, top, texts, against)
+                for photo, image, score, heatmap, index in zip(
+                    photos, own_pixels, scores, of_column, column, strict=True
+                )
+            ]
+            for of_column, column in zip(heatmaps, explained, strict=True)
         ]
 
-    def _heatmap(
-        self, images: Tensor, prepared: Callable[[Tensor], Tensor] | None, row: int, index: int, name: str
-    ) -> Tensor:
-        """The heatmap (P, P) of a class in one image of a batch; without a pass if the batch is `prepared`."""
-        classes = torch.full((len(images),), index, device=images.device)
-        one = slice(row, row + 1)
-        heatmap = self.explainer(images[one], classes[one])[0] if prepared is None else prepared(classes)[row]
-        return heatmap.float().cpu()
+    def _explanation(
+        self,
+        photo: Photo,
+        image: Tensor,
+        scores: Tensor,
+        heatmap: Tensor,
+        index: int,
+        prepare: Prepare,
+        prepared: Any,
+        top: int,
+        texts: Sequence[str] | None,
+        against: Sequence[str] | None,
+    ) -> Explanation:
+        """One explanation. What is asked of it later is computed for its image alone, if it is not `prepared`."""
+        settings: dict[str, Any] = {}
+        if texts is not None:
+            top = len(texts)
+            settings["quantity"] = "similarity" if self.text_head.normalise else "score"
+            settings["against"] = summarise(against)
+            settings["score_of"] = partial(self._score_later, prepare, prepared, image)
+        return Explanation(
+            image,
+            photo.name,
+            scores.clone(),
+            self.names if texts is None else texts,
+            index,
+            heatmap.clone(),
+            self.method,
+            self.target.name,
+            top,
+            partial(self._explain_later, prepare, prepared, image, photo.name, texts is None),
+            file=photo.file,
+            signed=getattr(self.explainer, "signed", None),
+            **settings,
+        )
 
-    def _indices(self, classes: Any, count: int) -> list[int | None]:
+    def _explain_later(
+        self, prepare: Prepare, prepared: Any, image: Tensor, name: str, classes: bool, index: int, text: str
+    ) -> Tensor:
+        """The heatmap (P, P) of a class or a text in an image, uint8 (3, S, S), which may be `prepared` already."""
+        with self.computing():
+            prepared = prepared or prepare(image[None].to(self.target.mean.device))
+            heatmaps = prepared.heatmaps([index if classes else text])
+        check_heatmaps(heatmaps, [name], self.method)
+        return heatmaps[0]
+
+    def _score_later(self, prepare: Prepare, prepared: Any, image: Tensor, text: str) -> Tensor:
+        """The score of a text in an image, (1,)."""
+        with self.computing():
+            prepared = prepared or prepare(image[None].to(self.target.mean.device))
+            return prepared.scores([text])[0]
+
+    def class_indices(self, classes: Classes, count: int) -> list[int | None]:
         """The class to explain in each of `count` images; `None` for the predicted one."""
-        classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray | np.generic) else classes
+        if isinstance(classes, Tensor | np.ndarray | np.generic):
+            classes = classes.tolist()
         if classes is None:
             return [None] * count
         if isinstance(classes, str) or not isinstance(classes, Sequence):
             return [self.class_index(classes)] * count
         if len(classes) != count:
             raise InputError(
-                f"expected one class, or one for each of {count} images, got {len(classes)}: for several classes of an"
-                " image, take explanation.of(...)"
+                f"classes= needs one class, or one for each of {count} images, got {len(classes)}: for several classes"
+                " of an image, take explanation.of(...)"
             )
         return [self.class_index(each) for each in classes]

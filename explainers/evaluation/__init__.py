@@ -1,13 +1,21 @@
-"""Measures explainers on data sets."""
+"""Measures explainers on images."""
 
 from typing import TYPE_CHECKING
 
 from explainers import imported_at_use
 
 if TYPE_CHECKING:
-    from explainers.evaluation.evaluation import Evaluation
+    from explainers.evaluation.evaluation import Evaluation, Measurement, measure
+    from explainers.evaluation.evaluation_module import EvaluationModule
+else:  # at first use: the modules need Lightning, the others torchmetrics
+    __getattr__ = imported_at_use(
+        __name__,
+        {
+            "Evaluation": "explainers.evaluation.evaluation",
+            "EvaluationModule": "explainers.evaluation.evaluation_module",
+            "Measurement": "explainers.evaluation.evaluation",
+            "measure": "explainers.evaluation.evaluation",
+        },
+    )
 
-# It needs Lightning; `explainers benchmark`, which needs the sweep alone, does without
-__getattr__ = imported_at_use(__name__, {"Evaluation": "explainers.evaluation.evaluation"})
-
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "EvaluationModule", "Measurement", "measure"]

@@ -1,11 +1,10 @@
-"""Measures explainers of one target on the same images, classes and perturbations."""
+"""What is measured of explainers of one target, on the same images, classes and perturbations, and how."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 
 from explainers import Details, Explainer, SelfExplainer
@@ -22,10 +21,12 @@ from explainers.metrics.cost import Cost, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
 from explainers.metrics.numbers import NUMBERS, Numbers
+from explainers.metrics.optional import Metric
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
 from explainers.results.scores import ImageScores
+from explainers.runtime.modes import finest_dtype
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,11 @@ class Evaluation:
 
     def __call__(
         self, target: TargetModel, explainers: Mapping[str, Explainer], measured: Sequence[str] | None = None
-    ) -> "EvaluationModule":
-        """The module that measures these explainers; its arguments are those of `EvaluationModule`."""
-        return EvaluationModule(target, explainers, self, measured)
+    ) -> Any:
+        """The `EvaluationModule` that measures these explainers on the batches of a Trainer."""
+        from explainers import evaluation  # at use, because it needs Lightning
+
+        return evaluation.EvaluationModule(target, explainers, self, measured)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -110,13 +113,13 @@ class Evaluation:
     def identity(self) -> dict[str, Any]:
         """The settings that numbers of one name depend on; results are comparable only if all of these are equal."""
         compared: dict[str, Any] = {} if self.reference is None else {"reference": self.reference}
-        compared |= {} if self.until == 1 else {"until": self.until}  # earlier versions had no other
         return {
             "image_size": self.grid.image_size,
             "patches_per_side": self.grid.side,
             "removals": list(self.removals),
             "order": self.order,
             "levels": self.levels,
+            "until": self.until,
             "empty": self.empty,
             "probes": list(self.probes),
             "classes": self.classes,
@@ -124,8 +127,8 @@ class Evaluation:
         }
 
 
-class EvaluationModule(LightningModule):
-    """Measures explainers in `Trainer.test`; afterwards `results` holds the numbers of each, `scores` those of images.
+class Measurement(nn.Module):
+    """Explains images by several explainers, perturbs the images in the order of their heatmaps, and sums the numbers.
 
     Besides what its settings name, it measures the accuracy of explainers that are classifiers, on labelled images; the
     forward passes of the target for each image; the explained images per second of one process, without the first
@@ -148,23 +151,17 @@ class EvaluationModule(LightningModule):
         super().__init__()
         check_target(target, settings.grid)
         check_reference(settings.reference, explainers)
-        self.target = target.eval()
+        self.target = target
         self.settings = settings
-        self.columns = settings.columns
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
         self.explainers = dict(explainers)
-        self.parts = modules_of(explainers.values()).eval()
+        self.parts = modules_of(explainers.values())
         self.names = list(explainers if measured is None else measured)
         self.sweeps = [self._sweep(removal, settings.order) for removal in settings.removals if settings.curves]
         self.probes = Probes(settings.probes, self._sweep(settings.removals[0], "patches"))
         self.metrics = nn.ModuleList(nn.ModuleDict(settings.metrics()) for _ in self.names)
         self.accuracy = Accuracy()
         self.index = Indices()
-        self.results: dict[str, dict[str, Any]] = {}
-        self.scores: ImageScores | None = None
-        self.measured: dict[str, Any] = {}
-        self.batches = 0
-        """Number of batches that this process has measured; a batch of an earlier number is skipped."""
 
     def _sweep(self, removal: Removal, order: Order) -> Sweep:
         own = self.settings
@@ -181,13 +178,17 @@ class EvaluationModule(LightningModule):
         again = self.probes.explanations * sum(probed)
         return passes | {"perturbations": 1 + masked} | ({"explanations of probes": again} if again else {})
 
-    def identity(self) -> dict[str, Any]:
-        """Identity of target and settings; after the test also `images`, `precision` and, with labels, `accuracy`."""
-        return self.target.identity() | self.settings.identity() | self.measured
+    def update(self, batch: Mapping[str, Tensor], timed: bool = True) -> dict[str, Any]:
+        """Measure the explainers on a batch.
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any] | None:
-        if batch_idx < self.batches:
-            return None
+        Args:
+            batch: the `image`s, uint8 (B, C, H, W); their `index` in the data set, and their `label`, −1 if it is
+                unknown, (B,) each; and perhaps the `truth` of the localization metrics.
+            timed: whether to measure the time; the first batch is slower.
+
+        Returns:
+            The `heatmaps` of each explainer, the explained `classes`, and the `logits`.
+        """
         normalised = self.target.normalise(batch["image"])
         logits = self.target.classify(self.target.embed(normalised))
         predicted = logits.argmax(-1)
@@ -196,7 +197,7 @@ class EvaluationModule(LightningModule):
         if self.settings.classes == "label":
             check_labels(batch["label"], self.target.num_classes, "evaluation.classes=predicted")
         classes = predicted if self.settings.classes == "predicted" else batch["label"]
-        explained = {name: self._explain(name, batch["image"], classes, batch_idx > 0) for name in self.explainers}
+        explained = {name: self._explain(name, batch["image"], classes, timed) for name in self.explainers}
         for sweep in self.sweeps:
             ends = torch.stack([logits, sweep.empty(normalised).expand_as(logits)], 1)
             for name, metrics in self._metrics():
@@ -209,7 +210,6 @@ class EvaluationModule(LightningModule):
         for name, metrics in self._metrics():
             self.probes.update(metrics, self.explainers[name], explained[name].heatmaps, given, subsets)
             self._update(name, metrics, batch, explained)
-        self.batches = batch_idx + 1
         return {"heatmaps": {name: of.heatmaps for name, of in explained.items()}, "classes": classes, "logits": logits}
 
     def _metrics(self) -> list[tuple[str, Any]]:
@@ -229,7 +229,7 @@ class EvaluationModule(LightningModule):
                 metrics["cost"].update(len(images), seconds, memory)
         return explanation
 
-    def _update(self, name: str, metrics: Any, batch: dict[str, Tensor], explained: Mapping[str, Details]) -> None:
+    def _update(self, name: str, metrics: Any, batch: Mapping[str, Tensor], explained: Mapping[str, Details]) -> None:
         """Update the metrics of one explainer that need no masked images."""
         if isinstance(explainer := self.explainers[name], SelfExplainer):
             metrics["accuracy"].update(explainer.logits(batch["image"]).argmax(-1), batch["label"])
@@ -240,11 +240,54 @@ class EvaluationModule(LightningModule):
             for metric in self.settings.agreement:
                 metrics[metric].update(explained[name].heatmaps, explained[reference].heatmaps)
 
-    def on_test_epoch_end(self) -> None:
-        self.results, self.scores = summary(dict(self._metrics()), self.index, self.explainers)
-        measured = {"accuracy": self.accuracy.compute().item(), "images": len(self.scores.index)}
-        self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
-        self.measured |= {"precision": self.trainer.precision}
-        logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}
-        logged = {key: value for key, value in (logged | self.measured).items() if isinstance(value, float)}
-        self.log_dict(logged, sync_dist=True)  # equal in all processes; without sync_dist Lightning would warn
+    def summarise(self) -> tuple[dict[str, dict[str, Any]], ImageScores]:
+        """The numbers of each explainer, and those of single images, see `summary`."""
+        return summary(dict(self._metrics()), self.index, self.explainers)
+
+
+@torch.no_grad()
+def measure(
+    target: TargetModel,
+    explainers: Mapping[str, Explainer],
+    batches: Iterable[Mapping[str, Tensor]],
+    settings: Evaluation,
+) -> tuple[dict[str, dict[str, Any]], ImageScores]:
+    """Measure explainers on some images, in this process alone and without Lightning.
+
+    Args:
+        target: the model to explain.
+        explainers: name → explainer of it: any function of images and classes.
+        batches: each with the `image`s, uint8 (B, C, H, W), and perhaps a `label` of each, (B,). The first batch is not
+            timed if there are others.
+        settings: what is measured.
+
+    Returns:
+        Explainer → numbers, with the seconds for each image in place of the images per second; and the numbers of
+        single images.
+
+    Raises:
+        InputError: for a model on a device without float64, and heatmaps that do not fit.
+    """
+    device = target.mean.device
+    if finest_dtype(device) != torch.float64:
+        raise InputError(f"device={device.type} has no float64, in which numbers are summed: set device=cpu")
+    measurement = Measurement(target, explainers, settings).to(device)
+    for part in measurement.modules():
+        if isinstance(part, Metric):
+            part.distributed_available_fn = lambda: False  # also within a training of several processes
+    count = 0
+    for number, given in enumerate(batches):
+        batch = {name: values.to(device) for name, values in given.items()}
+        size = len(batch["image"])
+        batch["index"] = torch.arange(count, count + size, device=device)
+        batch.setdefault("label", torch.full((size,), -1, device=device))
+        if number == 1:
+            for metrics in measurement.metrics:
+                metrics["cost"].reset()  # of the first batch, which is slower
+        measurement.update(batch)
+        count += size
+    results, scores = measurement.summarise()
+    for row in results.values():
+        if "images_per_second" in row:
+            row["seconds_per_image"] = 1 / row.pop("images_per_second")
+    return results, scores

@@ -1,14 +1,18 @@
 """Pairs of patches that make two images alike."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError
 from explainers.likeness.similarity import relative
-from explainers.likeness.vectors import vectors_of
+
+CHUNK = 64
+"""Number of functionals that a method explains at once."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,9 @@ class Likeness:
 
 
 def likeness(
-    explainer: Any, first: Tensor, second: Tensor, centre: Tensor | None = None, chunk_size: int = 64
+    explainer: Explainer, first: Tensor, second: Tensor, centre: Tensor | None = None, chunk_size: int = CHUNK
 ) -> Likeness:
-    """Explain the similarity of pairs of images by pairs of their patches.
-
-    An embedding is the sum of vectors c_z of its patches, and of a rest that the explainer attributes to none. The
-    patches share the rest and the centre equally, c_z + (e − m − Σ_z c_z) / N, so that the product of two embeddings is
-    the sum over all pairs of patches.
+    """Explain the similarity of pairs of images by pairs of their patches, see `likeness_of_vectors`.
 
     Args:
         explainer: see `vectors_of`.
@@ -81,8 +81,27 @@ def likeness(
     """
     if len(first) != len(second):
         raise InputError(f"expected pairs of images, got {len(first)} and {len(second)}: give one for each")
-    vectors, embeddings = vectors_of(explainer, first, chunk_size)
-    other_vectors, other_embeddings = vectors_of(explainer, second, chunk_size)
+    return likeness_of_vectors(
+        vectors_of(explainer, first, chunk_size), vectors_of(explainer, second, chunk_size), centre
+    )
+
+
+def likeness_of_vectors(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], centre: Tensor | None = None
+) -> Likeness:
+    """Explain the similarity of pairs of images by the vectors c_z of their patches.
+
+    An embedding is the sum of vectors c_z of its patches, and of a rest that the explainer attributes to none. The
+    patches share the rest and the centre equally, c_z + (e − m − Σ_z c_z) / N, so that the product of two embeddings is
+    the sum over all pairs of patches.
+
+    Args:
+        first: what `vectors_of` returns for B images.
+        second: the same for B other images; or for one, with which all are compared.
+        centre: m, (D,), see `relative`; `None` for 0.
+    """
+    vectors, embeddings = first
+    other_vectors, other_embeddings = second
     own, others = (relative(each, centre) for each in (embeddings, other_embeddings))
     size = (own.norm(dim=-1) * others.norm(dim=-1)).clamp(min=1e-12)
     similarity = (own * others).sum(-1) / size
@@ -93,6 +112,47 @@ def likeness(
     pairs = _whole(vectors, own) @ _whole(other_vectors, others).mT / size[:, None, None]
     sides = [round(each.shape[1] ** 0.5) for each in (vectors, other_vectors)]
     return Likeness(similarity, pairs, similarity[:, None] - torch.stack(explained, 1), *sides)
+
+
+def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Compute vectors c_z, such that v · c_z is the heatmap of v · G(x).
+
+    Explainers with vectors, such as AnyHead, need one pass. Other linear methods, such as DecompX-PLUS, explain every
+    channel of the embedding: D backward passes.
+
+    Args:
+        explainer: a `VectorExplainer`, or a method whose attribute `linear` is True.
+        images: uint8, (B, C, H, W).
+        chunk_size: number of functionals that a method explains at once; fewer take less memory and more time.
+
+    Returns:
+        c_z (B, N, D), and the embeddings (B, D), float32.
+
+    Raises:
+        InputError: for an explainer that is not linear, such as GAE.
+    """
+    if isinstance(explainer, VectorExplainer):
+        vectors, embeddings = explainer.decompose(images)
+        return vectors.detach().float(), embeddings.detach().float()
+    if not getattr(explainer, "linear", False):
+        raise InputError(
+            f"expected an explainer that is linear in what it explains, got {type(explainer).__name__}: take AnyHead,"
+            " or a method such as DecompX-PLUS or DirectPaths"
+        )
+    method: Any = explainer
+    width = method.target.embed_dim
+    seen: list[Tensor] = []
+
+    def channels(start: int) -> Callable[[Tensor], Tensor]:
+        def functionals(embeddings: Tensor) -> Tensor:
+            seen.append(embeddings.detach().float())
+            some = torch.eye(width, device=embeddings.device)[start : start + chunk_size]
+            return some.expand(len(embeddings), -1, -1)
+
+        return functionals
+
+    maps = [method.explain(images, channels(start)) for start in range(0, width, chunk_size)]
+    return torch.cat(maps, 1).flatten(2).mT.detach().float(), seen[0]
 
 
 def _whole(vectors: Tensor, embeddings: Tensor) -> Tensor:

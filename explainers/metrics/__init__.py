@@ -1,1 +1,65 @@
 """Metrics: a pure function for each formula, and a torchmetrics Metric that accumulates it in fixed-size sums."""
+
+from typing import TYPE_CHECKING
+
+from explainers import imported_at_use
+
+if TYPE_CHECKING:
+    from explainers.metrics.additivity import Infidelity, SensitivityN, infidelity, sensitivity_n, sized_coalitions
+    from explainers.metrics.agreement import RankCorrelation, TopOverlap, iou_at_k, rank_correlation, spearman
+    from explainers.metrics.curves import CURVES
+    from explainers.metrics.localization import AveragePrecision, PointingGame, average_precision, hits, segmentation
+    from explainers.metrics.object_boxes import BoxAccuracy, box_hits
+    from explainers.metrics.pairs import holm, paired_differences, sign_test
+    from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
+    from explainers.metrics.saco import SaCo, group_saliences, salience_groups
+    from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights
+else:  # at first use, because torchmetrics takes a second
+    EXPORTED = {
+        "additivity": ("Infidelity", "SensitivityN", "infidelity", "sensitivity_n", "sized_coalitions"),
+        "agreement": ("RankCorrelation", "TopOverlap", "iou_at_k", "rank_correlation", "spearman"),
+        "curves": ("CURVES",),
+        "localization": ("AveragePrecision", "PointingGame", "average_precision", "hits", "segmentation"),
+        "object_boxes": ("BoxAccuracy", "box_hits"),
+        "pairs": ("holm", "paired_differences", "sign_test"),
+        "perturbation": ("PerturbationCurves", "importance_order", "perturbation_sweep"),
+        "saco": ("SaCo", "group_saliences", "salience_groups"),
+        "sanity": ("MaxSensitivity", "Randomisation", "max_sensitivity", "random_weights"),
+    }
+    __getattr__ = imported_at_use(
+        __name__, {name: f"{__name__}.{module}" for module, names in EXPORTED.items() for name in names}
+    )
+
+__all__ = [
+    "CURVES",
+    "AveragePrecision",
+    "BoxAccuracy",
+    "Infidelity",
+    "MaxSensitivity",
+    "PerturbationCurves",
+    "PointingGame",
+    "Randomisation",
+    "RankCorrelation",
+    "SaCo",
+    "SensitivityN",
+    "TopOverlap",
+    "average_precision",
+    "box_hits",
+    "group_saliences",
+    "hits",
+    "holm",
+    "importance_order",
+    "infidelity",
+    "iou_at_k",
+    "max_sensitivity",
+    "paired_differences",
+    "perturbation_sweep",
+    "random_weights",
+    "rank_correlation",
+    "salience_groups",
+    "segmentation",
+    "sensitivity_n",
+    "sign_test",
+    "sized_coalitions",
+    "spearman",
+]

@@ -17,7 +17,7 @@ NUMBERS = {
 """Name of a number in `Details.numbers` → title of its column (ViT-CX, Tables 1 and 2, Figure 4 and Section 3.4).
 
 `masks` counts the masks of an image; `mask_similarity` is the mean cosine of all pairs of its feature maps as masks;
-for the others, see `overdetermination.overdetermination`.
+for the others, see `posthoc.vit_cx.overdetermination`.
 """
 
 

@@ -150,6 +150,12 @@ class TargetModel(nn.Module):
         """Name of the architecture in timm."""
         return self.backbone.pretrained_cfg.get("architecture", type(self.backbone).__name__)
 
+    @property
+    def timm_name(self) -> str:
+        """Name of the architecture in timm, with the tag of its weights where it has one."""
+        tag = self.backbone.pretrained_cfg.get("tag")
+        return f"{self.name}.{tag}" if tag else self.name
+
     def backbone_identity(self) -> Identity:
         """Describe G: the architecture, its settings and weights, and the normalisation of its input.
 

@@ -1,35 +1,44 @@
-"""Explainers that need no training."""
+"""Explainers that need no training. Their names are known without torch; a class is imported at its first use."""
 
-from explainers.posthoc.attention import (
-    GAE,
-    TAM,
-    AttentionGradCAM,
-    AttentionGradient,
-    AttentionRollout,
-    GenAtt,
-    GradSAM,
-    LeGrad,
-    PartialLRP,
-    RawAttention,
-    TransformerAttribution,
-)
-from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
-from explainers.posthoc.chance import Chance
-from explainers.posthoc.class_activation import CAM
-from explainers.posthoc.contributions import ALTI, AttIN, GlobEnc
-from explainers.posthoc.dense_similarity import NACLIP, MaskCLIP
-from explainers.posthoc.grad_eclip import GradECLIP
-from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
-from explainers.posthoc.greedy import GreedyOrder
-from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
-from explainers.posthoc.lime import LIME
-from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
-from explainers.posthoc.names import build, build_all, methods_for
-from explainers.posthoc.patch_vectors import DirectPaths, PathFlow
-from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
-from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
-from explainers.posthoc.token_tm import TokenTM
-from explainers.posthoc.vit_cx import ViTCX
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from explainers.posthoc.attention import (
+        GAE,
+        TAM,
+        AttentionGradCAM,
+        AttentionGradient,
+        AttentionRollout,
+        GenAtt,
+        GradSAM,
+        LeGrad,
+        PartialLRP,
+        RawAttention,
+        TransformerAttribution,
+    )
+    from explainers.posthoc.baselines import Chance, GreedyOrder
+    from explainers.posthoc.cam import (
+        ElementWiseCAM,
+        GradCAM,
+        GradCAMPlusPlus,
+        HiResCAM,
+        LayerCAM,
+        XGradCAM,
+        XGradCAMPlus,
+    )
+    from explainers.posthoc.clip_methods import NACLIP, GradECLIP, MaskCLIP
+    from explainers.posthoc.contributions import ALTI, AttIN, GlobEnc
+    from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
+    from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
+    from explainers.posthoc.lime import LIME
+    from explainers.posthoc.masks import RISE, Occlusion, ScoreCAM
+    from explainers.posthoc.names import build, build_all, methods_for
+    from explainers.posthoc.patch_vectors import CAM, DirectPaths, PathFlow
+    from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+    from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
+    from explainers.posthoc.token_tm import TokenTM
+    from explainers.posthoc.vit_cx import ViTCX
 
 __all__ = [
     "ALTI",
@@ -86,8 +95,38 @@ __all__ = [
     "TransformerAttribution",
     "ViTCX",
     "XGradCAM",
+    "XGradCAMPlus",
     "build",
     "build_all",
     "libra",
+    "method_names",
     "methods_for",
 ]
+
+MODULES = (
+    *("attention", "baselines", "cam", "clip_methods", "contributions", "gradients", "layerwise", "lime"),
+    *("masks", "names", "patch_vectors", "pixel_gradients", "propagation", "token_tm", "vit_cx"),
+)
+"""Modules of this room, in which a name is looked for."""
+
+AGGREGATIONS = "PLUS", "SkipPLUS", "Rollout"
+"""Names of the classes that combine the layers of a method."""
+
+
+def method_names() -> list[str]:
+    """List the names of all methods: the classes of this room without the aggregations. It imports none of them."""
+    return sorted(name for name in __all__ if name[0].isupper() and name not in AGGREGATIONS)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+
+    def __getattr__(name: str) -> Any:
+        for module in MODULES if name in __all__ else ():
+            loaded = vars(import_module(f"{__name__}.{module}"))
+            if name in loaded:
+                return loaded[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

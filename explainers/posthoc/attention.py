@@ -11,7 +11,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
 from explainers.posthoc.propagation import LRP_RULES, positive_seeds
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import blocks_of, embed_tokens, layer_index, num_prefix_tokens
 from explainers.transformer.recording import Record, record_pass
 
@@ -66,10 +66,6 @@ class AttentionGradCAM(Transitions):
     row of a head's map has its own weight, the mean of its gradients over the patches.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         relu: set negative values of the mean over heads to 0; if all are negative, the whole heatmap is 0.
     """
 
@@ -150,13 +146,10 @@ class TransformerAttribution(WhiteBox):
     computes it.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         start: index of the first layer that is included; negative from the last. The authors' evaluation code has 1.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
     forward_passes = 2
 
@@ -186,13 +179,10 @@ class TAM(WhiteBox):
     gradient of the last layer's attention, the mean over images between the mean colour and the image.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         steps: number of images on the path of the integral, both ends included.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
 
     @checks_choices
@@ -222,14 +212,9 @@ class LeGrad(WhiteBox):
 
     The model's last normalisation, pooling and head score the output of each layer l as if l were the last layer. The
     gradient of this score is taken at the attention map of layer l.
-
-    Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:

@@ -3,8 +3,9 @@
 The layers of a CNN are its stages, and what they output takes the place of the tokens: layer −1 is the last feature
 map, as in the papers.
 
-They are without the ReLU of their papers by default, because SkipPLUS sums maps with both signs. Features x of CNNs
-follow a ReLU and are not negative. Tokens have both signs, so formulas that divide by features can divide by almost 0.
+Defaults are those of each paper. PLUS and SkipPLUS sum maps with both signs, so they leave out a method's ReLU.
+Features x of CNNs follow a ReLU and are not negative; tokens have both signs, so formulas that divide by sums of tokens
+can divide by almost 0.
 """
 
 from collections.abc import Callable
@@ -19,14 +20,13 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.gradients import input_x_gradient
 from explainers.posthoc.layerwise import Layerwise
-from explainers.posthoc.white_box import Gradients, Output
-from explainers.transformer.blocks import is_transformer, num_prefix_tokens
+from explainers.posthoc.white_box import Gradients, Output, Reads
+from explainers.transformer.blocks import num_prefix_tokens
 from explainers.transformer.recording import Record
 
-Tokens = Literal["auto", "norm1", "input"]
+Tokens = Literal["norm1", "input"]
 """`norm1`: the patches behind the first normalisation of the layer, as pytorch-grad-cam recommends for ViT and Swin;
-`input`: all tokens that enter the layer, whose maps SkipPLUS adds; `auto`: `input` in PLUS and SkipPLUS, and otherwise
-`norm1`."""
+`input`: all tokens that enter the layer, whose maps PLUS and SkipPLUS add, whatever is chosen here."""
 
 
 def cam(features: Tensor, gradient: Tensor) -> Tensor:
@@ -44,40 +44,39 @@ def cam(features: Tensor, gradient: Tensor) -> Tensor:
     return input_x_gradient(features, gradient.mean(_positions(gradient), keepdim=True))
 
 
-def x_grad_cam(features: Tensor, gradient: Tensor, signed: bool = False) -> Tensor:
-    """Compute XGrad-CAM, Σ_c w_c x_c with w_c = Σ |x_c| ∂y/∂x_c / Σ |x_c|, summed over positions.
+def x_grad_cam(features: Tensor, gradient: Tensor, absolute: bool = False) -> Tensor:
+    """Compute XGrad-CAM, Σ_c w_c x_c with w_c = Σ x_c ∂y/∂x_c / Σ x_c, summed over positions (Fu et al., 2020, Eq. 8).
 
     Args:
         features: x, (B, ..., D).
         gradient: ∂y/∂x, (B, V, ..., D).
-        signed: take x_c instead of |x_c| in the weights (Fu et al., 2020, Equation 8).
+        absolute: take |x_c| instead of x_c in the weights, as XGrad-CAM+ does.
 
     Returns:
         (B, V, ...).
     """
-    sizes = features[:, None] if signed else features[:, None].abs()
+    sizes = features[:, None].abs() if absolute else features[:, None]
     positions = _positions(gradient)
     weights = (gradient * sizes).sum(positions, keepdim=True) / (sizes.sum(positions, keepdim=True) + 1e-7)
     return input_x_gradient(features, weights)
 
 
-def grad_cam_plus_plus(features: Tensor, gradient: Tensor, signed: bool = False) -> Tensor:
-    """Compute Grad-CAM++, Σ_c w_c x_c with w_c = Σ α_c (∂y/∂x_c)⁺ (Chattopadhyay et al., 2018).
+def grad_cam_plus_plus(features: Tensor, gradient: Tensor) -> Tensor:
+    """Compute Grad-CAM++ without its ReLU, Σ_c w_c x_c with w_c = Σ α_c (∂y/∂x_c)⁺ (Chattopadhyay et al., 2018).
 
-    With g = ∂y/∂x_c, α_c = g² / (2 g² + g³ Σ |x_c|) = 1 / (2 + g Σ |x_c|); the sums are over positions. The paper's
+    With g = ∂y/∂x_c, α_c = g² / (2 g² + g³ Σ |x_c|) = 1 / (2 + g Σ |x_c|); the sums are over positions. Features of the
+    paper are not negative; of tokens, the sum of sizes |x_c| keeps the denominator from 0 as it does there. The paper's
     factor exp(y), which all positions and layers of an image share, is left out.
 
     Args:
         features: x, (B, ..., D).
         gradient: ∂y/∂x, (B, V, ..., D).
-        signed: take x_c instead of |x_c| in α_c, as the paper does.
 
     Returns:
         (B, V, ...).
     """
-    sizes = features[:, None] if signed else features[:, None].abs()
     positions = _positions(gradient)
-    alphas = 1 / (2 + gradient * sizes.sum(positions, keepdim=True))
+    alphas = 1 / (2 + gradient * features[:, None].abs().sum(positions, keepdim=True))
     return input_x_gradient(features, (alphas * gradient.clamp(min=0)).sum(positions, keepdim=True))
 
 
@@ -97,19 +96,16 @@ def _positions(gradient: Tensor) -> tuple[int, ...]:
 
 
 class GradCAM(Layerwise):
-    """Grad-CAM on the tokens of a layer: by default the last layer, and without the ReLU of Grad-CAM.
+    """Grad-CAM (Selvaraju et al., 2017): (Σ_c w_c x_c)⁺ of the last layer, see `cam` for the weights w_c.
 
     Args:
-        target: the model to explain, a timm transformer, or a model with square feature maps.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
-        relu: set negative scores to 0, as Grad-CAM does; SkipPLUS sums maps with both signs.
+        relu: set negative scores to 0. PLUS and SkipPLUS sum maps with both signs, whatever this says.
         tokens: which tokens of a transformer's layer have a map, see `Tokens`.
     """
 
     linear = True
-    takes_stages = True
+    reads = Reads(stages=True)
+    layer_options = "layer", "relu", "tokens"
     weighted: Callable[..., Tensor] = staticmethod(cam)
 
     @checks_choices
@@ -119,31 +115,28 @@ class GradCAM(Layerwise):
         grid: PatchGrid,
         output: Output = "logit",
         layer: int = -1,
-        relu: bool = False,
-        tokens: Tokens = "auto",
+        relu: bool = True,
+        tokens: Tokens = "norm1",
     ) -> None:
         super().__init__(target, grid, output, layer)
         self.relu = relu
-        self.tokens = tokens
-        self.norms = not self.on_stages and tokens != "input"
+        self.reads = Reads(stages=True, norms=tokens == "norm1" and not self.on_stages)
         self.linear = self.linear and not relu
         self.signed = self.signed and not relu
 
+    def keep_signs(self) -> None:
+        self.relu, self.reads = False, Reads(stages=True)
+        self.linear, self.signed = type(self).linear, type(self).signed
+
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
-        if not self.norms:
+        if not self.reads.norms:
             return super().heatmaps(record, gradients)
-        return self._maps_of_patches(record.normalised[self.start : self.start + 1], gradients)[0]
+        tokens = record.normalised[self.start]  # of the patches alone, without prefix tokens
+        return self._map(self._patches(tokens, 1), self._patches(gradients([tokens])[0], 2))
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
-        if self.tokens == "norm1" and self.norms:
-            return self._maps_of_patches(record.normalised[start:], gradients)
         tokens = record.inputs[start:]
         return [self._map(x, gradient) for x, gradient in zip(tokens, gradients(tokens), strict=True)]
-
-    def _maps_of_patches(self, tokens: list[Tensor], gradients: Gradients) -> list[Tensor]:
-        """Compute the maps (B, V, P, P) of the patches alone, without prefix tokens."""
-        pairs = zip(tokens, gradients(tokens), strict=True)
-        return [self._map(self._patches(x, 1), self._patches(gradient, 2)) for x, gradient in pairs]
 
     def _patches(self, tokens: Tensor, dim: int) -> Tensor:
         """Cut the dimension of tokens to those of patches, as rows and columns."""
@@ -158,18 +151,34 @@ class GradCAM(Layerwise):
         return self.on_grid(scores.clamp(min=0) if self.relu else scores)
 
 
-class SizedCAM(GradCAM):
-    """Base class of CAMs whose weights depend on the features: on their sizes |x_c|, unless `signed`.
+class GradCAMPlusPlus(GradCAM):
+    """Grad-CAM++ (Chattopadhyay et al., 2018), see `grad_cam_plus_plus`."""
 
-    Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
-        relu: set negative scores to 0.
-        signed: weights of x_c, as the method's own paper has them; the attribute `signed` is that of `Explainer`.
-        tokens: see `GradCAM`.
+    linear = False
+    weighted = staticmethod(grad_cam_plus_plus)
+
+
+class ElementWiseCAM(GradCAM):
+    """GradCAMElementWise of pytorch-grad-cam, see `element_wise_cam`; no score is negative."""
+
+    linear = False
+    signed = False
+    weighted = staticmethod(element_wise_cam)
+
+
+class LayerCAM(GradCAM):
+    """LayerCAM (Jiang et al., 2021), see `layer_cam`.
+
+    LayerCAM also scales the map of each layer to equal maxima. SkipPLUS leaves that out (Section 3.4), as does PLUS
+    here.
     """
+
+    linear = False
+    weighted = staticmethod(layer_cam)
+
+
+class ConservedCAM(GradCAM):
+    """Base class of CAMs without a ReLU: their papers want the map to sum to the score, as far as it can."""
 
     @checks_choices
     def __init__(
@@ -179,75 +188,28 @@ class SizedCAM(GradCAM):
         output: Output = "logit",
         layer: int = -1,
         relu: bool = False,
-        signed: bool = False,
-        tokens: Tokens = "auto",
+        tokens: Tokens = "norm1",
     ) -> None:
         super().__init__(target, grid, output, layer, relu, tokens)
-        self.weighted = partial(type(self).weighted, signed=signed)
 
 
-class XGradCAM(SizedCAM):
-    """XGrad-CAM on the tokens of a layer, see `x_grad_cam`.
-
-    SkipPLUS and LibraGrad call the default XGradCAM+, and the one with `signed` XGradCAM (SkipPLUS, Section E.1.1).
-    """
+class XGradCAM(ConservedCAM):
+    """XGrad-CAM (Fu et al., 2020, Equation 8), see `x_grad_cam`."""
 
     weighted = staticmethod(x_grad_cam)
 
 
-class GradCAMPlusPlus(SizedCAM):
-    """Grad-CAM++ on the tokens of a layer, see `grad_cam_plus_plus`."""
+class XGradCAMPlus(ConservedCAM):
+    """XGrad-CAM+: XGrad-CAM with |x_c| in its weights (SkipPLUS, Section E.1.1), see `x_grad_cam`."""
 
-    linear = False
-    weighted = staticmethod(grad_cam_plus_plus)
+    weighted = staticmethod(partial(x_grad_cam, absolute=True))
 
 
-class HiResCAM(GradCAM):
-    """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the tokens of a late layer. Its PLUS is `CAT`.
+class HiResCAM(ConservedCAM):
+    """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the last layer. Its PLUS is `CAT`.
 
-    The map of all tokens that enter the last layer is 0 up to rounding if the head reads the class token: patches act
-    on it behind a LayerNorm alone, which ignores their length. With `tokens="input"`, the default is therefore the
-    layer before.
-
-    Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last; `None` for the default.
-        relu: set negative scores to 0.
-        tokens: see `GradCAM`.
+    With `tokens="input"`, the map of the last layer of a transformer is 0 up to rounding if the head reads the class
+    token: patches act on it behind a LayerNorm alone, which ignores their length. Take `layer=-2` with it.
     """
 
     weighted = staticmethod(input_x_gradient)
-
-    @checks_choices
-    def __init__(
-        self,
-        target: TargetModel,
-        grid: PatchGrid,
-        output: Output = "logit",
-        layer: int | None = None,
-        relu: bool = False,
-        tokens: Tokens = "auto",
-    ) -> None:
-        default = -2 if tokens == "input" and is_transformer(target) else -1
-        super().__init__(target, grid, output, default if layer is None else layer, relu, tokens)
-
-
-class ElementWiseCAM(GradCAM):
-    """GradCAMElementWise on the tokens of a layer, see `element_wise_cam`."""
-
-    linear = False
-    signed = False
-    weighted = staticmethod(element_wise_cam)
-
-
-class LayerCAM(GradCAM):
-    """LayerCAM on the tokens of a layer, see `layer_cam`.
-
-    LayerCAM also scales the map of each layer to equal maxima. SkipPLUS leaves that out (Section 3.4), as does PLUS
-    here.
-    """
-
-    linear = False
-    weighted = staticmethod(layer_cam)

@@ -9,7 +9,7 @@ from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import Transitions, rollout
-from explainers.posthoc.white_box import Gradients, Output
+from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import value_paths
 from explainers.transformer.recording import Record
 
@@ -68,7 +68,7 @@ class AttIN(Transitions):
 
     ignores_classes = True
     signed = False
-    projects = True
+    reads = Reads(attention=True, heads=True)
 
     @torch.no_grad()
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -92,7 +92,7 @@ class GlobEnc(Transitions):
 
     ignores_classes = True
     signed = False
-    projects = True
+    reads = Reads(attention=True, heads=True)
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
     def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
@@ -108,17 +108,13 @@ class ALTI(Transitions):
     """How close each token's summand T_i(x_j) is to the sum y_i, in the L1 norm (Ferrando et al., EMNLP 2022).
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: not used.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         sum_to: the sums y_i. `attention`: the tokens after attention and its skip connection, which are the sums of the
             summands and biases. `block`: the output of the whole block, as in SkipPLUS's code.
     """
 
     ignores_classes = True
     signed = False
-    projects = True
+    reads = Reads(attention=True, heads=True)
     identity, weight = 0.0, 1.0  # the matrices contain the skip connection
 
     @checks_choices

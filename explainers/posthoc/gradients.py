@@ -9,7 +9,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
-from explainers.posthoc.white_box import Gradients, Output
+from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.recording import Record
 
@@ -35,10 +35,6 @@ class TokenGradient(Layerwise):
     """Plain gradients of the tokens that enter a layer ("vanilla gradients", SkipPLUS, Section E.1 and Figure 8).
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         channels: `norm` for ‖∂y/∂x‖₂, `sum` for Σ_c ∂y/∂x_c. The sum is 0 up to rounding for every transformer whose
             normalisations subtract the mean over channels, such as ViT: adding a constant to a token changes nothing.
     """
@@ -78,15 +74,11 @@ class AttIxG(Layerwise):
     SkipPLUS calls this attention AttnFrom (Section 3.4).
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         next_input: multiply the attention of layer l with the Input × Gradient of layer l + 1, as SkipPLUS's code does;
             the last layer then has no map. `False`: with the Input × Gradient of layer l, as AttCAT does.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     linear = True
 
     @checks_choices
@@ -122,7 +114,7 @@ class FullGrad(InputXGradient):
     `FROZEN`, the scores of all tokens and the constant biases of the head sum to the class score.
     """
 
-    biases = True
+    reads = Reads(biases=True)
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, bias_maps = self._maps(record, gradients, start)

@@ -7,7 +7,7 @@ from torch import Tensor
 from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import layer_index, middle_layer
 from explainers.transformer.recording import Record
 from explainers.transformer.stages import check_stages
@@ -31,6 +31,12 @@ class Layerwise(WhiteBox):
         self.start = layer_index(target, layer, self.layers())
         if self.on_stages:  # raises an InputError now rather than in the first batch
             check_stages(self.target, grid.image_size, self.start)
+
+    layer_options: tuple[str, ...] = ("layer",)
+    """Names of the options that say which layer alone is the heatmap, and how; aggregations do without them."""
+
+    def keep_signs(self) -> None:
+        """Leave out a ReLU at the end of the maps, because PLUS sums maps with both signs."""
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         """Compute the maps (B, V, P, P) of the layers from `start` on."""
@@ -86,7 +92,7 @@ class Transitions(Layerwise):
     r ← identity · r + weight · r T_l.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     identity, weight = 0.5, 0.5
 
     @checks_choices
@@ -124,6 +130,7 @@ class Aggregation(WhiteBox):
         self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise], start: int | None = 0
     ) -> None:
         method = of(target=target, grid=grid)
+        method.keep_signs()
         super().__init__(method.target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
         self.on_stages = method.on_stages
@@ -131,10 +138,8 @@ class Aggregation(WhiteBox):
         self.start = middle_layer(layers) if start is None else layer_index(target, start, layers)
         if self.on_stages:
             check_stages(self.target, grid.image_size, self.start)
+        self.reads = method.reads
         self.rules = method.rules
-        self.attention = method.attention
-        self.biases = method.biases
-        self.norms = method.norms
         self.ignores_classes = method.ignores_classes
         self.signed = method.signed
         self.linear = method.linear
@@ -144,7 +149,7 @@ class Aggregation(WhiteBox):
 
 
 class PLUS(Aggregation):
-    """Sums the maps of all layers from `start` on (SkipPLUS, Equation 3)."""
+    """Sums the maps of all layers from `start` on, with both signs (SkipPLUS, Equation 3)."""
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.method.plus(record, gradients, self.start)
@@ -154,8 +159,6 @@ class SkipPLUS(PLUS):
     """Sums the maps of the layers from the middle one on (SkipPLUS, Equation 4).
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
         of: the method's class, or a function of `target` and `grid` that returns a method, such as
             `partial(DecompX, output="probability")`.
     """
@@ -168,8 +171,6 @@ class Rollout(Aggregation):
     """Multiplies the From-To matrices of all layers, see `rollout` (SkipPLUS, Equation 2; Abnar & Zuidema, 2020).
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
         of: the class of a method with matrices (`Transitions`), or a function of `target` and `grid` that returns
             such a method.
         start: index of the first layer that is included; negative from the last.

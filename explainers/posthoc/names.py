@@ -14,12 +14,12 @@ from torch import nn
 from explainers.errors import InputError, UnsupportedModel, check_distinct, fits
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.layerwise import PLUS, Layerwise, Rollout, SkipPLUS, Transitions
+from explainers.posthoc.layerwise import Layerwise, Transitions
 from explainers.posthoc.propagation import libra
 from explainers.posthoc.white_box import WhiteBox
 
-AGGREGATIONS: dict[str, Any] = {"PLUS": PLUS, "SkipPLUS": SkipPLUS, "Rollout": Rollout}
-NEEDS_MAPS = Layerwise, "a map", "DecompX"
+posthoc: Any = importlib.import_module("explainers.posthoc")  # no import statement, because it lists this module
+
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
 """Types of options whose values are checked before a method is built, in words."""
 
@@ -28,13 +28,6 @@ PASSES = "masks", "samples", "steps"
 
 REFERENCES = "Chance", "GreedyOrder"
 """Methods that tables list for comparison, and nobody takes to explain."""
-
-
-def method_names() -> list[str]:
-    """List the names of all methods: the classes that this room exports, without the aggregations."""
-    room = importlib.import_module(__package__)
-    classes = [name for name in room.__all__ if inspect.isclass(getattr(room, name))]
-    return sorted(set(classes) - set(AGGREGATIONS))
 
 
 def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]:
@@ -55,7 +48,7 @@ def built_for(target: TargetModel, grid: PatchGrid | None = None) -> dict[str, n
     """Build all methods that explain a model: name → method, see `methods_for`."""
     grid = target.grid if grid is None else grid
     built = {}
-    for method in method_names():
+    for method in posthoc.method_names():
         with suppress(InputError):
             built[method] = _built(method, target, grid)
     return built
@@ -91,51 +84,55 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
 def _built(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a method; an UnsupportedModel says what this method recommends."""
     name, _, aggregation = method.partition("-")
-    kind = _class(name)
+    kind, options = _class(name), dict(options or {})
     _check_aggregation(kind, aggregation)
-    _check_options(kind, options or {}, aggregation)
-    of_aggregation = {key: value for key, value in (options or {}).items() if key in _aggregation_options(aggregation)}
-    plain = partial(kind, **{key: value for key, value in (options or {}).items() if key not in of_aggregation})
+    _check_options(kind, options, aggregation)
+    of_aggregation = {key: options.pop(key) for key in _aggregation_options(aggregation) if key in options}
+    plain = partial(kind, **options)
     of = plain if name == kind.__name__ else libra(plain)
     if not aggregation:
         return of(target=target, grid=grid)
-    return AGGREGATIONS[aggregation](target, grid, of, **of_aggregation)
+    return getattr(posthoc, aggregation)(target, grid, of, **of_aggregation)
 
 
 def _class(name: str) -> Any:
     """Return the class with this name, which can have the prefix `Libra`."""
-    names, plain = method_names(), name.removeprefix("Libra")
-    if name not in names and plain not in names:
+    names, plain = posthoc.method_names(), name.removeprefix("Libra")
+    if name in names:
+        return getattr(posthoc, name)
+    if plain not in names:
         by_small_letters = {known.lower(): known for known in names}
         close = [by_small_letters[each] for each in difflib.get_close_matches(name.lower(), by_small_letters, 3)]
         hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(names)}"
         raise InputError(f"expected a method of explainers.posthoc, got {name}: {hint}")
-    kind = getattr(importlib.import_module(__package__), name if name in names else plain)
-    if name not in names and not issubclass(kind, WhiteBox):
+    kind = getattr(posthoc, plain)
+    if not issubclass(kind, WhiteBox):
         raise InputError(f"Libra needs a method of plain gradients of tokens, such as XGradCAM; {plain} is not one")
     return kind
 
 
 def _check_aggregation(kind: type, aggregation: str) -> None:
-    if aggregation and aggregation not in AGGREGATIONS:
-        raise InputError(f"expected one of the aggregations {', '.join(AGGREGATIONS)}, got {aggregation}")
-    needed, layer, example = (Transitions, "a matrix", "GenAtt") if aggregation == "Rollout" else NEEDS_MAPS
-    if aggregation and not issubclass(kind, needed):
+    if not aggregation:
+        return
+    if aggregation not in posthoc.AGGREGATIONS:
+        raise InputError(f"expected one of the aggregations {', '.join(posthoc.AGGREGATIONS)}, got {aggregation}")
+    rollout = aggregation == "Rollout"
+    if not issubclass(kind, Transitions if rollout else Layerwise):
+        layer, example = ("a matrix", "GenAtt") if rollout else ("a map", "DecompX")
         raise InputError(
             f"{aggregation} needs a method that gives {layer} for each layer, such as {example}; {kind.__name__} does"
             " not"
         )
 
 
-def _check_options(kind: type, options: Mapping[str, Any], aggregation: str) -> None:
+def _check_options(kind: Any, options: Mapping[str, Any], aggregation: str) -> None:
     """Raise an InputError for an option that a method does not have, or whose value is of another kind."""
     if not options:
         return
-    hints = get_type_hints(kind.__init__) | (get_type_hints(AGGREGATIONS[aggregation].__init__) if aggregation else {})  # type: ignore[misc]
-    known = list(inspect.signature(kind).parameters)[2:]
+    hints, known = get_type_hints(kind.__init__), list(inspect.signature(kind).parameters)[2:]
     if aggregation:
-        known = [option for option in known if option != "layer"]  # the aggregation chooses the layers
-        known += _aggregation_options(aggregation)
+        hints |= get_type_hints(getattr(posthoc, aggregation).__init__)
+        known = [option for option in known if option not in kind.layer_options] + _aggregation_options(aggregation)
     name = f"{kind.__name__}-{aggregation}".rstrip("-")
     for option, value in options.items():
         if option not in known:
@@ -158,7 +155,7 @@ def passes_option(method: str) -> str | None:
 
 def _aggregation_options(aggregation: str) -> list[str]:
     """List the options of an aggregation by its name, which "" is for none."""
-    return list(inspect.signature(AGGREGATIONS[aggregation]).parameters)[3:] if aggregation else []
+    return list(inspect.signature(getattr(posthoc, aggregation)).parameters)[3:] if aggregation else []
 
 
 def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError, UnsupportedModel, checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.inputs import Functionals, checked_classes, functionals_at
@@ -94,6 +94,44 @@ class PatchVectors(nn.Module):
         return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
 
 
+class CAM(PatchVectors):
+    """Class activation mapping (Zhou et al., 2016): v · f_z / N for position z of the last feature map, of N positions.
+
+    The embedding is the mean of the f_z, so the scores of all positions sum to v · G(x). It takes one forward pass and
+    no backward pass, for any number of classes; between two images, f_z · f'_w decomposes the product of their
+    embeddings (Stylianou et al., 2019).
+
+    Raises:
+        UnsupportedModel: for a model with another embedding, such as a class token.
+    """
+
+    @checks_choices
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, output)
+        side = grid.image_size
+        noise = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0)).to(target.mean.device)
+        if not self._averages(noise):
+            raise UnsupportedModel(
+                "a model that averages its last feature map",
+                target.name,
+                "a CNN such as ResNet, or a method for transformers, such as DirectPaths",
+            )
+
+    @torch.no_grad()
+    def _averages(self, normalised: Tensor) -> bool:
+        """Whether the embeddings of images (B, C, H, W) are the means of their feature maps."""
+        try:
+            embeddings, features = self.target.embed_with_patches(normalised)
+        except InputError:  # it has no features of patches
+            return False
+        size = embeddings.abs().max()
+        return bool(((features.mean(1) - embeddings).abs().max() < 1e-3 * size).item())
+
+    def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        embeddings, features = self.target.embed_with_patches(self.target.normalise(images))
+        return embeddings, features.float() / features.shape[1]
+
+
 class DirectPaths(PatchVectors):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
@@ -102,9 +140,6 @@ class DirectPaths(PatchVectors):
     prediction of its network; here the heatmap is an explainer of its own.
 
     Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
         heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
             last. `None` for all heads of the blocks from `start` on.
@@ -163,9 +198,6 @@ class PathFlow(PatchVectors):
     direct paths flow between patches.
 
     Args:
-        target: the model to explain, a timm transformer with a class token or average pooling.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
 
     Raises:

@@ -6,10 +6,11 @@ and on earlier calls. Only DeepLift is captum's.
 """
 
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers.errors import UnsupportedModel, check_positive, check_range, needs
 from explainers.masking import PatchGrid
@@ -31,8 +32,6 @@ class SmoothGrad(PixelExplainer):
     Every image gets the same noise, scaled to its own range of values.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         samples: number of noisy copies of an image.
         noise: standard deviation of the noise, as a fraction of the image's range of values.
         chunk_size: maximum number of noisy images in memory, see `images_in_memory`.
@@ -79,8 +78,6 @@ class Saliency(SmoothGrad):
     """|gradient of the logit| (Simonyan et al., 2014): its maximum over channels, averaged over each patch.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         chunk_size: maximum number of images in memory, see `images_in_memory`.
     """
 
@@ -94,8 +91,6 @@ class IntegratedGradients(PixelExplainer):
     The reference x' is the mean pixel, 0. Gauss-Legendre quadrature approximates the integral, as in captum.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         steps: number of points of the quadrature.
         multiply_by_inputs: multiply by x − x'; TVE's Appendix F does not.
         chunk_size: maximum number of points in memory, see `images_in_memory`.
@@ -137,8 +132,6 @@ class GradientSHAP(PixelExplainer):
     samples without noise.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         samples: number of random points.
         stdevs: standard deviation of the noise, in units of normalised pixels.
         multiply_by_inputs: multiply by the noisy x; TVE's Appendix F does not.
@@ -178,6 +171,17 @@ class GradientSHAP(PixelExplainer):
         return mean_gradients(self.target, normalised, wanted, self.points, weights, self.chunk_size)[0].sum(1)
 
 
+def rescale_rule(score: nn.Module, multiply_by_inputs: bool) -> Any:
+    """captum's DeepLift without its rule for softmax modules (Swin has them), which mixes the images of a batch."""
+    import captum.attr  # here, because all others do without captum
+
+    class RescaleRule(captum.attr.DeepLift):
+        def _is_non_linear(self, module: nn.Module) -> bool:
+            return not isinstance(module, nn.Softmax) and super()._is_non_linear(module)
+
+    return RescaleRule(score, multiply_by_inputs)
+
+
 class DeepLift(PixelExplainer):
     """captum's rescale rule of DeepLift, summed over each patch (Shrikumar et al., 2017).
 
@@ -187,8 +191,6 @@ class DeepLift(PixelExplainer):
     `multiply_by_inputs`; a warning says so where the attributions do not add up to the difference of the logits.
 
     Args:
-        target: the model to explain.
-        grid: the patches of an image.
         multiply_by_inputs: multiply by x; TVE's Appendix F does not.
         chunk_size: maximum number of images in memory; the reference of each image counts as an image.
     """
@@ -213,11 +215,9 @@ class DeepLift(PixelExplainer):
         self.multiply_by_inputs = multiply_by_inputs
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
-        from explainers.posthoc.rescale_rule import RescaleRule  # here, because all others do without captum
-
         score, scores = Explained(self.target), []
         score.register_forward_hook(lambda *call: scores.append(call[-1].detach()))  # of images, then of references
-        method = RescaleRule(score, self.multiply_by_inputs)
+        method = rescale_rule(score, self.multiply_by_inputs)
         half = max(1, images_in_memory(self.chunk_size, normalised) // 2)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\s*(Setting forward, backward hooks|Input Tensor 0 did not already)")

@@ -73,10 +73,6 @@ class ResLRP(InputXGradient):
     """AttnLRP whose skip connections give more relevance to a summand with the sign of the sum, see `Rules`.
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
-        layer: index of the layer whose map is the heatmap; negative from the last.
         gamma: γ, at least 0: such a summand counts (1 + γ)-fold. 0 is AttnLRP.
     """
 

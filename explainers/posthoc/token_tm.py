@@ -9,7 +9,7 @@ from explainers.errors import InputError, checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.attention import positive_attention
-from explainers.posthoc.white_box import Gradients, Output, WhiteBox
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import head_projections, value_paths
 from explainers.transformer.recording import Record
 
@@ -56,9 +56,6 @@ class TokenTM(WhiteBox):
     transformation, so by default the W of attention compares the tokens with their value vectors.
 
     Args:
-        target: the model to explain, a timm transformer with global attention.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         transformed: the tokens Ẽ. `values`: for attention, the projected values of the tokens before attention mixes
             them; for the MLP, its output. `stream`: the sum of each with its skip connection, as in LibraGrad's code.
         scale: normalisation of the correlations, see `transformation_weights`; LibraGrad's code has `softmax`.
@@ -71,7 +68,7 @@ class TokenTM(WhiteBox):
         InputError: if a scale of correlations is given to weights without them.
     """
 
-    attention = True
+    reads = Reads(attention=True)
     signed = False
 
     @checks_choices

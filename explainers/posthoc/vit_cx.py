@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from explainers import Details
 from explainers.errors import check_positive, check_range, checks_choices, needs
 from explainers.masking import PatchGrid
-from explainers.metrics.overdetermination import overdetermination
 from explainers.models import TargetModel
 from explainers.models.inputs import checked_classes
 from explainers.posthoc.masks import RandomMasks
@@ -75,6 +74,33 @@ def coverage_corrected_sum(masks: Masks, scores: Tensor, chunk_size: int = 256) 
     total, covered = weighted_sums(masks, torch.stack([scores, torch.ones_like(scores)]), chunk_size)
     # Rounding errors of the up-sampling must not count as coverage
     return len(scores) * torch.where(covered > 1e-5, total / covered.clamp(min=1e-5), 0)
+
+
+OVERDETERMINED = 0.9
+"""Mean causal impact of an image's masks above which its class is overdetermined."""
+
+
+def overdetermination(scores: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Compute whether the mean causal impact μ of an image's masks is above 0.9 (ViT-CX, Section 3.4).
+
+    Args:
+        scores: causal impacts of the masks of each image, (M,) each.
+
+    Returns:
+        `overdetermined`, 1 if μ > 0.9, otherwise 0; and `impact_variance`, the variance of the impacts, NaN unless the
+        image is overdetermined. (B,) each; NaN for an image without masks.
+
+    >>> numbers = overdetermination([torch.tensor([1.0, 0.9]), torch.tensor([0.5])])
+    >>> numbers["overdetermined"].tolist(), numbers["impact_variance"].tolist()
+    ([1.0, 0.0], [0.0025..., nan])
+    """
+    means = torch.stack([each.mean() for each in scores])
+    variances = torch.stack([(each - each.mean()).square().mean() for each in scores])
+    overdetermined = means > OVERDETERMINED
+    return {
+        "overdetermined": overdetermined.float().masked_fill(means.isnan(), torch.nan),
+        "impact_variance": variances.masked_fill(~overdetermined, torch.nan),
+    }
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -66,31 +67,44 @@ def _shares(size: int, side: int) -> Tensor:
     return (torch.minimum(old + side, new + size) - torch.maximum(old, new)).clamp(min=0) / side
 
 
+@dataclass(frozen=True)
+class Reads:
+    """What a method reads of a forward pass, beside the tokens that enter each layer.
+
+    Args:
+        attention: attention weights and values; the model must attend globally.
+        biases: biases, and the outputs of their layers; the model must attend globally.
+        norms: outputs of the first normalisations.
+        heads: values of single heads after their projection.
+        stages: the stages of a CNN can take the place of the blocks of a transformer.
+    """
+
+    attention: bool = False
+    biases: bool = False
+    norms: bool = False
+    heads: bool = False
+    stages: bool = False
+
+
 class WhiteBox(nn.Module):
     """Base class of methods that record one forward pass and take gradients of it.
 
-    Subclasses compute heatmaps in `heatmaps`. Attributes configure the passes: `rules` change the backward pass,
-    `attention`, `biases` and `norms` say whether each is recorded, and `start` is the first layer to record. A method
-    is `linear` if the heatmap of a sum of functionals is the sum of their heatmaps; a light network can learn it. It
-    `projects` if it reads the values of single heads after their projection, and `takes_stages` if the stages of a CNN
-    can be its layers.
+    Subclasses compute heatmaps in `heatmaps`. `reads` says what is recorded, `start` is the first layer to record, and
+    `rules` change the backward pass. A method is `linear` if the heatmap of a sum of functionals is the sum of their
+    heatmaps; a light network can learn it.
 
     Args:
-        target: the model to explain, a timm transformer.
+        target: the model to explain, a timm transformer, or a model with square feature maps where stages are read.
         grid: the patches that are explained.
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     signed: bool = True
     rules: Rules = Rules()
-    attention: bool = False
-    biases: bool = False
-    norms: bool = False
+    reads: Reads = Reads()
     start: int = 0
     ignores_classes: bool = False
     linear: bool = False
-    projects: bool = False
-    takes_stages: bool = False
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
@@ -99,10 +113,10 @@ class WhiteBox(nn.Module):
         self.target = target.in_eval_mode()
         self.grid = grid
         self.output = output
-        self.on_stages = self.takes_stages and not is_transformer(target)
-        if self.attention or self.biases:  # raises an InputError for Swin, which has them for each window
+        self.on_stages = self.reads.stages and not is_transformer(target)
+        if self.reads.attention or self.reads.biases:  # raises an InputError for Swin, which has them for each window
             self.readout(1)
-        if self.projects:
+        if self.reads.heads:
             head_projections(target, 0)
 
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
@@ -151,7 +165,7 @@ class WhiteBox(nn.Module):
             return record_stages(self.target, self.start)
         # A method that ignores classes needs no gradients, so no layer keeps its graph
         start = len(blocks_of(self.target)) if self.ignores_classes else self.start
-        return record_pass(self.target, self.rules, self.attention, self.biases, start, self.norms)
+        return record_pass(self.target, self.rules, self.reads.attention, self.reads.biases, start, self.reads.norms)
 
     def layers(self) -> list[nn.Module]:
         """Return the layers: the blocks of a transformer, or the stages of a CNN if the method takes them."""

@@ -102,17 +102,13 @@ def refine(
 class Refined(nn.Module):
     """Explains with a method without training that masked forward passes refine; see `refine`.
 
+    For other arguments see `refine`.
+
     Args:
         target: the model to explain, with a linear or cosine head.
         grid: the patches that are explained.
         prior: name of a method without training, see `posthoc.build`; `None` for no prior.
         passes: number of masked forward passes of each image, besides those of the prior and one of the whole image.
-        removal: see `refine`.
-        fit: see `refine`.
-        noise: see `refine`.
-        temperature: see `refine`.
-        chunk_size: see `refine`.
-        seed: see `refine`.
 
     Raises:
         InputError: for numbers that make no sense, a removal that the model lacks, or a method that does not exist or

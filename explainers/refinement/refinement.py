@@ -40,15 +40,13 @@ class Estimate(NamedTuple):
 class Refinement:
     """What masked forward passes tell about images; see `refine`, which builds it.
 
+    For other arguments see `refine`.
+
     Args:
         prior: what the explainer says about the images.
         pairs: the masked images, without any yet.
         classes: the classes around whose ranking patches are hidden, (B,); `None` for the predicted ones.
         functionals: v (B, D) around whose ranking patches are hidden, instead of classes, or `None`.
-        fit: see `refine`.
-        noise: see `refine`.
-        temperature: see `refine`.
-        seed: see `refine`.
 
     Attributes:
         classes: of `heatmaps`, (B,); missing if there are functionals.

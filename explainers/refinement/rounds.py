@@ -71,14 +71,13 @@ def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: flo
     """Draw the coalitions with the numbers `first` to `last` − 1, boolean (B, M, N).
 
     They depend on these numbers, the scores and the seed alone. Images with equal scores get equal coalitions.
+    For other arguments see `refine`.
 
     Args:
-        fit: see `refine`.
         first: number of the first coalition.
         last: number after that of the last coalition.
         scores: scores of the patches that the passes so far give, (B, N); read by `ranking`.
         noise: see `ranked_coalitions`.
-        seed: see `refine`.
     """
     seed = stream("coalitions", seed, 0)
     if fit == "shapley":

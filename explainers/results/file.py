@@ -13,7 +13,6 @@ from explainers.results.scores import ImageScores, load_scores, write_scores
 from explainers.results.settings import explainers_of, hash_files, settings_of
 from explainers.saved.files import is_first_process, write_atomically
 from explainers.saved.records import devices, first_difference, versions
-from explainers.saved.renamed import renamed
 
 
 class Measured(Protocol):
@@ -50,7 +49,7 @@ class ResultsFile:
         self.path = path
         config, hashes = json.loads(json.dumps(config)), hash_files(config)  # the types that reading the file gives
         earlier = load(path) if path.exists() else {}
-        known = {} if fresh else renamed(earlier.get("settings", {}))
+        known = {} if fresh else earlier.get("settings", {})
         now = {
             task: {
                 "shared": settings_of(task, config, hashes, data.get(task, {}), processes),

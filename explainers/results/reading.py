@@ -56,7 +56,7 @@ def read_results(files: Sequence[str | Path]) -> dict[str, dict[str, dict[str, A
         content = load(path)
         for task, explainers in content["results"].items():
             data = content.get("data", {}).get(task)
-            identity = {"until": 1.0} | content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
+            identity = content.get("identity", {}).get(task, {}) | ({"data": data} if data else {})
             reference = content.get("settings", {}).get(task, {}).get("shared", {}).get("reference")
             identity |= {"settings of the reference": reference} if reference else {}
             first, other = measured.setdefault(task, (path, identity))
@@ -102,5 +102,5 @@ def _check_alike(where: str, one: Mapping[str, Any], other: Mapping[str, Any]) -
 
 
 def _without_costs(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers without costs, and without standard deviations, which files of earlier versions do not have."""
+    """The numbers without costs and standard deviations, which not every file has."""
     return {key: value for key, value in numbers.items() if key not in COSTS and not key.endswith("_sd")}

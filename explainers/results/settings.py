@@ -38,9 +38,6 @@ NOT_MEASURED = {
 }
 """Config keys that change no number of a task, and why; so do the keys in `identity.WITHOUT_EFFECT`."""
 
-ADDED = {"evaluation.until": 1.0}
-"""Config keys that earlier versions did not have → the value that gives their numbers, which counts as no key."""
-
 BATCHES = ("batch_size", "eval_batch_size")
 """Config keys of data sets that change the measured speed, and the images under `trainer.limit_test_batches`."""
 
@@ -118,7 +115,6 @@ def _reduced(node: Any, config: Mapping[str, Any], hashes: Mapping[str, str], pa
     if isinstance(node, Mapping):
         within = {name: f"{path}.{name}".lstrip(".") for name in node}
         kept = [name for name in node if name not in WITHOUT_EFFECT and within[name] not in NOT_MEASURED]
-        kept = [name for name in kept if within[name] not in ADDED or node[name] != ADDED[within[name]]]
         return {name: _reduced(node[name], config, hashes, within[name]) for name in kept}
     if isinstance(node, Sequence) and not isinstance(node, str):
         return [_reduced(item, config, hashes, path) for item in node]

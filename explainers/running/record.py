@@ -18,7 +18,6 @@ from explainers.errors import InputError
 from explainers.running.processes import total_processes
 from explainers.saved.files import file_hashes, write_atomically
 from explainers.saved.records import devices, first_difference, leaves, versions
-from explainers.saved.renamed import renamed
 
 CHECKPOINTS, METRICS = "checkpoints", "metrics.json"
 """What a training leaves in its folder; one that trains nothing, such as an explainability vector, only the second."""
@@ -48,6 +47,8 @@ def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
         InputError: if a file of weights is damaged, or the folder holds a run with another config or other weights.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True)
+    if config.get("explainer") and "explainer" in (config.get("module") or ()):
+        del config["module"]["explainer"]  # written once
     check_model_files(config)
     images = images_per_step(config, total_processes(cfg.trainer))
     files = model_files(config, folder)
@@ -76,7 +77,7 @@ def check_same_run(folder: Path, config: dict[str, Any], images: int | None, fil
         images: its `images_per_step`.
         files: its `model_files`.
     """
-    earlier, record = renamed(_read_config(folder / "config.yaml")), read_json(folder / "versions.json")
+    earlier, record = _read_config(folder / "config.yaml"), read_json(folder / "versions.json")
     same = config | {key: earlier.get(key) for key in MAY_DIFFER}
     if images is not None and record.get("images_per_step") == images:
         same = divided_as(earlier, same)

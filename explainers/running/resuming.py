@@ -15,7 +15,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torchmetrics import Metric
 
 from explainers.errors import InputError
-from explainers.evaluation.evaluation import EvaluationModule
+from explainers.evaluation import EvaluationModule
 from explainers.report.pictures import Pictures
 from explainers.saved.files import atomic, file_name, shared_by_all
 

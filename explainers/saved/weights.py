@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from explainers.errors import InputError
 from explainers.saved.files import atomic
 from explainers.saved.identity import Identity
 from explainers.saved.records import first_difference
-from explainers.saved.renamed import renamed
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
@@ -43,6 +43,37 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, identity: Mapping[st
     with atomic(path) as unfinished:
         save_file(on_cpu, unfinished, metadata)
     return path
+
+
+MAX_HEADER = 2**20
+"""Size of the largest header that `read_header` reads, in bytes; headers of this project have a hundredth of it."""
+
+
+def read_header(path: str | Path, expected: str = "a trained explainer") -> Identity:
+    """Read the identity in a file that `save_tensors` wrote, and no tensor; a missing identity is empty.
+
+    Args:
+        path: the file to read.
+        expected: what the file should hold, for messages, with its article.
+
+    Raises:
+        InputError: if the file does not exist, is not a safetensors file, or has a header of more than `MAX_HEADER`.
+    """
+    with _opened(path, expected, MAX_HEADER) as file:
+        return _identity(file)
+
+
+def check_shapes(path: str | Path, wanted: Mapping[str, Tensor]) -> None:
+    """Raise an InputError unless a file has tensors of these names and shapes; reads no tensor."""
+    with _opened(path, "a trained explainer") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    for name in [*wanted, *shapes]:
+        own = tuple(wanted[name].shape) if name in wanted else None
+        if shapes.get(name) != own:
+            raise InputError(
+                f"expected {own or 'nothing'} for {ascii(name)[1:-1][:80]} in {path}, got"
+                f" {shapes.get(name, 'nothing')}: its weights do not fit its settings; give another file"
+            )
 
 
 def read_weights(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
@@ -92,16 +123,33 @@ def read_tensors(path: str | Path, expected: str = "a trained explainer") -> tup
     Raises:
         InputError: if the file does not exist, or is not a safetensors file.
     """
+    with _opened(path, expected) as file:
+        return _identity(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: str | Path, expected: str, largest: int | None = None) -> Iterator[Any]:
+    """Open a safetensors file; whatever is wrong with it is an InputError."""
     if not Path(path).is_file():
         raise InputError(f"no {expected.removeprefix('a ')} at {path}: train one with train.py, or give another path")
     try:
+        with open(path, "rb") as start:
+            length = int.from_bytes(start.read(8), "little")
+        if largest is not None and length > largest:
+            raise ValueError("a long header")
         with safe_open(path, "pt") as file:
-            identity = json.loads((file.metadata() or {}).get("identity", "{}"))
-            if not isinstance(identity, dict):
-                raise ValueError("an identity is a dictionary")
-            return renamed(identity), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (SafetensorError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"expected {expected} at {path}, got a damaged file: delete it, or write it again") from error
+
+
+def _identity(file: Any) -> Identity:
+    identity = json.loads((file.metadata() or {}).get("identity", "{}"))
+    if not isinstance(identity, dict):
+        raise ValueError("an identity is a dictionary")
+    return identity
 
 
 def check_floating(kinds: Mapping[str, str], path: str | Path) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from explainers import imported_at_use
 from explainers.shapley.kernel_shap import KernelSHAP, ShapleyLabels
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
-from explainers.shapley.shapley import Shapley
+from explainers.shapley.shapley import Shapley, ShapleyLoss
 
 if TYPE_CHECKING:
     from explainers.shapley.surrogate import Surrogate
@@ -18,6 +18,7 @@ __all__ = [
     "LightShapleyNetwork",
     "Shapley",
     "ShapleyLabels",
+    "ShapleyLoss",
     "Surrogate",
     "ViTShapleyNetwork",
 ]

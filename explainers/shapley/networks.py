@@ -122,6 +122,7 @@ class FastSHAPNetwork(nn.Module):
     """
 
     blocks: tuple[int, ...] = ()
+    initial = ("pretrained",)  # arguments that choose initial weights
     mean: Tensor
     std: Tensor
 

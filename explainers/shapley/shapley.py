@@ -4,8 +4,7 @@ The value v(S) of a coalition S of patches is the vector of the model's class pr
 methods minimise the same objective; their networks differ (see `networks`).
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from explainers.models import TargetModel
 from explainers.models.fetching import load_target
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
-from explainers.training.network_explainer import NetworkExplainer
-from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
+from explainers.training.network_explainer import NetworkBuilder, NetworkExplainer
 from explainers.training.sources import network_inputs
 
 
@@ -57,33 +55,56 @@ def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Ten
     return phi.shape[1] * error.square().mean()
 
 
-class Shapley(NetworkExplainer):
-    """Learns to predict the Shapley values of every patch for all classes in one forward pass.
+class ShapleyLoss(CoalitionValues):
+    """`shapley_loss` over random coalitions, a loss (see `sources`).
 
     Args:
-        target: the model to explain. It is neither trained nor saved.
+        target: the model whose probabilities are the values of coalitions.
+        grid: the patches.
+        coalitions: number of coalitions of each image in one training step.
+        paired: make every second coalition the complement of the one before, which lowers the variance.
+        chunk_size: maximum number of masked images in memory.
+        seed: seed of the draws.
+    """
+
+    ratios = 1
+
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        coalitions: int = 32,
+        paired: bool = True,
+        chunk_size: int = 256,
+        seed: int = 0,
+    ) -> None:
+        check_positive(coalitions=coalitions)
+        super().__init__(target, grid, coalitions, seed, paired, chunk_size)
+        self.coalitions = coalitions
+
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The objective `shapley_loss` of a batch."""
+        return shapley_loss(predicted, rows["keep"], rows["values"], rows["null"])
+
+    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
+        """The sum of the errors of the images, and their number."""
+        return self.loss(predicted, rows) * len(predicted), len(predicted)
+
+
+class Shapley(NetworkExplainer):
+    """Predicts the Shapley values of every patch for all classes in one forward pass. `ShapleyLoss` trains it.
+
+    Args:
+        target: the model to explain.
         grid: the patches that are explained.
         network: builds the network from the model and the grid.
-        optimizer: builds the optimiser from the parameters to train.
-        scheduler: builds the schedule from the optimiser and the number of steps.
-        weights: file of a trained network (see `export`) to start from.
+        weights: file of a trained network (see `export`).
         surrogate: the `target.safetensors` of a `Surrogate`, which is then explained instead of the target; `None`
             explains the target's own predictions for masked images.
-        coalitions: number of coalitions of each image in one training step.
-        paired: see `shapley_coalitions`.
         normalisation: `additive` applies `efficient` to the values in training and inference; `none` does not.
-        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
-        chunk_size: maximum number of masked images in memory.
-        seed: seed of the draws of coalitions and crops.
     """
 
     networks = (FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork)
-    TRAINING = {
-        **NetworkExplainer.TRAINING,
-        "surrogate": "replaces the target, which is described itself",
-        "coalitions": "how many coalitions a step learns from",
-        "paired": "draws of the training",
-    }
     serves_every_head = False
 
     @checks_choices
@@ -91,24 +112,15 @@ class Shapley(NetworkExplainer):
         self,
         target: TargetModel,
         grid: PatchGrid,
-        network: Callable[[TargetModel, PatchGrid], Any],
-        optimizer: OptimizerBuilder | None = None,
-        scheduler: SchedulerBuilder | None = None,
+        network: NetworkBuilder,
         weights: str | None = None,
         surrogate: str | None = None,
-        coalitions: int = 32,
-        paired: bool = True,
         normalisation: Literal["additive", "none"] = "additive",
-        min_crop: float | None = None,
-        chunk_size: int = 256,
-        seed: int = 0,
     ) -> None:
-        check_positive(coalitions=coalitions)
         model = target if surrogate is None else load_target(target, surrogate)
-        super().__init__(model, grid, network, optimizer, scheduler, min_crop, seed)
+        super().__init__(model, grid, network)
         self.normalisation = normalisation
         self.reads = network_inputs(self.target, self.network.blocks)
-        self.sources = (CoalitionValues(self.target, grid, coalitions, seed, paired, chunk_size), self.reads)
         if weights is not None:
             self.load(weights)
 
@@ -129,10 +141,6 @@ class Shapley(NetworkExplainer):
         """
         phi = self.network(rows.get("image"), rows.get("embedding"), self._feature_maps(rows)).float()
         return efficient(phi, rows["null"], rows["grand"]) if self.normalisation == "additive" else phi
-
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The objective `shapley_loss` of a batch with the rows of all `sources`."""
-        return shapley_loss(predicted, rows["keep"], rows["values"], rows["null"])
 
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
         phi = predicted.mT if classes is None else predicted[torch.arange(len(predicted)), :, classes]

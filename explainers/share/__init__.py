@@ -6,7 +6,6 @@ from explainers import imported_at_use
 from explainers.share.catalogue import available
 
 if TYPE_CHECKING:
-    from explainers.share.loadable import Loadable
     from explainers.share.normalised_model import NormalisedModel
     from explainers.share.pretrained import Pretrained, load
 
@@ -14,11 +13,10 @@ if TYPE_CHECKING:
 __getattr__ = imported_at_use(
     __name__,
     {
-        "Loadable": "explainers.share.loadable",
         "NormalisedModel": "explainers.share.normalised_model",
         "Pretrained": "explainers.share.pretrained",
         "load": "explainers.share.pretrained",
     },
 )
 
-__all__ = ["Loadable", "NormalisedModel", "Pretrained", "available", "load"]
+__all__ = ["NormalisedModel", "Pretrained", "available", "load"]

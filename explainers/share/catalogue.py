@@ -114,9 +114,9 @@ def _with_default_tag(model: str) -> str:
 
 def for_target(target: TargetModel) -> Catalogue:
     """List the trained explainers of a model's backbone, whatever the model is called and wherever it comes from."""
-    from explainers.saved.weights import read_weights
+    from explainers.saved.weights import read_header
 
-    identities = [(each, read_weights(each.folder / WEIGHTS)[0].get("target", {})) for each in available()]
+    identities = [(each, read_header(each.folder / WEIGHTS).get("target", {})) for each in available()]
     alike = [(each, identity) for each, identity in identities if identity.get("embed_dim") == target.embed_dim]
     if not alike:
         return Catalogue()  # without a hash, which reads all weights

@@ -5,37 +5,38 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
-import yaml
+import torch
 from huggingface_hub import ModelCardData
 
-from explainers.saved.identity import Identity
+from explainers.models import TargetModel
+from explainers.saved.identity import Identity, architecture_hash
 
 
 def model_card(
     kind: str,
     what: str,
-    identity: Identity,
-    config: Mapping[str, Any],
+    header: Identity,
     versions: Mapping[str, Any],
     table: str = "",
     license: str | None = None,
     source: str = "hf://user/name",
+    images: str = "",
 ) -> str:
     """Describe a trained explainer: Markdown with the front matter of the Hugging Face Hub.
 
     Args:
         kind: class of the explainer.
         what: what it does, in one sentence.
-        identity: what its weights belong to.
-        config: the resolved config of its run.
+        header: what its file says of it: the model that it explains, and its grid.
         versions: content of the run's `versions.json`; it may be empty.
         table: results in Markdown; empty for none.
         license: licence of the weights, as the Hub names it; `None` to name none.
         source: what `load` finds the explainer by.
+        images: which images it was trained on; empty to leave that to the record of the run.
 
-    >>> identity = {"target": {"backbone": "resnet50", "backbone_sha256": "c0ffee"}}
-    >>> config = {"explainer": {"grid": {"image_size": 64, "patch_size": 8}}, "data": {"root": "images"}}
-    >>> print(model_card("TVE", "Learns.", identity, config, {"command": ["train.py"]}).partition("## Use")[0])
+    >>> target = {"backbone": "resnet50", "backbone_sha256": "c0ffee"}
+    >>> header = {"target": target, "grid": {"image_size": 64, "patch_size": 8}}
+    >>> print(model_card("TVE", "Learns.", header, {"command": ["train.py"]}).partition("## Use")[0])
     ---
     library_name: transferable-explainers
     tags:
@@ -51,11 +52,10 @@ def model_card(
     <BLANKLINE>
     <BLANKLINE>
     """
-    model = identity["target"]
-    grid = config["explainer"]["grid"]
+    model, grid = header["target"], header["grid"]
     tags = ["explainability", "image-classification", kind.lower()]
     matter = ModelCardData(
-        base_model=_base_model(config), library_name="transferable-explainers", license=license, tags=tags
+        base_model=_base_model(header), library_name="transferable-explainers", license=license, tags=tags
     )
     side = grid["image_size"] // grid["patch_size"]
     size = grid["image_size"]
@@ -71,17 +71,19 @@ def model_card(
         "heatmaps = explainer(images)  # uint8 (B, 3, H, W) → (B, P, P): the predicted classes\n```",
         "## Training",
         f"```\n{shlex.join(['python', *versions.get('command', ['train.py'])])}\n```",
-        f"```yaml\n{yaml.safe_dump({'data': config.get('data')}, sort_keys=False).strip()}\n```",
+        f"Images: {images}" if images else "Its config is in `config.yaml`.",
         packages,
         f"## Evaluation\n\n{table.strip()}" if table else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _base_model(config: Mapping[str, Any]) -> str | None:
-    """The repository of the weights that timm fetched for the target; `None` for others."""
-    model = config["explainer"].get("target", {}).get("model", {})
-    if not model.get("pretrained") or model.get("checkpoint_path"):
+def _base_model(header: Identity) -> str | None:
+    """The repository of timm's weights for a model of this name and architecture; `None` if there is none."""
+    known = timm.get_pretrained_cfg(header.get("model", ""))
+    if known is None or not known.hf_hub_id:
         return None
-    known = timm.get_pretrained_cfg(model.get("model_name", ""))
-    return known.hf_hub_id if known is not None else None
+    with torch.device("meta"):
+        model = TargetModel(timm.create_model(header["model"]))
+    alike = architecture_hash(model.backbone) == header["target"].get("architecture_sha256")
+    return known.hf_hub_id if alike else None

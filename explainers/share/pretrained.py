@@ -1,49 +1,63 @@
-"""Trained explainers as folders: loaded from a run or from the Hugging Face Hub, and saved for others to load.
+"""Trained explainers as files: loaded from a run, a folder or the Hugging Face Hub, and saved for others to load.
 
-A folder holds the weights with their identity (`explainer.safetensors`), the run's config (`config.yaml`) and versions
-(`versions.json`), and in a repository a model card (`README.md`). Whoever made a folder is not trusted: none of these
-files can run a program, see `building`. `save_pretrained` and its kin are our own, because huggingface_hub's
-ModelHubMixin would save constructor arguments a second time, as a config.json.
+One file is an explainer: the header of its safetensors names one of `LEARNED`, its network, its grid, the backbone and
+how heatmaps are read. The header is data from elsewhere: it names classes of this project and plain numbers and words,
+and nothing that runs. `config.yaml` and `versions.json` beside it are the record of a run, which is kept and not read.
 """
 
+import inspect
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+import timm
 import torch
-import yaml
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, snapshot_download
 
-from explainers.errors import InputError
+from explainers.errors import InputError, needs
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
+from explainers.models.fetching import create_model, is_in_timm
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 from explainers.saved.files import write_atomically
-from explainers.saved.weights import read_weights, save_weights
-from explainers.share.building import build, check_arguments, check_permitted
+from explainers.saved.identity import Identity
+from explainers.saved.weights import check_shapes, read_header, read_weights, save_weights
 from explainers.share.catalogue import available, shipped
-from explainers.share.loadable import Loadable, learned_explainer
 from explainers.share.model_cards import model_card
-from explainers.share.reading import (
-    CONFIG,
-    HUB,
-    VERSIONS,
-    check_files,
-    downloaded,
-    explainer_settings,
-    read_record,
-    read_text,
-)
 
+LEARNED = {
+    "AnyHead": "explainers.anyhead",
+    "SelfExplaining": "explainers.vectors",
+    "Shapley": "explainers.shapley",
+    "TVE": "explainers.tve",
+}
+"""Class of a learned explainer → the room that exports it."""
+
+HUB = "hf://"
 CARD = "README.md"
+WEIGHTS = ("explainer.safetensors", "model.safetensors")
+"""Names of the file of an explainer, and of a model that explains itself, in its folder."""
+
+RECORD = ("config.yaml", "versions.json")
+"""Names of the files that a run leaves beside its weights."""
+
+LARGEST = 4096
+"""Largest integer of a header, such as a width or a number of layers."""
+
+NOT_IN_HEADERS = {"target", "grid", "network", "weights", "allow_finetuned_backbone", "surrogate"}
+"""Arguments of explainers that no header sets."""
 
 
-class Pretrained(Loadable):
-    """Saves an explainer that `load` has built; its methods have the names that other libraries of the Hub use."""
+class Pretrained:
+    """Saves a learned explainer; its methods have the names that other libraries of the Hub use."""
 
     record: Mapping[str, str] = {}
-    """Name → text of the files beside the weights, `config.yaml` and `versions.json`; `load` reads them."""
+    """Name → text of the files in `RECORD`; `load` keeps them."""
 
     identity: Any  # of the explainer
     export: Any
@@ -54,15 +68,15 @@ class Pretrained(Loadable):
         source: str | Path,
         target: TargetModel | None = None,
         revision: str | None = None,
-        trust_config: bool = False,
+        network: Callable[..., Any] | None = None,
     ) -> Self:
-        """Load an explainer of this class, see `load`; what is no folder is looked up on the Hugging Face Hub."""
-        known = Path(source).is_dir() or str(source).startswith(HUB)
-        explainer = load(source if known else f"{HUB}{source}", target, revision, trust_config)
+        """Load an explainer of this class, see `load`; what is no path is looked up on the Hugging Face Hub."""
+        known = Path(source).exists() or str(source).startswith(HUB)
+        explainer = load(source if known else f"{HUB}{source}", target, revision, network)
         if not isinstance(explainer, cls):
             raise InputError(
                 f"expected {cls.__name__} in {source}, got {type(explainer).__name__}: use explainers.load, which reads"
-                " the class from the config"
+                " the class from the file"
             )
         return explainer
 
@@ -73,39 +87,26 @@ class Pretrained(Loadable):
         license: str | None = None,
         half: bool = False,
     ) -> Path:
-        """Write a folder that `load` reads, with a model card; returns its path.
+        """Write a folder that `load` reads, with a model card and the record of the training; returns its path.
 
         Args:
             folder: the folder, which may not exist yet.
             evaluation: folder of a run of eval.py, whose table goes into the model card; `None` for no table.
             license: licence of the weights, as the Hub names it, such as `apache-2.0`; `None` to name none.
             half: write weights of 16 bits, half as large; `load` makes 32 bits of them.
-
-        Raises:
-            InputError: for an explainer that was not built by `load`, because its config is not known.
         """
         folder = Path(folder)
-        if CONFIG not in self.record:
-            raise InputError(
-                f"expected an explainer that explainers.load has built, got {type(self).__name__} without the config of"
-                " its run: load the run's folder"
-            )
         table = "" if evaluation is None else read_text(Path(evaluation) / "table.md", "the table of a run of eval.py")
-        config = yaml.safe_load(self.record[CONFIG])
-        versions = json.loads(self.record.get(VERSIONS, "{}"))
-        self.write(folder, half)
-        what = (type(self).__doc__ or "").partition("\n")[0]
-        card = model_card(type(self).__name__, what, self.identity(), config, versions, table, license)
-        write_atomically(folder / CARD, card)
-        return folder
-
-    def write(self, folder: Path, half: bool = False) -> None:
-        """Write what `load` reads, without a model card; see `save_pretrained`."""
-        self.export(folder)
+        path = self.export(folder)
         if half:
-            halve(folder / self.weights_file)
+            halve(path)
         for name, text in self.record.items():
             write_atomically(folder / name, text)
+        what = (type(self).__doc__ or "").partition("\n")[0]
+        versions = _parsed(self.record.get("versions.json", "{}"))
+        card = model_card(type(self).__name__, what, read_header(path), versions, table, license)
+        write_atomically(folder / CARD, card)
+        return folder
 
     def push_to_hub(
         self,
@@ -142,17 +143,21 @@ def halve(path: Path) -> None:
 @keep_random_state()
 @ordinary_tensors()
 def load(
-    source: str | Path, target: TargetModel | None = None, revision: str | None = None, trust_config: bool = False
+    source: str | Path,
+    target: TargetModel | None = None,
+    revision: str | None = None,
+    network: Callable[..., Any] | None = None,
 ) -> Any:
     """Load a trained explainer: one that learned to explain a target, or a model that explains itself.
 
     Args:
-        source: name of a model of timm for which an explainer is shipped, see `explainers.available`; folder of a run
-            of train.py, or of `save_pretrained`; or `hf://user/name`, a repository on the Hugging Face Hub.
-        target: the model to explain; `None` builds the one of the config, which may need files of other runs.
+        source: name of a model of timm for which an explainer is shipped, see `explainers.available`; a file
+            `explainer.safetensors` or `model.safetensors`, or the folder that holds one, such as that of a run of
+            train.py; or `hf://user/name`, a repository on the Hugging Face Hub.
+        target: the model to explain; `None` takes the model of timm that the file names, with timm's weights.
         revision: branch, tag or commit of the repository; `None` for the latest.
-        trust_config: build whatever the config names, such as a network of your own, and read weights of any format.
-            Such a config is a program; by default it is data, see `building`.
+        network: a network of your own, which gets the target, the grid and the arguments in the file; `None` for one of
+            this project.
 
     Returns:
         The explainer, a module on the CPU in eval mode, whose weights need no gradients. `explainer(images)` explains
@@ -160,51 +165,182 @@ def load(
 
     Raises:
         InputError: if there is no trained explainer, the model to explain is missing, it is not the one that the
-            explainer was trained for, or the config names something that it may not.
+            explainer was trained for, or the file is not one that this project writes.
     """
-    on_hub = isinstance(source, str) and source.startswith(HUB)
-    known = shipped(source) if isinstance(source, str) and not on_hub else None
-    folder = downloaded(str(source), revision) if on_hub else Path(source) if known is None else known.folder
-    if revision is not None and not on_hub:
-        raise InputError(f"expected hf://user/name for revision={revision}, got {source}: folders have no revisions")
-    if not folder.is_dir():
-        raise InputError(
-            f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
-            f" folder{_names_shipped()}; train with train.py, or correct the path"
-        )
-    record = read_record(folder)
-    settings = explainer_settings(record[CONFIG], folder)
-    model = settings.pop("target")
-    if target is None and not trust_config:
-        check_permitted(model, "target", "explainer.target")
-    kind: Any = learned_explainer(settings.pop("_target_", None), trust_config)
-    weights = folder / kind.weights_file
-    if not weights.is_file():
-        raise InputError(
-            f"expected a trained explainer in {folder}, got a run without {weights.name}, which has not ended: run its"
-            " command again, which goes on from its last checkpoint"
-        )
-    settings = kind.settings_to_load(settings)
-    if not trust_config:
-        check_arguments(settings, kind.networks)
-    if target is None:
-        check_files(model, folder)
+    file = _file(source, revision)
+    header = read_header(file)
+    kind = _learned(header.get("class"), file)
     try:
-        target = build(model) if target is None else target.frozen()
-        explainer = kind(target=target, weights=str(weights), **build(settings))
+        grid = PatchGrid(**_plain(header.get("grid"), f"{file}: grid"), differs=True)
+        model = (
+            _model(header, grid, file, pretrained=issubclass(kind, Pretrained)) if target is None else target.frozen()
+        )
+        if issubclass(kind, Pretrained):
+            settings = _settings(kind, header, file)
+            built = partial(
+                network or _network(kind, header, file), **_plain(header.get("network"), f"{file}: network")
+            )
+            with torch.device("meta"):
+                check_shapes(file, built(model, grid).state_dict())
+            explainer = kind(target=model, grid=grid, network=built, weights=str(file), **settings)
+            explainer.record = _record(file.parent) if file.name in WEIGHTS else {}
+        else:
+            explainer = kind(target=model, grid=grid, alpha=1, weights=str(file))
     except InputError:
         raise
-    except Exception as error:  # whatever timm and torch say of sizes that do not fit, and of arguments without effect
+    except Exception as error:  # whatever timm and torch say of sizes that do not fit
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"expected in {folder / CONFIG} settings that build an explainer, got {type(error).__name__}: {reason}"
+            f"expected in {file} settings of an explainer, got {type(error).__name__}: {reason}"
         ) from error
-    if isinstance(explainer, Pretrained):
-        explainer.record = record
     return explainer.eval().requires_grad_(False)
 
 
-def _names_shipped() -> str:
-    """The models for which `load` finds an explainer without a folder, for a message."""
-    names = list(dict.fromkeys(each.name for each in available()))
-    return f", and explainers are shipped for {', '.join(names)} alone" if names else ""
+def _file(source: str | Path, revision: str | None) -> Path:
+    """The file of weights that a source of `load` stands for."""
+    on_hub = isinstance(source, str) and source.startswith(HUB)
+    if revision is not None and not on_hub:
+        raise InputError(f"expected hf://user/name for revision={revision}, got {source}: folders have no revisions")
+    known = shipped(source) if isinstance(source, str) and not on_hub else None
+    path = downloaded(str(source), revision) if on_hub else Path(source) if known is None else known.folder
+    if path.is_file() or path.is_symlink():
+        return _checked(path)
+    if not path.is_dir():
+        names = ", ".join(dict.fromkeys(each.name for each in available()))
+        raise InputError(
+            f"expected the folder of a run, or hf://user/name of the Hugging Face Hub, got {source}: there is no such"
+            f" folder{f', and explainers are shipped for {names} alone' if names else ''}; train with"
+            " train.py, or correct the path"
+        )
+    files = [path / name for name in WEIGHTS if (path / name).exists()]
+    if not files:
+        raise InputError(
+            f"expected a trained explainer in {path}, got no {' or '.join(WEIGHTS)}: a run that has not ended goes on"
+            " with its command"
+        )
+    return _checked(files[0])
+
+
+def _checked(path: Path) -> Path:
+    """The path of a file that is not a link to another place: `save_pretrained` would give that away."""
+    folder, file = path.parent.resolve(), path.resolve()
+    if file.parent != folder and file.parent != folder.parent.parent / "blobs":  # of the Hub's cache
+        raise InputError(f"expected a file at {path}, got a link to {file}: copy the file there")
+    return path
+
+
+def downloaded(source: str, revision: str | None) -> Path:
+    """The local copy of a repository on the Hugging Face Hub."""
+    repository = source.removeprefix(HUB)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*WEIGHTS, *RECORD]))
+    except OSError as error:  # no repository, no network, no permission
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"expected a repository of the Hugging Face Hub, got {source}, of which it says: {reason}"
+        ) from error
+
+
+def read_text(path: Path, expected: str) -> str:
+    """Read a small text file beside weights, which may be given away with them."""
+    if not path.is_file():
+        raise InputError(f"expected {expected} at {path}, got no file: give the folder of another run")
+    if _checked(path).stat().st_size > 2**18:
+        raise InputError(f"expected {expected} at {path}, got {path.stat().st_size} bytes: delete it")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"expected {expected} at {path}, got bytes that are no text: delete it") from error
+
+
+def _record(folder: Path) -> dict[str, str]:
+    """The texts of the files that a run has left beside its weights."""
+    return {name: read_text(folder / name, "the record of a run") for name in RECORD if (folder / name).exists()}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The content of versions.json; empty if it is not what a run writes."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _learned(name: Any, file: Path) -> Any:
+    """The class of `LEARNED` that a header names."""
+    if not isinstance(name, str) or name not in LEARNED:
+        known = ", ".join(LEARNED)
+        raise InputError(f"expected one of {known} as the class in {file}, got {_shown(name)}: give another file")
+    try:
+        return getattr(import_module(LEARNED[name]), name)
+    except ModuleNotFoundError as error:  # self-explaining models are LightningModules
+        needs(error.name or "lightning", "train", name)
+        raise
+
+
+def _network(kind: Any, header: Identity, file: Path) -> Any:
+    """The class of a network of this project that a header names."""
+    networks = {each.__name__: each for each in kind.networks}
+    named = header.get("network")
+    name = named.get("class") if isinstance(named, dict) else None
+    if not isinstance(name, str) or name not in networks:
+        raise InputError(
+            f"expected {' or '.join(networks)} as the network in {file}, got {_shown(name)}: give your own network, as"
+            " in load(..., network=MyNetwork)"
+        )
+    arguments = {*inspect.signature(networks[name]).parameters} - {"target", "grid"}
+    _check_known(set(named) - {"class"}, arguments - {*getattr(networks[name], "initial", ())}, f"{file}: network")
+    return networks[name]
+
+
+def _settings(kind: Any, header: Identity, file: Path) -> dict[str, Any]:
+    """The arguments of an explainer in a header, besides its network and grid."""
+    own = {name: value for name, value in header.items() if name not in ("class", "network", "grid", "target", "model")}
+    reading = own.pop("reading", {})
+    settings = _plain(own, str(file)) | _plain(reading, f"{file}: reading")
+    _check_known(settings.keys(), inspect.signature(kind).parameters.keys() - NOT_IN_HEADERS, str(file))
+    return settings
+
+
+def _check_known(names: Any, known: Any, where: str) -> None:
+    for name in sorted(names - known):
+        raise InputError(
+            f"{where}: expected settings {', '.join(sorted(known))}, got {_shown(name)}: give another file"
+        )
+
+
+def _plain(settings: Any, where: str) -> dict[str, Any]:
+    """Settings of a header without their class, which are numbers, words or lists of them."""
+    if not isinstance(settings, dict):
+        raise InputError(f"{where}: expected settings, got {_shown(settings)}: give another file")
+    for name, value in settings.items():
+        for each in value if isinstance(value, list) and len(value) <= LARGEST else [value]:
+            word = isinstance(each, str) and re.fullmatch(r"[\w.-]{0,100}", each)
+            number = isinstance(each, int | float) and (abs(each) <= LARGEST or each == float("inf"))
+            if not word and not number and each is not None:
+                raise InputError(f"{where}: expected a number or a word for {_shown(name)}, got {_shown(each)}")
+    return {name: value for name, value in settings.items() if name != "class"}
+
+
+def _model(header: Identity, grid: PatchGrid, file: Path, pretrained: bool) -> TargetModel:
+    """The model of timm that a header names, with timm's weights, or `pretrained=False` with random ones."""
+    name = header.get("model")
+    advice = "give the model, as in load(..., target=TargetModel(...))"
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}", name) or not is_in_timm(name):
+        raise InputError(f"expected the name of a model of timm in {file}, got {_shown(name)}: {advice}")
+    config = timm.get_pretrained_cfg(name)
+    resized = config is not None and config.input_size[-1] != grid.image_size and "patch" in name
+    try:
+        model = create_model(name, pretrained, **({"img_size": grid.image_size} if resized else {}))
+    except InputError as error:
+        raise InputError(f"{file} explains {name}, whose weights are not here: {advice} ({error})") from error
+    return TargetModel(model).eval()
+
+
+def _shown(value: Any) -> str:
+    """A value of a header for a message; line breaks and control characters are escaped."""
+    shown = ascii(value)
+    return f"{shown[:80]}{'...' * (len(shown) > 80)}"

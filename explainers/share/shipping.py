@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.saved.files import write_atomically
 from explainers.saved.records import leaves
-from explainers.share.catalogue import MEASURED
-from explainers.share.loadable import learned_explainer
+from explainers.saved.weights import read_header
+from explainers.share.catalogue import MEASURED, WEIGHTS
 from explainers.share.model_cards import model_card
-from explainers.share.pretrained import CARD, Pretrained, load
-from explainers.share.reading import CONFIG, VERSIONS
+from explainers.share.pretrained import CARD, Pretrained, halve, load
 
 
 def ship(
     run: str | Path,
     folder: str | Path,
-    model: str,
     images: str,
     command: str,
     measured: Mapping[str, Mapping[str, Any]],
@@ -32,13 +28,12 @@ def ship(
 
     Args:
         run: folder of the run of train.py.
-        folder: the folder to write, `explainers/shipped/<model>/<explainer>`.
-        model: name of the explained model in timm, with its tag; `load` takes its weights from timm.
+        folder: the folder to write, `explainers/shipped/<name of the model in timm, with its tag>/<explainer>`.
         images: which images it was trained on, and their licence, for the model card.
         command: the command that trained it, with paths that mean something elsewhere.
         measured: name of a number → explainer or method → value, with the trained explainer as one of them; `settings`
             → setting → value says how it was measured.
-        target: the model to explain; `None` builds the one of the run.
+        target: the model to explain; `None` takes the weights of timm.
 
     Raises:
         InputError: if a path of this machine would be left in the folder, or the measurements have another form.
@@ -46,37 +41,17 @@ def ship(
     folder = Path(folder)
     _check_measured(measured)
     explainer: Pretrained = load(run, target=target)
-    config = portable(yaml.safe_load(explainer.record[CONFIG]), model) | {"data": {"images": images}}
-    packages = json.loads(explainer.record.get(VERSIONS, "{}")).get("packages", {})
+    packages = json.loads(explainer.record.get("versions.json", "{}")).get("packages", {})
     versions = {"command": command.removeprefix("python ").split(), "packages": packages}
-    _check_paths({CONFIG: config, VERSIONS: versions})
-    explainer.record = {
-        CONFIG: yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        VERSIONS: json.dumps(versions, indent=2) + "\n",
-    }
-    explainer.write(folder, half=True)
-    kind = type(explainer)
+    _check_paths({"images": images, "versions": versions})
+    halve(explainer.export(folder))
+    header, kind = read_header(folder / WEIGHTS), type(explainer)
     what = (kind.__doc__ or "").partition("\n")[0]
-    card = model_card(
-        kind.__name__, what, explainer.identity(), config, versions, table_of(measured), source=folder.parent.name
-    )
+    table = table_of(measured)
+    card = model_card(kind.__name__, what, header, versions, table, source=folder.parent.name, images=images)
     write_atomically(folder / CARD, card)
     write_atomically(folder / MEASURED, json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
     return folder
-
-
-def portable(config: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The part of a run's config that loads its explainer, with the model to explain as timm has it.
-
-    Args:
-        config: the resolved config.
-        model: name of the explained model in timm, with its tag.
-    """
-    settings = dict(config["explainer"])
-    kind: Any = learned_explainer(settings["_target_"])
-    of_timm = {"_target_": "timm.create_model", "model_name": model, "pretrained": True}
-    target = {"_target_": "explainers.models.TargetModel", "model": of_timm}
-    return {"explainer": kind.settings_to_load(settings) | {"target": target}}
 
 
 def table_of(measured: Mapping[str, Mapping[str, Any]]) -> str:

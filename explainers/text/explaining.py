@@ -16,13 +16,12 @@ from explainers.text.heads import TextHead, Texts
 class TextExplainer(nn.Module):
     """Explains texts in place of classes: class y is the y-th text.
 
+    For other arguments see `TextHead.functionals`.
+
     Args:
         explainer: an explainer of functionals, such as AnyHead, or a method that reads the inside of a transformer.
         head: what turns texts into functionals of the embedding.
         texts: V texts, or their embeddings, (V, D').
-        against: see `TextHead.functionals`.
-        temperature: see `TextHead.functionals`.
-        length: see `TextHead.functionals`.
 
     Raises:
         InputError: for an explainer that explains classes alone, such as RISE.

@@ -88,13 +88,12 @@ def unseen_texts(
 ) -> TextExplainer:
     """Explain each class by its text alone, by a fit that has not seen it: a measurement of text heads.
 
+    For other arguments see `unseen_head`.
+
     Args:
         target: the model to explain, with K classes.
         grid: the patches that are explained.
         explainer: builds an explainer of functionals from `target` and `grid`.
-        embeddings: see `unseen_head`.
-        prompts: see `unseen_head`.
-        ridge: see `unseen_head`.
         other: explain the text of another class, drawn at random: a control, because heatmaps of any text mark what is
             salient.
         classifier: the model to whose head the text head is fitted; `None` for `target`.

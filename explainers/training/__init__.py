@@ -8,14 +8,13 @@ from explainers.training.optimisation import warmup_cosine, warmup_linear
 
 if TYPE_CHECKING:
     from explainers.training.classifier import Classifier
-    from explainers.training.explainer_training import ExplainerTraining
-    from explainers.training.training_module import TrainingModule
+    from explainers.training.training_module import ExplainerTraining, TrainingModule
 
 __getattr__ = imported_at_use(
     __name__,
     {
         "Classifier": "explainers.training.classifier",
-        "ExplainerTraining": "explainers.training.explainer_training",
+        "ExplainerTraining": "explainers.training.training_module",
         "TrainingModule": "explainers.training.training_module",
     },
 )

@@ -1,11 +1,12 @@
 """The base class of TVE, AnyHead and Shapley, whose trained network explains a frozen target."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
@@ -14,48 +15,36 @@ from explainers.models.inputs import checked_classes
 from explainers.saved.identity import Identity, recipe
 from explainers.saved.weights import check_identity, read_weights, save_weights
 from explainers.share import Pretrained
-from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Source
 from explainers.training.state_dicts import load_weights
 
 NetworkBuilder = Callable[[TargetModel, PatchGrid], Any]
 
-INITIAL_WEIGHTS = {"mae": None, "pretrained": False}
-"""Arguments of networks that choose the initial weights, which trained weights replace → the value for no choice."""
-
-UNUSED = ("weights", "optimizer", "scheduler", "teacher")
-"""Arguments of explainers that a trained one does not need; they may be `None`."""
+WEIGHTS = ("weights", "allow_finetuned_backbone", "surrogate")
+"""Arguments of explainers that name files of weights, or say which are accepted; their content has an identity."""
 
 
 class NetworkExplainer(nn.Module, Pretrained, ABC):
     """An explainer with a trained network and a frozen target; the network is saved alone.
 
+    Its constructor says what it is: the network, and how heatmaps are read from what the network predicts.
     `ExplainerTraining` trains it; explaining images needs no Lightning.
 
-    A subclass sets `reads` and `sources`, and defines `predict`, `loss` and `_heatmaps`. Its constructor ends with
-    `load`, if there are weights.
+    A subclass sets `reads`, and defines `predict` and `_heatmaps`. Its constructor ends with `load`, if there are
+    weights.
 
     Args:
         target: the model to explain. It is neither trained nor saved.
         grid: the patches that are explained.
-        network: builds the network from the target and the grid.
-        optimizer: of the training, see `TrainingModule`.
-        scheduler: of the training, see `TrainingModule`.
-        min_crop: of the training, see `TrainingModule`.
-        seed: of the training, see `TrainingModule`.
+        network: builds the network from the target and the grid. It keeps its arguments as attributes, see
+            `identity.recipe`; those in its attribute `initial` choose initial weights alone.
     """
 
-    TRAINING: ClassVar[Mapping[str, str]] = {
-        "optimizer": "how the weights were trained",
-        "scheduler": "how the weights were trained",
-        "weights": "the start of the training",
-        "min_crop": "augmentation",
-        "seed": "draws of the training",
-    }
-    """Arguments of the training that the use of trained weights does not depend on, and why."""
-
-    READING: ClassVar[Mapping[str, str]] = {}
+    READING: ClassVar[tuple[str, ...]] = ()
     """Arguments that change how heatmaps are computed from what the network predicts, and nothing else."""
+
+    networks: ClassVar[tuple[type, ...]] = ()
+    """Classes that a file may name as its network."""
 
     serves_every_head: ClassVar[bool] = True
     """Whether trained weights depend on the backbone alone, so that they explain every head on it."""
@@ -63,11 +52,8 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     allow_finetuned_backbone: bool = False
     """Accept weights that were trained for other weights of the same backbone."""
 
-    ratios: int = 1
-    """Number of ratios that `loss` is the mean of, see `loss_sums`."""
-
-    uncalibrated: bool = False
-    """Call `calibrate` before the first training step."""
+    untrained: bool = True
+    """Whether the network has its initial weights, and none of a file."""
 
     signed: bool = True
     """See `Explainer`."""
@@ -75,25 +61,9 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     reads: Source
     """What the network reads."""
 
-    sources: Sequence[Source]
-    """What `loss` reads, `reads` included."""
-
-    def __init__(
-        self,
-        target: TargetModel,
-        grid: PatchGrid,
-        network: NetworkBuilder,
-        optimizer: OptimizerBuilder | None,
-        scheduler: SchedulerBuilder | None,
-        min_crop: float | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, target: TargetModel, grid: PatchGrid, network: NetworkBuilder) -> None:
         super().__init__()
         target.check_grid(grid)
-        self.optimizer = optimizer
-        self.scheduler = scheduler
-        self.min_crop = min_crop
-        self.seed = seed
         self.target = target.requires_grad_(False).eval()
         self.grid = grid
         self.network = network(self.target, grid)
@@ -153,16 +123,12 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
         """Apply the network to rows of `reads`."""
 
-    @abstractmethod
-    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Compare what `predict` returned with the rows of all `sources`."""
+    def build_loss(self, loss: Callable[..., Any]) -> Any:
+        """Build what a training of this explainer minimises, a `Loss`."""
+        return loss(self.target, self.grid)
 
-    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        """Numerators and denominators of the loss, (ratios,) each or numbers; those of several batches are added."""
-        return self.loss(predicted, rows) * len(predicted), len(predicted)
-
-    def calibrate(self, rows: dict[str, Tensor]) -> None:
-        """Prepare for the scale of the data, given the rows of the first training batch."""
+    def calibrate(self, rows: dict[str, Tensor], loss: Any) -> None:
+        """Prepare for the scale of the data, given the loss and the rows of the first training batch."""
 
     @abstractmethod
     def _heatmaps(self, predicted: Tensor, rows: dict[str, Tensor], classes: Tensor | None = None) -> Tensor:
@@ -173,13 +139,14 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         return {}
 
     def measure(self, metrics: Mapping[str, Any], predicted: Tensor, rows: dict[str, Tensor]) -> None:
-        """Update the `validation_metrics` by what `predict` returned for a batch with the rows of all `sources`."""
+        """Update the `validation_metrics` by what `predict` returned for a batch with the rows of the loss."""
 
     def identity(self) -> Identity:
         """Everything that the weights of the network were trained for."""
         target = self.target.backbone_identity() if self.serves_every_head else self.target.identity()
-        own = {"target": target, "network": recipe(self.network, without=("target", "grid", *INITIAL_WEIGHTS))}
-        return own | recipe(self, without=(*own, *self.TRAINING, *self.READING))
+        initial = getattr(self.network, "initial", ())
+        own = {"target": target, "network": recipe(self.network, ("target", "grid", *initial))}
+        return own | recipe(self, without=(*own, *WEIGHTS, *self.READING))
 
     def check_identity(self, saved: Identity, path: str) -> None:
         """Raise an InputError unless weights with the identity `saved` may be used by this module."""
@@ -189,24 +156,31 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
             check_identity(saved, self.identity(), path)
 
     def export(self, folder: Path) -> Path:
-        """Write the trained network with its `identity` to `explainer.safetensors`."""
-        return save_weights(self.network.state_dict(), folder / self.weights_file, self.identity())
+        """Write the trained network to `explainer.safetensors`, which `explainers.load` reads.
+
+        Its header is the `identity`, the name of the model in timm, and how heatmaps are read.
+        """
+        reading = {name: getattr(self, name) for name in self.READING}
+        header = self.identity() | {"model": self.target.timm_name, "reading": reading}
+        return save_weights(self.network.state_dict(), folder / "explainer.safetensors", header)
 
     def load(self, path: str) -> None:
         """Load a file that `export` wrote for the same identity, and explain from now on (eval mode)."""
         saved, weights = read_weights(path)
         self.check_identity(saved, path)
         load_weights(self.network, weights, path)
+        self.untrained = False
         self.eval()
 
-    @classmethod
-    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Remove the arguments of the training, and the initial weights of the network."""
-        settings = {name: value for name, value in settings.items() if name not in UNUSED}
-        network = settings.get("network")
-        if not isinstance(network, dict):
-            return settings
-        return settings | {"network": network | {k: v for k, v in INITIAL_WEIGHTS.items() if k in network}}
+
+def of_all_processes(values: Tensor) -> Tensor:
+    """Gather a tensor of all processes, with a new first dimension; in a single process, the tensor itself."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return values
+    values = values.contiguous()
+    parts = [torch.empty_like(values) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, values)
+    return torch.stack(parts)
 
 
 def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: bool) -> None:

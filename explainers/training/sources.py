@@ -56,6 +56,21 @@ class Source(Protocol):
         ...
 
 
+class Loss(Source, Protocol):
+    """What a training minimises: a source of what a network learns, and the error of what the network predicts."""
+
+    ratios: int
+    """Number of ratios that `loss` is the mean of."""
+
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The error of what a network predicts, given its own rows and those of the network."""
+        ...
+
+    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        """Numerators and denominators of `loss`, (ratios,) each or numbers; those of several batches are added."""
+        ...
+
+
 def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:
     """Return the batch with the rows of all sources. A source is computed if any of its rows is missing.
 
@@ -138,8 +153,7 @@ class Features:
 
     def key(self) -> Identity:
         own: Identity = {"source": "features", "target": self.target.backbone_identity()}
-        unnamed = ["paths"] * (self.paths == "direct")  # rows that earlier versions stored stay valid
-        return own | recipe(self, without=[*own, *unnamed])
+        return own | recipe(self, without=own)
 
 
 class Pixels:

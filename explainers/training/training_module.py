@@ -1,25 +1,67 @@
-"""The base class of all LightningModules that learn: frozen parts, random crops, optimiser, and divergence."""
+"""LightningModules: the base class of all that learn, and the one that trains learned explainers."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from explainers.errors import InputError
+from explainers.metrics.means import Ratios
 from explainers.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
-from explainers.saved.renamed import renamed
 from explainers.saved.weights import check_finite, check_identity, first_not_finite
-from explainers.training.augmentation import random_resized_crop
+from explainers.training.network_explainer import NetworkExplainer, of_all_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
-from explainers.training.processes import of_all_processes
-from explainers.training.state_dicts import check_alike, with_part, without_part
+from explainers.training.sources import Loss, Source, complete
+from explainers.training.state_dicts import check_alike, part, with_part, without_part
+
+
+def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: float = 0.2) -> Tensor:
+    """Crop each image at random, resize the crop to the size of the image, and flip it with probability 1/2.
+
+    The area of a crop, as a fraction of the image, is uniform in [`min_scale`, 1]. Its aspect ratio is log-uniform in
+    [3/4, 4/3], as in torchvision's RandomResizedCrop. A side longer than that of the image is shortened to it.
+
+    Args:
+        images: uint8, (B, C, H, W).
+        index: index of each image in the data set, (B,); `index` and `seed` determine the crop.
+        seed: a different one for every epoch, see `sampling.stream`.
+        min_scale: area of the smallest crop, as a fraction of the image.
+
+    Returns:
+        uint8, (B, C, H, W).
+
+    Equal index and seed give equal crops:
+
+    >>> images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(3, 1, 8, 8)
+    >>> crops = random_resized_crop(images, index=torch.tensor([5, 5, 6]), seed=0)
+    >>> torch.equal(crops[0], crops[1]), torch.equal(crops[0], crops[2])
+    (True, False)
+    """
+    scale, ratio, row, column, flip = uniform(index[:, None] * 5 + torch.arange(5, device=index.device), seed).unbind(1)
+    area = min_scale + (1 - min_scale) * scale
+    aspect = ((2 * ratio - 1) * math.log(4 / 3)).exp()
+    width = (area * aspect).sqrt().clamp(max=1)  # (B,), as a fraction of the image's width
+    height = (area / aspect).sqrt().clamp(max=1)  # (B,), as a fraction of the image's height
+    zero = torch.zeros_like(width)
+    theta = torch.stack(
+        [
+            torch.stack([width * torch.where(flip < 0.5, -1, 1), zero, (2 * column - 1) * (1 - width)], -1),
+            torch.stack([zero, height, (2 * row - 1) * (1 - height)], -1),
+        ],
+        1,
+    )  # (B, 2, 3): maps coordinates of the crop to coordinates of the image, both in [-1, 1]
+    positions = F.affine_grid(theta.float(), list(images.shape), align_corners=False)
+    cropped = F.grid_sample(images.float(), positions, mode="bilinear", padding_mode="border", align_corners=False)
+    return cropped.round().clamp(0, 255).byte()
 
 
 class TrainingModule(LightningModule):
@@ -61,8 +103,8 @@ class TrainingModule(LightningModule):
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all submodules except the frozen parts, which stay in eval mode."""
         super().train(mode)
-        for part in self.frozen:
-            self.get_submodule(part).eval()
+        for name in self.frozen:
+            self.get_submodule(name).eval()
         return self
 
     def augmented(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,7 +182,7 @@ class TrainingModule(LightningModule):
 
     def identity(self) -> Identity:
         """Return the hash of each frozen part; trained weights are valid only with the same frozen parts."""
-        return {f"{part}_sha256": weights_hash(self.get_submodule(part)) for part in self.frozen}
+        return {f"{name}_sha256": weights_hash(self.get_submodule(name)) for name in self.frozen}
 
     def check_identity(self, saved: Identity, path: str) -> None:
         """Raise an InputError unless a checkpoint, called `path`, has the identity of this module."""
@@ -152,8 +194,8 @@ class TrainingModule(LightningModule):
         Raises:
             InputError: if a weight is not finite; the earlier file then stays.
         """
-        for part in self.frozen:
-            checkpoint["state_dict"] = without_part(checkpoint["state_dict"], part)
+        for frozen in self.frozen:
+            checkpoint["state_dict"] = without_part(checkpoint["state_dict"], frozen)
         name = first_not_finite(checkpoint["state_dict"])
         if name is not None:
             got = f"NaN or infinity in {name} after step {self.global_step}"
@@ -164,11 +206,110 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the identity, and add this module's frozen parts, because Lightning expects a complete state dict."""
-        self.check_identity(renamed(checkpoint.get("identity", {})), "the checkpoint")
+        self.check_identity(checkpoint.get("identity", {}), "the checkpoint")
         check_finite(checkpoint["state_dict"], "the checkpoint")
-        for part in self.frozen:
-            checkpoint["state_dict"] = with_part(checkpoint["state_dict"], part, self.get_submodule(part))
+        for name in self.frozen:
+            checkpoint["state_dict"] = with_part(checkpoint["state_dict"], name, self.get_submodule(name))
         check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")
+
+
+class ExplainerTraining(TrainingModule):
+    """Trains the network of a learned explainer: TVE, AnyHead or Shapley.
+
+    A checkpoint has the weights of the explainer under their own names, without those of the target.
+
+    >>> from functools import partial
+    >>> import timm
+    >>> from explainers.models import TargetModel
+    >>> from explainers.tve import TVE, LightNetwork, TVELoss
+    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2))
+    >>> tve = TVE(target, target.grid, partial(LightNetwork, blocks=[5]))
+    >>> training = ExplainerTraining(tve, partial(TVELoss, patches_per_image=4), partial(torch.optim.AdamW, lr=1e-3))
+    >>> training.loss.forward_passes
+    8
+
+    Args:
+        explainer: the explainer, which is changed in place.
+        loss: builds what is minimised, a `Loss`, from the target and the grid of the explainer, such as `TVELoss`,
+            `ShapleyLoss`, or a teacher of `explainers.anyhead`.
+        optimizer: builds the optimiser from the parameters to train.
+        scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
+        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
+        seed: seed of the random crops, and of dropout and stochastic depth.
+    """
+
+    def __init__(
+        self,
+        explainer: NetworkExplainer,
+        loss: Callable[..., Loss],
+        optimizer: OptimizerBuilder | None = None,
+        scheduler: SchedulerBuilder | None = None,
+        min_crop: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(optimizer, scheduler, min_crop, seed, frozen=("explainer.target",))
+        self.explainer = explainer
+        self.loss: Loss = explainer.build_loss(loss)
+        self.calibrated = False
+        self.val_loss = Ratios(self.loss.ratios)
+        self.metrics: Any = nn.ModuleDict(explainer.validation_metrics())
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What a step reads; a datamodule can cache it."""
+        return self.loss, self.explainer.reads
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Explain the predicted classes of uint8 images (B, C, H, W): heatmaps (B, P, P)."""
+        return self.explainer(images)
+
+    def on_fit_start(self) -> None:
+        """Set the mode, because loaded weights leave an explainer in eval mode, and the trainer keeps modes."""
+        self.train()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        rows = complete(self.augmented(batch), self.sources, self.current_epoch)
+        if not self.calibrated and self.global_step == 0:
+            self.explainer.calibrate(rows, self.loss)
+            self.calibrated = True
+        loss = self.loss.loss(self.explainer.predict(rows), rows)
+        self.log("train/loss", loss, batch_size=len(batch["index"]))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        rows = complete(batch, self.sources)
+        predicted = self.explainer.predict(rows)
+        self.val_loss.update(*self.loss.loss_sums(predicted, rows))
+        self.log("val/loss", self.val_loss, prog_bar=True)
+        self.explainer.measure(self.metrics, predicted, rows)
+
+    def on_validation_epoch_end(self) -> None:
+        for name, metric in self.metrics.items():
+            values = {f"val/{name}_{key}": value.float() for key, value in metric.compute().items()}
+            self.log_dict(values, sync_dist=True)  # the values are equal in all processes, but Lightning would warn
+            metric.reset()
+
+    def identity(self) -> Identity:
+        """What the weights of the explainer are valid for, see `NetworkExplainer.identity`."""
+        return self.explainer.identity()
+
+    def check_identity(self, saved: Identity, path: str) -> None:
+        """Raise an InputError unless a checkpoint, called `path`, has weights that the explainer may use."""
+        self.explainer.check_identity(saved, path)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what `TrainingModule` saves, with the names that weights have in the explainer."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["state_dict"] = part(checkpoint["state_dict"], "explainer")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check the identity, and name the weights as Lightning expects them."""
+        checkpoint["state_dict"] = {f"explainer.{name}": value for name, value in checkpoint["state_dict"].items()}
+        super().on_load_checkpoint(checkpoint)
+
+    def export(self, folder: Path) -> Path:
+        """Write the trained network, see `NetworkExplainer.export`."""
+        return self.explainer.export(folder)
 
 
 def last_checkpoint(trainer: Trainer) -> Path | None:

@@ -78,18 +78,11 @@ class FlowRecord(Record):
             self.transitions.append(transition(patches, after[:, self.prefix :] - patches, self.between))
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
     ) -> Tensor:
         if self.rows is None or self.entered - 1 not in self.blocks[:-1]:
-            return super()._attend(q, k, v, attn_mask, dropout_p, is_causal, scale)
-        weights = attention_scores(q, k, attn_mask, scale).softmax(-1).to(v.dtype)
+            return super()._attend(q, k, v, attn_mask, *args, **options)
+        weights = attention_scores(q, k, attn_mask, options.get("scale")).softmax(-1).to(v.dtype)
         self.attention.append(weights[:, :, self.rows(q.shape[2])])
         self.values.append(v)
         heads = weights[:, :, self.prefix :, self.prefix :].unbind(1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.saved.weights import check_finite
-from explainers.share.reading import HUB
+from explainers.share.pretrained import HUB
 
 PUBLISHED = "facebook/vit-mae-"
 """Beginning of the names of the published weights on the Hugging Face Hub, which need no `hf://`."""

@@ -12,6 +12,9 @@ from explainers.models import TargetModel
 from explainers.sampling import random_patches, stream, uniform
 from explainers.saved.identity import Identity, recipe
 
+Score = Literal["log_probability", "logit"]
+Reduction = Literal["sum", "mean"]
+
 
 def meta_attribution(
     embed: Callable[[Tensor], Tensor], images: Tensor, near: Tensor, grid: PatchGrid, chunk_size: int = 256
@@ -42,7 +45,7 @@ def transfer(
     head: Callable[[Tensor], Tensor],
     meta: Tensor,
     h_weight: float = 1.0,
-    score: Literal["log_probability", "logit"] = "log_probability",
+    score: Score = "log_probability",
     classes: Tensor | None = None,
 ) -> Tensor:
     """Definition 2: φ(z) = log H(g; y) − log H(h; y), the attribution of every patch to every class y, or to one.
@@ -69,8 +72,10 @@ def transfer(
     return scores[..., 0] - h_weight * scores[..., 1]
 
 
-class MetaAttributions:
-    """A source (see `sources`) of the meta-attributions of random patches, drawn anew every epoch.
+class TVELoss:
+    """Equation 7, a loss (see `sources`): the squared error of the meta-attributions of random patches.
+
+    The patches are drawn anew every epoch.
 
     Rows: `patch` (B, Z), the indices of the patches, and `meta` (B, Z, 2, D), their meta-attributions.
 
@@ -78,40 +83,46 @@ class MetaAttributions:
         target: the model whose backbone is G.
         grid: the patches.
         hops: radii of N(z), in patches; of several radii, one is drawn for every patch.
-        patches: Z, number of patches of each image.
+        patches_per_image: Z, number of patches of each image; the released code has 1.
+        reduction: reduction of the squared error over D: `sum` as in Equation 7, or `mean` as in the released code.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws of patches and radii.
     """
 
     provides = ("patch", "meta")
     entries = ("image",)
+    ratios = 1
 
+    @checks_choices
     def __init__(
         self,
         target: TargetModel,
         grid: PatchGrid,
         hops: Sequence[int] = (2,),
-        patches: int = 1,
+        patches_per_image: int = 1,
+        reduction: Reduction = "sum",
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
         check_hops(hops)
-        check_range(1, grid.num_patches, patches=patches)
+        check_range(1, grid.num_patches, patches_per_image=patches_per_image)
         check_positive(chunk_size=chunk_size)
         self.target = target.eval()
         self.grid = grid
         self.hops = tuple(hops)
-        self.patches = patches
+        self.patches_per_image = patches_per_image
+        self.reduction = reduction
         self.chunk_size = chunk_size
         self.seed = seed
-        self.forward_passes = 2 * patches
+        self.forward_passes = 2 * patches_per_image
         self.near = torch.stack([neighbourhoods(grid, hop) for hop in hops])
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
         images = batch["image"]
         index = batch["index"]
         self.near = self.near.to(images.device)
-        patch = random_patches(index, self.grid.num_patches, self.patches, stream("patches", self.seed, epoch))
+        seed = stream("patches", self.seed, epoch)
+        patch = random_patches(index, self.grid.num_patches, self.patches_per_image, seed)
         counter = index[:, None] * self.grid.num_patches + patch
         hop = (uniform(counter, stream("hops", self.seed, epoch)) * len(self.hops)).long()  # (B, Z)
         normalised = self.target.normalise(images)
@@ -119,6 +130,15 @@ class MetaAttributions:
             meta = meta_attribution(self.target.embed, normalised, self.near[hop, patch], self.grid, self.chunk_size)
         return {"patch": patch, "meta": meta}
 
+    def loss(self, predicted: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """Equation 7 over Z patches of each image, whose exact meta-attributions are `meta` (B, Z, 2, D)."""
+        errors = (predicted - rows["meta"]).float().square()
+        return (errors.sum(-1) if self.reduction == "sum" else errors.mean(-1)).sum(-1).mean()
+
+    def loss_sums(self, predicted: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, int]:
+        """The sum of the errors of the images, and their number."""
+        return self.loss(predicted, rows) * len(predicted), len(predicted)
+
     def key(self) -> Identity:
         own = {"source": "meta-attributions", "target": self.target.backbone_identity()}
-        return own | recipe(self, without=own)
+        return own | recipe(self, without=(*own, "reduction"))

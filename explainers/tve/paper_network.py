@@ -71,6 +71,7 @@ class PaperNetwork(nn.Module):
     """
 
     blocks: tuple[int, ...] = ()
+    initial = ("mae",)  # arguments that choose initial weights
     mean: Tensor
     std: Tensor
 

@@ -14,7 +14,6 @@ from explainers.models import TargetModel
 from explainers.saved.files import write_atomically
 from explainers.saved.identity import Identity
 from explainers.saved.weights import save_weights
-from explainers.share import Loadable
 from explainers.training.sources import Pixels, complete
 from explainers.training.state_dicts import State
 from explainers.vectors.lambda_sweep import (
@@ -44,7 +43,7 @@ from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
 
 
-class ExplainabilityVector(LightningModule, Loadable):
+class ExplainabilityVector(LightningModule):
     """Adds the explainability vectors of one or several source tasks to a model of a target task.
 
     The transferred model has the weights θ_base + λ₁ (θ_onto − θ_base) + λ₂ Σ_m r_m τ_m; with one source, λ₂ τ.
@@ -78,7 +77,6 @@ class ExplainabilityVector(LightningModule, Loadable):
             `predicting`, the source has no task vector, and there is no cosine.
     """
 
-    loaded_as = SelfExplaining
     signed = True
     projection: Tensor | None
 
@@ -109,7 +107,7 @@ class ExplainabilityVector(LightningModule, Loadable):
         check_range(1, grid.num_patches, k=k)
         if calibrate and select not in ("iou", "rank_correlation"):
             raise InputError(
-                "expected explainer.select=rank_correlation or iou with explainer.calibrate, because the sweep measures"
+                "expected module.select=rank_correlation or iou with module.calibrate, because the sweep measures"
                 f" errors without the factor, got {select}"
             )
         self.tolerance = tolerance

@@ -95,7 +95,7 @@ def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> Fixed
     if not isinstance(target.head, nn.Linear):
         raise InputError(
             f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
-            " explainer.projection, or fit a head with experiment=linear_head"
+            " module.projection, or fit a head with experiment=linear_head"
         )
     weight = target.head.weight.detach()
     weight = weight - weight.mean(0)

@@ -38,7 +38,7 @@ def sweep_points(
     [(1.0, 0.0, 1.0, 1.0), (1.0, 0.5, 1.0, 1.0), (1.0, 0.5, 1.0, 0.2)]
     """
     if not lambda_1 or not lambda_2:
-        raise InputError(f"expected values of explainer.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
+        raise InputError(f"expected values of module.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
     each = [tuple(ratio) for ratio in ratios]
     check_distinct(lambda_1=lambda_1, lambda_2=lambda_2, ratios=each)
     unchanged = (1.0, 0.0, *each[0])
@@ -56,11 +56,11 @@ def checked_ratios(ratios: Sequence[Sequence[float]] | None, sources: int) -> Se
         InputError: if there are ratios for one vector, or not one for each of several.
     """
     if sources == 1 and ratios is not None:
-        raise InputError(f"expected explainer.ratios=null with one source, whose weight is lambda_2, got {ratios}")
+        raise InputError(f"expected module.ratios=null with one source, whose weight is lambda_2, got {ratios}")
     if ratios is None:
         return [[1.0] * sources if sources > 1 else []]
     if not ratios or any(len(ratio) != sources for ratio in ratios):
-        raise InputError(f"expected lists of {sources} numbers in explainer.ratios, one for each source, got {ratios}")
+        raise InputError(f"expected lists of {sources} numbers in module.ratios, one for each source, got {ratios}")
     return ratios
 
 

@@ -32,11 +32,13 @@ def model_identity(target: TargetModel, grid: PatchGrid, alpha: float, base_hash
         base_hash: hash of the weights of the base model's backbone.
     """
     return {
+        "class": "SelfExplaining",
+        "grid": {"image_size": grid.image_size, "patch_size": grid.patch_size},
+        "model": target.timm_name,
         "target": target.identity(),
         "classes": target.classes,
         "base_sha256": base_hash,
         "alpha": alpha,
-        "patches_per_side": grid.side,
         "head": {"normalise": target.head.normalise, "reading": target.head.reading},
     }
 
@@ -111,10 +113,10 @@ def listed(predicting: str | Sequence[str | None] | None, explaining: str | Sequ
     without = [predicting] if predicting is None or isinstance(predicting, str) else list(predicting)
     if len(without) != len(with_attributions) or not without:
         raise InputError(
-            "expected as many models in explainer.predicting as in explainer.explaining (null: the base model), got"
+            "expected as many models in module.predicting as in module.explaining (null: the base model), got"
             f" {len(without)} and {len(with_attributions)}"
         )
-    check_distinct(**{"explainer.explaining": with_attributions})
+    check_distinct(**{"module.explaining": with_attributions})
     return {f"_{i}": pair for i, pair in enumerate(zip(without, with_attributions, strict=True), 1)}
 
 
@@ -164,8 +166,8 @@ def read_reading(paths: Sequence[str]) -> tuple[Reading, float]:
     for head, path in zip(heads, paths, strict=True):
         if head.reading != heads[0].reading:
             raise InputError(
-                f"expected models that read patches alike in explainer.explaining, got {heads[0].reading} in {paths[0]}"
-                f" and {head.reading} in {path}: train them with one explainer.reading"
+                f"expected models that read patches alike in module.explaining, got {heads[0].reading} in {paths[0]}"
+                f" and {head.reading} in {path}: train them with one module.reading"
             )
     return heads[0].reading, sum(head.patch_scale.item() for head in heads) / len(heads)
 
@@ -197,19 +199,19 @@ def _read_parent(role: str, path: str, target: TargetModel) -> Parent:
     identity, weights = read_weights(path)
     model = identity.get("target", {})
     if model.get("backbone") != target.name:
-        raise InputError(f"expected a {target.name} for explainer.{role}, got {model.get('backbone')} in {path}")
+        raise InputError(f"expected a {target.name} for module.{role}, got {model.get('backbone')} in {path}")
     alpha = identity.get("alpha", 1)
     if alpha == TRANSFERRED:
-        raise InputError(f"expected for explainer.{role} a model that was trained, got a transferred one in {path}")
+        raise InputError(f"expected for module.{role} a model that was trained, got a transferred one in {path}")
     if (alpha < 1) != (role == "explaining"):
         raise InputError(
-            f"expected for explainer.{role} a model trained {'with' if role == 'explaining' else 'without'}"
+            f"expected for module.{role} a model trained {'with' if role == 'explaining' else 'without'}"
             f" attributions, got alpha={alpha} in {path}: are predicting and explaining swapped?"
         )
     base_hash = weights_hash(target.backbone)
     if identity.get("base_sha256") != base_hash:
         raise InputError(
-            f"expected for explainer.{role} a model fine-tuned from the base model (SHA-256 {base_hash[:12]}), got one"
+            f"expected for module.{role} a model fine-tuned from the base model (SHA-256 {base_hash[:12]}), got one"
             f" from another base model ({identity.get('base_sha256', '')[:12]}) in {path}"
         )
     fixed = _fixed_head(identity, weights, path)

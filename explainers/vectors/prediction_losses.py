@@ -49,7 +49,7 @@ def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
     """
     if len(wanted) < 2:
         raise InputError(
-            "explainer.predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
+            "module.predictions=embedding: expected batches of 2 images or more, because errors are divided by their"
             f" variation, got {len(wanted)}: raise data.batch_size"
         )
     variation = (wanted - wanted.mean(0)).square().sum()

@@ -19,9 +19,8 @@ from explainers.models.functionals import score_functionals
 from explainers.models.inputs import check_labels, checked_classes
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import save_weights
-from explainers.share import Loadable
+from explainers.training.network_explainer import of_all_processes
 from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
-from explainers.training.processes import of_all_processes
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
@@ -35,7 +34,7 @@ LabelBuilder = Callable[[TargetModel, PatchGrid], Any]
 """Builds what the patches learn: `ShapleyLabels`, or a `Teacher` of `explainers.anyhead`."""
 
 
-class SelfExplaining(TrainingModule, Loadable):
+class SelfExplaining(TrainingModule):
     """A classifier whose fixed head computes the attributions of every patch from the patch's embedding.
 
     Training minimises α · L_predict + (1 − α) · L_explain. In the paper, L_predict is the cross entropy, and L_explain
@@ -68,13 +67,7 @@ class SelfExplaining(TrainingModule, Loadable):
         scheduler: builds the schedule from the optimiser and the number of steps.
     """
 
-    weights_file = "model.safetensors"
     signed = True
-
-    @classmethod
-    def settings_to_load(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Keep the grid alone: the file of weights holds the head as well."""
-        return {"grid": settings["grid"], "alpha": 1}
 
     @checks_choices
     def __init__(
@@ -128,7 +121,7 @@ class SelfExplaining(TrainingModule, Loadable):
             self.sources.append(Features(self.teacher))
         self.needs_patch_scale = patch_scale is None and self.labels is not None
         if self.needs_patch_scale and not self.learns_vectors:
-            raise InputError("expected a number for explainer.patch_scale with labels of a class, got null")
+            raise InputError("expected a number for module.patch_scale with labels of a class, got null")
         of_embeddings = predictions == "embedding"
         self.predict_loss: Any = EmbeddingError(self.target.embed_dim) if of_embeddings else Ratios()
         self.explain_loss = Ratios(self.labels.ratios if self.learns_vectors else 1)
@@ -147,10 +140,10 @@ class SelfExplaining(TrainingModule, Loadable):
     def setup(self, stage: str) -> None:
         """Build the head for the datamodule's classes, unless the model was loaded with its head."""
         if stage == "fit" and self.alpha < 1 and self.labels is None:
-            wanted = f"explainer.labels and explainer.teacher, a file or base, for alpha={self.alpha}"
+            wanted = f"module.labels and module.teacher, a file or base, for alpha={self.alpha}"
             raise InputError(f"expected {wanted}, got none: train the prediction-only twin first, with alpha=1")
         if stage == "fit" and self.teacher is None and (held := self.predictions) != "labels":
-            raise InputError(f"expected explainer.teacher, a file or base, for explainer.predictions={held}, got none")
+            raise InputError(f"expected module.teacher, a file or base, for module.predictions={held}, got none")
         if not isinstance(self.target.head, FixedHead):
             data: Any = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
             self.target.head = self._head(data).to(self.device)
@@ -241,7 +234,7 @@ class SelfExplaining(TrainingModule, Loadable):
         """The probabilities to predict, (B, K): 1 for the label, or the teacher's probabilities."""
         if self.predictions != "labels":
             return self.teacher.classify(rows["embedding"]).softmax(-1)
-        check_labels(rows["label"], self.target.num_classes, "explainer.projection for their classes")
+        check_labels(rows["label"], self.target.num_classes, "module.projection for their classes")
         return F.one_hot(rows["label"], self.target.num_classes).float()
 
     @torch.no_grad()
@@ -257,7 +250,7 @@ class SelfExplaining(TrainingModule, Loadable):
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
-        return save_weights(self.target.state_dict(), folder / self.weights_file, self.provenance())
+        return save_weights(self.target.state_dict(), folder / "model.safetensors", self.provenance())
 
 
 def _frozen_teacher(target: TargetModel, teacher: str) -> TargetModel:

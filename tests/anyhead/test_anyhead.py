@@ -7,14 +7,13 @@ import pytest
 import references_anyhead as slow
 import torch
 from torch import nn
-from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
+from toys import VECTORS, batch_of, equal, fit, state, step, training
 
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.agreement import spearman
 from explainers.models.functionals import class_rows, head_functionals
 from explainers.models.heads import DistilledHead
-from explainers.training import ExplainerTraining
 from explainers.training.sources import complete
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
@@ -179,8 +178,8 @@ def test_a_temperature_of_0_is_refused(target, grid):
 def test_a_perfect_student_has_no_loss_in_training_and_the_heatmaps_of_its_teacher(target, grid, images):
     method = PropagationTeacher(target, grid).teacher
     vectors = method.explain(images, torch.eye(24).expand(5, -1, -1)).flatten(2).mT
-    explainer = AnyHead(target, grid, partial(Known, vectors=vectors), PropagationTeacher)
-    assert step(explainer, batch_of(images)) < 1e-6
+    explainer = AnyHead(target, grid, partial(Known, vectors=vectors))
+    assert step(training(explainer, PropagationTeacher), batch_of(images)) < 1e-6
     classes = torch.tensor([3, 0, 4, 1, 1])
     expected = method(images, classes)
     torch.testing.assert_close(explainer(images, classes), expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
@@ -210,12 +209,13 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
     before = state(target)
     torch.manual_seed(0)  # of the network's weights
-    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM)
-    seen = complete(batch_of(images), explainer.sources, epoch=1000)  # other draws than those of the training
-    explainer.network.scale.copy_(explainer.teacher.unit(seen))
-    start = explainer.teacher.loss(explainer.predict(seen), seen).item()
-    fit(explainer, images, epochs=16)
-    assert explainer.teacher.loss(explainer.predict(seen), seen) < 0.9 * start
+    explainer = AnyHead(target, grid, VECTORS)
+    module = training(explainer, teacher)
+    seen = complete(batch_of(images), module.sources, epoch=1000)  # other draws than those of the training
+    explainer.network.scale.copy_(module.loss.unit(seen))
+    start = module.loss.loss(explainer.predict(seen), seen).item()
+    fit(module, images, epochs=16)
+    assert module.loss.loss(explainer.predict(seen), seen) < 0.9 * start
     assert equal(state(target), before)
     assert all(weight.grad is None for weight in target.parameters())
     assert not any(module.training for module in target.modules())
@@ -224,15 +224,16 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
 @pytest.mark.slow
 def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, grid, images):
     images = images[:2]
-    explainer = AnyHead(target, grid, partial(VECTORS, width=64), PropagationTeacher, temperature=math.inf)
+    explainer = AnyHead(target, grid, partial(VECTORS, width=64), temperature=math.inf)
+    teacher = PropagationTeacher(target, grid)
     steps = 120
     adam = torch.optim.Adam(explainer.network.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 5e-3, total_steps=steps)
     for epoch in range(steps):
-        rows = complete(batch_of(images), explainer.sources, epoch)
+        rows = complete(batch_of(images), (teacher, explainer.reads), epoch)
         if epoch == 0:
-            explainer.network.scale.copy_(explainer.teacher.unit(rows))
-        loss = explainer.teacher.loss(explainer.predict(rows), rows)
+            explainer.network.scale.copy_(teacher.unit(rows))
+        loss = teacher.loss(explainer.predict(rows), rows)
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -241,37 +242,33 @@ def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, gr
     with torch.no_grad():
         found = explainer.eval().all_classes(images)
         centred = target.head.weight - target.head.weight.mean(0)
-    expected = explainer.teacher.teacher.explain(images, centred.expand(2, -1, -1))
+    expected = teacher.teacher.explain(images, centred.expand(2, -1, -1))
     assert spearman(found.flatten(0, 1).flatten(1), expected.flatten(0, 1).flatten(1)).mean() > 0.9
 
 
-def test_training_without_a_teacher_or_an_optimizer_is_refused(target, grid, images):
-    line = "^expected a teacher to learn from, got none: add teacher@explainer.teacher=coalitions, or propagation$"
-    with pytest.raises(InputError, match=line):
-        fit(AnyHead(target, grid, VECTORS, optimizer=ADAM), images, epochs=1)
-    with pytest.raises(InputError, match=line):
-        ExplainerTraining(AnyHead(target, grid, VECTORS)).validation_step(batch_of(images), 0)
+def test_training_without_an_optimizer_is_refused(target, grid, images):
     with pytest.raises(ValueError, match="training needs an optimizer"):
-        fit(AnyHead(target, grid, VECTORS, PropagationTeacher), images, epochs=1)
+        fit(training(AnyHead(target, grid, VECTORS), PropagationTeacher, None), images, epochs=1)
 
 
 @pytest.mark.parametrize("method", ["LRP", "GAE"])
 def test_methods_that_are_not_linear_are_no_teachers(target, grid, method):
     with pytest.raises(InputError, match=f"^expected a method whose heatmaps are linear .*, got {method}$"):
-        AnyHead(target, grid, VECTORS, partial(PropagationTeacher, method=method))
+        PropagationTeacher(target, grid, method=method)
 
 
 def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, images, teacher):
     torch.manual_seed(0)
-    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM, temperature=1.0)
-    rows = complete(batch_of(images), explainer.sources)
-    exact = explainer.teacher.loss(explainer.predict(rows), rows)
+    explainer = AnyHead(target, grid, VECTORS, temperature=1.0)
+    module = training(explainer, teacher)
+    rows = complete(batch_of(images), module.sources)
+    exact = module.loss.loss(explainer.predict(rows), rows)
     with torch.autocast("cpu", torch.bfloat16):
-        low = complete(batch_of(images), explainer.sources)
-        loss = explainer.teacher.loss(explainer.predict(low), low)
+        low = complete(batch_of(images), module.sources)
+        loss = module.loss.loss(explainer.predict(low), low)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, exact, rtol=0.05, atol=0)
-    fit(explainer, images, epochs=1, precision="bf16-mixed", validate=True)
+    fit(module, images, epochs=1, precision="bf16-mixed", validate=True)
     explainer.eval()
     heatmaps = explainer(images)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -282,10 +279,10 @@ def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, im
 
 def test_validation_measures_the_loss_of_all_images_of_the_last_epoch(target, grid, images):
     still = partial(torch.optim.SGD, lr=0.0)
-    explainer = AnyHead(target, grid, VECTORS, PropagationTeacher, still)
-    logged = fit(explainer, images, epochs=2, validate=True).callback_metrics  # of 4 images and of 1
-    rows = complete(batch_of(images), explainer.sources)
-    expected = explainer.teacher.loss(explainer.predict(rows), rows).item()
+    module = training(AnyHead(target, grid, VECTORS), PropagationTeacher, still)
+    logged = fit(module, images, epochs=2, validate=True).callback_metrics  # of 4 images and of 1
+    rows = complete(batch_of(images), module.sources)
+    expected = module.loss.loss(module.explainer.predict(rows), rows).item()
     assert logged["val/loss"].item() == pytest.approx(expected, rel=1e-4)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from toys import ADAM, VECTORS, batch_of, equal, fit, state, step
+from toys import VECTORS, batch_of, equal, fit, state, step, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
@@ -23,67 +23,69 @@ def teacher(request):
 
 
 def test_the_first_step_sets_the_unit_and_no_later_one_does(target, grid, images, teacher, tmp_path):
-    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM)
-    unit = explainer.teacher.unit(complete(batch_of(images[:4]), explainer.sources))  # of the first batch
-    fit(explainer, images, epochs=2)
-    torch.testing.assert_close(explainer.network.scale, unit)
+    module = training(AnyHead(target, grid, VECTORS), teacher)
+    unit = module.loss.unit(complete(batch_of(images[:4]), module.sources))  # of the first batch
+    fit(module, images, epochs=2)
+    torch.testing.assert_close(module.explainer.network.scale, unit)
 
 
 @pytest.mark.parametrize("factor", [0.03, 1, 40])
 def test_trained_weights_start_with_the_size_that_has_the_least_error(target, grid, images, teacher, tmp_path, factor):
     """The teacher that they learned from may have given larger or smaller attributions."""
-    trained = fit(AnyHead(target, grid, VECTORS, teacher, ADAM), images, epochs=6).lightning_module.explainer
-    rows = complete(batch_of(images), trained.sources)
+    module = training(AnyHead(target, grid, VECTORS), teacher)
+    trained = fit(module, images, epochs=6).lightning_module.explainer
+    rows = complete(batch_of(images), module.sources)
 
-    def loss(size, of=trained):
-        return of.teacher.loss(size * of.predict(rows), rows).item()
+    def loss(size):
+        return module.loss.loss(size * trained.predict(rows), rows).item()
 
     trained.network.scale *= factor
-    again = AnyHead(target, grid, VECTORS, teacher, weights=str(trained.export(tmp_path)), seed=0)
-    step(again, rows)
+    again = AnyHead(target, grid, VECTORS, weights=str(trained.export(tmp_path)))
+    going_on = training(again, teacher)
+    step(going_on, rows)
     scale = again.network.scale.clone()
     size = (scale / trained.network.scale).item()
     assert loss(size) < min(loss(0.98 * size), loss(1.02 * size), loss(0))
-    step(again, rows)
+    step(going_on, rows)
     assert torch.equal(again.network.scale, scale)
 
 
 def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid, images, teacher):
-    explainer = AnyHead(target, grid, partial(VECTORS, direct=[0, 1]), teacher, seed=0)
-    rows = complete(batch_of(images), explainer.sources)
+    explainer = AnyHead(target, grid, partial(VECTORS, direct=[0, 1]))
+    module = training(explainer, teacher)
+    rows = complete(batch_of(images), module.sources)
     torch.nn.init.zeros_(explainer.network.write.weight)
-    step(explainer, rows)
+    step(module, rows)
     paths = rows["direct"].sum(1)
     torch.testing.assert_close(explainer.predict(rows), explainer.network.scale * paths / paths.std())
     size = (explainer.network.scale / paths.std()).item()
-    losses = [explainer.teacher.loss(factor * size * paths, rows).item() for factor in (1, 0.98, 1.02, 0)]
+    losses = [module.loss.loss(factor * size * paths, rows).item() for factor in (1, 0.98, 1.02, 0)]
     assert losses[0] == min(losses)
 
 
 def test_a_correlation_has_no_size_to_start_with(target, grid, images, tmp_path):
-    teacher = partial(PropagationTeacher, objective="correlation")
-    path = str(AnyHead(target, grid, VECTORS, teacher).export(tmp_path))
-    again = AnyHead(target, grid, VECTORS, teacher, weights=path)
-    step(again, batch_of(images))
+    path = str(AnyHead(target, grid, VECTORS).export(tmp_path))
+    again = AnyHead(target, grid, VECTORS, weights=path)
+    step(training(again, partial(PropagationTeacher, objective="correlation")), batch_of(images))
     assert again.network.scale == 1
 
 
 def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(target, grid, images, teacher):
-    explainer, cropping = (AnyHead(target, grid, VECTORS, teacher, min_crop=crop) for crop in (None, 0.3))
-    cropping.network.load_state_dict(explainer.network.state_dict())
-    explainer.uncalibrated = cropping.uncalibrated = False
-    seen = complete(batch_of(images), explainer.sources)
+    plain, cropping = (training(AnyHead(target, grid, VECTORS), teacher, min_crop=crop) for crop in (None, 0.3))
+    cropping.explainer.network.load_state_dict(plain.explainer.network.state_dict())
+    plain.calibrated = cropping.calibrated = True
+    seen = complete(batch_of(images), plain.sources)
     stored = {name: row for name, row in seen.items() if name != "image"}
-    loss = step(explainer, batch_of(images))
-    torch.testing.assert_close(step(explainer, stored), loss)
+    loss = step(plain, batch_of(images))
+    torch.testing.assert_close(step(plain, stored), loss)
     assert not torch.allclose(step(cropping, batch_of(images)), loss)
     with pytest.raises(InputError, match="^expected min_crop=null with cached rows"):
         step(cropping, stored)
 
 
 def test_exported_weights_explain_as_before(target, make_target, grid, images, teacher, tmp_path):
-    explainer = AnyHead(target, grid, VECTORS, teacher, ADAM)
-    fit(explainer, images, epochs=1)
+    explainer = AnyHead(target, grid, VECTORS)
+    fit(training(explainer, teacher), images, epochs=1)
     path = explainer.export(tmp_path)
     assert path == tmp_path / "explainer.safetensors"
     again = AnyHead(target, grid, VECTORS, weights=str(path))  # loaded to explain: in eval mode
@@ -116,7 +118,7 @@ def test_the_same_weights_are_read_with_any_share_of_the_untrained_network_in_ev
 
 
 def test_a_checkpoint_holds_no_weights_of_the_target_and_is_resumed(target, grid, images, tmp_path):
-    build = partial(AnyHead, target, grid, VECTORS, PropagationTeacher, ADAM)
+    build = lambda: training(AnyHead(target, grid, VECTORS), PropagationTeacher)  # noqa: E731
     fit(build(), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert checkpoint["state_dict"] and not any(name.startswith("target.") for name in checkpoint["state_dict"])

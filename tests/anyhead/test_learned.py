@@ -7,7 +7,7 @@ import references_anyhead as slow
 import torch
 from references_anyhead import score_derivative
 from torch.nn import functional as F
-from toys import ADAM, VECTORS, batch_of, fit
+from toys import VECTORS, batch_of, fit, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.coalition_teacher import RANKED_BY
@@ -140,8 +140,8 @@ def test_stored_rows_depend_on_functionals_where_they_decide_what_is_hidden_alon
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backbone_without_a_head_trains(kind, headless, grid, images):
-    explainer = AnyHead(headless, grid, VECTORS, partial(teacher_of, kind=kind, pairs=2), ADAM, temperature=2.0)
-    fit(explainer, images, epochs=1)
+    explainer = AnyHead(headless, grid, VECTORS, temperature=2.0)
+    fit(training(explainer, partial(teacher_of, kind=kind, pairs=2)), images, epochs=1)
     found = explainer.eval().explain(images, lambda embeddings: embeddings[:, None])
     assert found.shape == (5, 1, 4, 4) and found.isfinite().all()
 

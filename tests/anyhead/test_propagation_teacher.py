@@ -12,7 +12,7 @@ from explainers.anyhead.propagation_teacher import attribution_loss
 from explainers.errors import InputError
 from explainers.sampling import stream
 
-METHODS = ["DecompX-PLUS", "AttnLRP-SkipPLUS", "LibraFullGrad-PLUS", "GradCAM"]
+METHODS = ["DecompX-PLUS", "AttnLRP-SkipPLUS", "LibraFullGrad-PLUS", "XGradCAM"]
 TARGETS = ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
 ALL = ["predicted", "other", "difference", "mixture", "isotropic"]
 

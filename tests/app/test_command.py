@@ -28,6 +28,7 @@ from toys import VECTORS
 import explainers
 from explainers.anyhead import AnyHead
 from explainers.app import command, page, passes, session
+from explainers.app.explanation import Explanation
 from explainers.app.session import Session
 from explainers.errors import InputError
 from explainers.models import TargetModel
@@ -184,18 +185,32 @@ def test_a_broken_image_does_not_stop_the_others(run, folder):
 
 
 def test_after_ctrl_c_it_says_how_far_it_came(run, monkeypatch):
-    explain = Session.explain
-    images = []
+    save = Explanation.save
 
-    def interrupted(self, image, **settings):
-        images.append(image)
-        if len(images) == 2:
+    def interrupted(self, file):
+        if "more" in str(file):
             raise KeyboardInterrupt
-        return explain(self, image, **settings)
+        return save(self, file)
 
-    monkeypatch.setattr(Session, "explain", interrupted)
+    monkeypatch.setattr(Explanation, "save", interrupted)
     status, lines, errors = run("explain", "photos", "--method", "Chance")
     assert (status, len(lines), errors) == (130, 1, ["explainers: stopped after 1 of 2 pictures"])
+
+
+def test_photos_are_explained_in_batches_but_one_by_one_by_slow_methods_and_where_one_cannot_be(run, monkeypatch):
+    explain, sizes = Session.explain_batch, []
+
+    def counted(self, photos, *others):
+        sizes.append(len(photos))
+        if len(photos) == 3 and len(sizes) > 3:
+            raise InputError("one of them")
+        return explain(self, photos, *others)
+
+    monkeypatch.setattr(Session, "explain_batch", counted)
+    assert run("explain", "cat.jpg", "photos", "--class", "1", "2", "--method", "GAE")[0] == 0 and sizes == [3]
+    assert len(run("explain", "photos", "--method", "RISE(masks=30)")[1]) == 3 and sizes == [3, 1, 1]
+    status, lines, errors = run("explain", "cat.jpg", "photos", "--method", "GAE")
+    assert (status, len(lines), errors) == (0, 4, []) and sizes[3:] == [3, 1, 1, 1]
 
 
 def test_sigterm_while_a_picture_is_written_leaves_no_half_of_it(run, folder, monkeypatch):
@@ -283,7 +298,7 @@ def test_many_passes_are_announced_and_reported_within_an_image(run, folder, mon
     )
     assert re.fullmatch(announced, errors[0])
     reported = [line.partition(" passes")[0] for line in errors[1:] if ": 0 of" not in line]
-    assert reported == [f"cat.jpg by RISE(masks=24, chunk_size=8): {n} of 24" for n in (8, 16, 24)] * 2
+    assert reported == [f"cat.jpg by RISE(masks=24, chunk_size=8): {n} of 48" for n in (8, 16, 24, 32, 40, 48)]
 
 
 def test_passes_refine_anyhead(target, grid):
@@ -422,7 +437,7 @@ def test_list_names_explainers_methods_and_extras(run):
 
 def test_the_names_are_those_of_the_room_of_methods():
     from explainers.app.list_command import method_names
-    from explainers.posthoc.names import method_names as of_the_room
+    from explainers.posthoc import method_names as of_the_room
 
     assert method_names() == of_the_room()
 

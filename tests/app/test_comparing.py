@@ -20,7 +20,7 @@ PIXELS = np.random.default_rng(1).integers(0, 256, (3, 40, 32, 3), dtype=np.uint
 @pytest.fixture(autouse=True)
 def nothing_shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
-    choosing.tell.cache_clear()
+    choosing.print_once.cache_clear()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def photos(tmp_path):
 
 @torch.no_grad()
 def test_a_comparison_is_the_likeness_of_both_images(target, anyhead):
-    first, second = explainers.explain([PIXELS[0], PIXELS[1]], target, similar_to=PIXELS[2], method=anyhead)
+    first, second = explainers.compare([PIXELS[0], PIXELS[1]], PIXELS[2], target, method=anyhead)
     expected = likeness(anyhead, torch.stack([first.image, second.image]), torch.stack([first.other, second.other]))
     for row, comparison in enumerate((first, second)):
         assert comparison.similarity == pytest.approx(expected.similarity[row].item(), abs=1e-5)
@@ -56,13 +56,13 @@ def test_a_comparison_is_the_likeness_of_both_images(target, anyhead):
         torch.testing.assert_close(comparison.heatmap, expected.of_first[row])
         torch.testing.assert_close(comparison.other_heatmap, expected.of_second[row])
         assert comparison.pairs.sum().item() == pytest.approx(comparison.similarity, abs=1e-4)
-    alone = explainers.explain(PIXELS[0], target, similar_to=PIXELS[2], method=anyhead)
+    alone = explainers.compare(PIXELS[0], PIXELS[2], target, method=anyhead)
     assert isinstance(alone, explainers.Comparison) and alone.similarity == pytest.approx(first.similarity, abs=1e-5)
     assert repr(alone) == f"Comparison of image 0 and image 0: similarity {alone.similarity:.2f}, by AnyHead"
 
 
 def test_ties_are_the_strongest_pairs_that_do_not_touch(target, anyhead):
-    comparison = explainers.explain(PIXELS[0], target, similar_to=PIXELS[2], method=anyhead)
+    comparison = explainers.compare(PIXELS[0], PIXELS[2], target, method=anyhead)
     ties = comparison.ties(3)
     best = divmod(int(comparison.pairs.argmax()), 16)
     assert (ties[0].patch, ties[0].other) == best and ties[0].value == comparison.pairs.max().item()
@@ -76,7 +76,7 @@ def test_ties_are_the_strongest_pairs_that_do_not_touch(target, anyhead):
 def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
     photo = tmp_path / "cat.png"
     Image.fromarray(PIXELS[0]).save(photo)
-    comparison = explainers.explain(photo, target, similar_to=PIXELS[2], method=anyhead)
+    comparison = explainers.compare(photo, PIXELS[2], target, method=anyhead)
     picture = comparison.picture()
     assert picture.width > 2 * 448 > picture.height > 448
     without = comparison.picture(ties=0)
@@ -99,9 +99,9 @@ def test_pictures_show_both_images_and_the_ties(target, anyhead, tmp_path):
 )
 def test_auto_takes_a_method_with_vectors_for_models_without_a_head(name, settings, label):
     model = timm_model(name, as_target=True, num_classes=0, **settings)
-    comparison = explainers.explain(PIXELS[0], model, similar_to=PIXELS[1])
+    comparison = explainers.compare(PIXELS[0], PIXELS[1], model)
     assert comparison.method == label and comparison.heatmap.shape == comparison.other_heatmap.shape
-    same = explainers.explain(PIXELS[0], model, similar_to=PIXELS[0])
+    same = explainers.compare(PIXELS[0], PIXELS[0], model)
     assert same.similarity == pytest.approx(1, abs=1e-4)
 
 
@@ -110,7 +110,7 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
     with pytest.warns(UserWarning, match=r"left out: 1 file \(broken.png\) that cannot be decoded"):
         found = explainers.nearest(photos / "a.png", photos, target, k=3, method=anyhead)
     slow = {
-        name: explainers.explain(photos / "a.png", target, similar_to=photos / name, method=anyhead).similarity
+        name: explainers.compare(photos / "a.png", photos / name, target, method=anyhead).similarity
         for name in ("b.png", "c.png", "d.png", "more/e.png")
     }
     expected = sorted(slow, key=lambda name: -slow[name])[:3]
@@ -118,7 +118,7 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
     assert [each.similarity for each in found] == pytest.approx([slow[name] for name in expected], abs=1e-5)
     torch.testing.assert_close(
         found[0].pairs,
-        explainers.explain(photos / "a.png", target, similar_to=photos / expected[0], method=anyhead).pairs,
+        explainers.compare(photos / "a.png", photos / expected[0], target, method=anyhead).pairs,
     )
     assert len(explainers.nearest(PIXELS[0], [photos / "b.png"], target, method=anyhead)) == 1
 
@@ -126,17 +126,15 @@ def test_the_nearest_images_of_a_folder_but_not_the_image_itself(target, anyhead
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"similar_to": PIXELS}, "^expected one image in similar_to, got several: give one after the other$"),
-        ({"similar_to": "gone.jpg"}, "^expected an image file or a folder, got 'gone.jpg': there is no such file$"),
-        ({"classes": 1}, "^expected similar_to or classes, got both: leave out one of them$"),
-        ({"text": "a cat"}, "^expected similar_to or text, got both: leave out one of them$"),
+        ({"other": PIXELS}, "^expected one image in other, got several: give one after the other$"),
+        ({"other": "gone.jpg"}, "^expected an image file or a folder, got 'gone.jpg': there is no such file$"),
         ({"method": "GAE"}, "^expected an explainer that is linear in what it explains, got GAE: take AnyHead"),
         ({"method": "RISE"}, "^expected an explainer that is linear in what it explains, got RISE: take AnyHead"),
     ],
 )
 def test_bad_comparisons_are_refused_in_one_line(given, message, target):
     with pytest.raises(InputError, match=message) as error:
-        explainers.explain(PIXELS[0], target, **{"similar_to": PIXELS[1]} | given)
+        explainers.compare(PIXELS[0], model=target, **{"other": PIXELS[1]} | given)
     assert "\n" not in str(error.value)
 
 
@@ -165,13 +163,13 @@ def test_bad_searches_are_refused_in_one_line(given, message, target, photos, tm
 @torch.no_grad()
 def test_likeness_is_relative_to_what_other_images_have_in_common(target, anyhead, photos):
     against = photos / "more"
-    found = explainers.explain(PIXELS[0], target, similar_to=PIXELS[1], against=against, method=anyhead)
-    (common,) = explainers.explain([photos / "more/e.png"], target, similar_to=PIXELS[1], method=anyhead)
+    found = explainers.compare(PIXELS[0], PIXELS[1], target, against=against, method=anyhead)
+    (common,) = explainers.compare([photos / "more/e.png"], PIXELS[1], target, method=anyhead)
     centre = target.embed(target.normalise(common.image[None]))[0]
     expected = likeness(anyhead, found.image[None], found.other[None], centre)
     assert found.similarity == pytest.approx(expected.similarity.item(), abs=1e-5)
     torch.testing.assert_close(found.pairs, expected.pairs[0], rtol=1e-4, atol=1e-5)
-    plain = explainers.explain(PIXELS[0], target, similar_to=PIXELS[1], method=anyhead)
+    plain = explainers.compare(PIXELS[0], PIXELS[1], target, method=anyhead)
     assert abs(plain.similarity - found.similarity) > 0.01
 
 

@@ -1,5 +1,6 @@
 """One call explains any image with any model, and says what it took."""
 
+import gc
 import json
 import warnings
 
@@ -33,7 +34,7 @@ SQUARE = torch.from_numpy(PIXELS[4:36].transpose(2, 0, 1).copy())[None]
 @pytest.fixture(autouse=True)
 def nothing_shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
-    choosing.tell.cache_clear()
+    choosing.print_once.cache_clear()
 
 
 @pytest.fixture
@@ -121,11 +122,31 @@ def test_another_class_is_explained_as_if_it_had_been_asked_for(target, anyhead,
     asked = explainers.explain([PIXELS, PIXELS[::-1].copy()], target, method=explainer, classes=["class 3", 3])
     passes.clear()
     others = [explanation.of("class 3") for explanation in explanations]
-    assert isinstance(explainer, PreparedExplainer) is (not passes)  # all classes need one pass
+    assert sum(passes) == (2 * 20 if isinstance(method, dict) else 2)  # a pass of this image alone
     for other, expected in zip(others, asked, strict=True):
         torch.testing.assert_close(other.heatmap, expected.heatmap)
         assert other.explained == expected.explained and other.classes == expected.classes
     torch.testing.assert_close(explanations[0].of(3).of(explanations[0].index).heatmap, explanations[0].heatmap)
+    alone = explainers.explain(PIXELS, target, method=explainer)
+    passes.clear()
+    torch.testing.assert_close(alone.of("class 3").heatmap, asked[0].heatmap)
+    assert isinstance(explainer, PreparedExplainer) is (not passes)  # all classes need one pass
+
+
+def test_explanations_of_a_folder_keep_one_image_each_and_nothing_of_their_batch(target, anyhead, tmp_path):
+    """What 200 explanations keep: pixels, scores and a heatmap each, none of them a view of a batch."""
+    for number in range(200):
+        Image.fromarray(PIXELS[:20, :20] + number).save(tmp_path / f"{number}.png")
+    session = Session(target, anyhead, batch_size=8)
+    session.explain(tmp_path / "0.png")
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}
+    explanations = session.explain(tmp_path)
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and id(each) not in before]
+    assert len(explanations) == 200 and len(kept) == 3 * 200
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in kept)
+    assert {tuple(each.shape) for each in kept} == {(3, 32, 32), (5,), (4, 4)}
 
 
 def test_the_model_and_the_image_stay_as_they_are():
@@ -253,7 +274,7 @@ def test_pictures_are_drawn_shown_in_notebooks_and_saved_whole(target, tmp_path,
     [
         ({"classes": "class 9"}, "^expected classes among the 5 classes of the model, got class 9: did you mean class"),
         ({"classes": 5}, "^expected classes from 0 to 4, or names of classes, got 5$"),
-        ({"classes": [0, 1]}, r"^expected one class, or one for each of 1 images, got 2: .*explanation.of\("),
+        ({"classes": [0, 1]}, r"^classes= needs one class, or one for each of 1 images, got 2: .*explanation.of\("),
         ({"classes": 1.5}, "^expected classes as names or indices of classes, got 1.5$"),
         ({"top": 0}, "^expected top above 0, got top=0$"),
         ({"method": "GAEE"}, "^expected a method of explainers.posthoc, got GAEE: did you mean GAE"),
@@ -326,7 +347,7 @@ def test_a_number_that_is_not_finite_is_refused_with_the_name_of_the_image(targe
     if broken == "weights":
         target.backbone.norm.bias.data[:] = torch.nan
         for route in (
-            lambda: explainers.explain(PIXELS, target, method="DirectPaths", similar_to=PIXELS),
+            lambda: explainers.compare(PIXELS, PIXELS, target, method="DirectPaths"),
             lambda: explainers.nearest(PIXELS, [PIXELS], target, method="DirectPaths"),
         ):
             with pytest.raises(

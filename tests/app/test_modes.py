@@ -28,7 +28,7 @@ ROUTES = {
     "Saliency": lambda model, target: explainers.explain(IMAGES[0], model, method="Saliency").heatmap,
     "another class": lambda model, target: explainers.explain(IMAGES[0], target, method="GAE").of(1).heatmap,
     "tensors": lambda model, target: Session(target, "AttnLRP").explain(TENSORS.clone(), [1, 2])[1].heatmap,
-    "likeness": lambda model, target: explainers.explain(IMAGES[0], target, similar_to=IMAGES[1]).heatmap,
+    "likeness": lambda model, target: explainers.compare(IMAGES[0], IMAGES[1], target).heatmap,
     "nearest": lambda model, target: explainers.nearest(IMAGES[0], IMAGES, target, k=1)[0].heatmap,
     "refined": lambda model, target: (
         explainers.refine(posthoc.build("GAE", target, target.grid), TENSORS.clone(), passes=8).more(8).heatmaps
@@ -101,7 +101,7 @@ def test_explanations_are_copied_and_restored():
 
 def test_comparisons_refinements_and_sessions_are_copied_and_restored():
     target = timm_model(as_target=True)
-    comparison = explainers.explain(IMAGES[0], target, similar_to=IMAGES[1])
+    comparison = explainers.compare(IMAGES[0], IMAGES[1], target)
     refinement = explainers.refine(posthoc.build("DecompX-PLUS", target, target.grid), TENSORS, passes=8)
     session = Session(target, "GAE")
     for twin in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import yaml
 from conftest import wake
 from hub import cache_weights
 from PIL import Image
@@ -16,7 +15,6 @@ import explainers
 from explainers.anyhead import AnyHead
 from explainers.app.command import main
 from explainers.models import TargetModel
-from explainers.share.reading import CONFIG
 
 NAME = "test_vit2"
 
@@ -53,18 +51,9 @@ def test_commands(words, folder, no_sockets, capsys):
 
 
 def test_trained_explainers(model, folder, no_sockets):
-    """The config of a run that took timm's weights names no file of them."""
+    """The file of an explainer names the model of timm, whose weights are in the cache."""
     target = TargetModel(model)
     AnyHead(target, target.grid, VECTORS).export(folder / "run")
-    build = {"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}
-    grid = {"image_size": target.grid.image_size, "patch_size": target.grid.patch_size}
-    settings = {
-        "_target_": "explainers.anyhead.AnyHead",
-        "target": {"_target_": "explainers.models.TargetModel", "model": build},
-        "grid": {"_target_": "explainers.masking.PatchGrid", **grid},
-        "network": {"_target_": "explainers.anyhead.AnyHeadNetwork", "_partial_": True, **VECTORS.keywords},
-    }
-    (folder / "run" / CONFIG).write_text(yaml.safe_dump({"explainer": settings}))
     explainer = explainers.load(folder / "run")
     image = torch.zeros(1, 3, target.grid.image_size, target.grid.image_size, dtype=torch.uint8)
     assert explainer(image).shape == (1, target.grid.side, target.grid.side)

@@ -26,7 +26,7 @@ IMAGE = Image.fromarray(PIXELS[0])
 @pytest.fixture(autouse=True)
 def nothing_shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue, "SHIPPED", tmp_path / "shipped")
-    choosing.tell.cache_clear()
+    choosing.print_once.cache_clear()
 
 
 @pytest.fixture
@@ -147,9 +147,9 @@ def test_the_head_of_the_caller_stays_where_it_was(target, head):
         ({"text": [3]}, "^expected texts that are not empty, .* got 3$"),
         ({"against": " "}, "^expected texts that are not empty, .* got ' '$"),
         ({"against": "a cat"}, "^expected other texts to compare each text with, got the same text alone$"),
-        ({"text": None, "against": "a dog", "text_head": None}, "^expected text beside against, got against alone"),
-        ({"text": None}, "^expected text beside text_head, got text_head alone: give text=$"),
-        ({"classes": 1}, "^expected classes or text, got both: leave out one of them$"),
+        ({"text": None, "against": "a dog", "text_head": None}, "^against= needs text=$"),
+        ({"text": None}, "^text_head= needs text=$"),
+        ({"classes": 1}, "^classes= and text= exclude each other: leave out one of them$"),
         ({"method": "RISE"}, "^expected an explainer of any functional .* got RISE, .* take AnyHead, or a method"),
         (
             {"text_head": None},

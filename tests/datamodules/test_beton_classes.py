@@ -1,7 +1,6 @@
 """The description beside a .beton names its classes, and is noticed if it belongs to another file."""
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -78,12 +77,6 @@ def test_a_file_of_another_writer_is_read_with_one_warning_that_its_classes_are_
     (message,) = [str(warning.message) for warning in caught if "classes" in str(warning.message)]
     assert f"the classes of {other} are unknown, because there is no {other}.json" in message
     assert data.class_names("val") == [] and data.class_names("train") == data.classes == ["a", "b", "c"]
-
-
-def test_known_classes_are_no_warning(beton):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FFCV(train=str(beton), val=str(beton), image_size=S).setup("fit")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"samples": 46}', '{"classes": 3}', "null"])

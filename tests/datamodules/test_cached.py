@@ -7,7 +7,7 @@ import torch
 from lightning import Trainer
 from PIL import Image
 from torch.utils.data import Dataset
-from toys import SILENT, Small
+from toys import SILENT, Small, training
 
 from datamodules.cached import Cached
 from datamodules.datasets import unlabelled_images
@@ -15,11 +15,9 @@ from datamodules.digits import Digits
 from datamodules.folders import image_folder
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.training import ExplainerTraining
 from explainers.training.sources import Features
+from explainers.tve import TVE, TVELoss
 from explainers.tve.light_network import LightNetwork
-from explainers.tve.meta_attribution import MetaAttributions
-from explainers.tve.tve import TVE
 
 STILL = partial(torch.optim.SGD, lr=0.0)
 
@@ -50,9 +48,9 @@ def stored(folder, train=TRAIN):
     return Cached(Images(train, VAL, batch_size=3, num_workers=0), str(folder), 4)
 
 
-def fit(tve, data, **settings):
+def fit(module, data, **settings):
     trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **SILENT, **settings)
-    trainer.fit(ExplainerTraining(tve), data)
+    trainer.fit(module, data)
     return trainer
 
 
@@ -60,7 +58,7 @@ def fit(tve, data, **settings):
 def computed(monkeypatch):
     """Which rows are computed: (what they provide, index)."""
     rows = []
-    for source in (MetaAttributions, Features):
+    for source in (TVELoss, Features):
 
         def watched(self, batch, epoch=0, call=source.__call__):
             rows.extend(
@@ -73,7 +71,10 @@ def computed(monkeypatch):
 
 
 def light(target, grid, blocks, **settings):
-    return TVE(target, grid, partial(LightNetwork, blocks=blocks, width=12, depth=1), STILL, **settings)
+    own = {name: settings.pop(name) for name in ("hops",) if name in settings}
+    crop = {name: settings.pop(name) for name in ("min_crop",) if name in settings}
+    tve = TVE(target, grid, partial(LightNetwork, blocks=blocks, width=12, depth=1), **own)
+    return training(tve, partial(TVELoss, **settings), STILL, **crop)
 
 
 def test_networks_that_read_other_blocks_share_the_meta_attributions(target, grid, computed, tmp_path):
@@ -116,13 +117,13 @@ def test_of_another_backbone_other_images_or_in_another_precision_all_is_compute
 
 
 def test_a_batch_holds_the_rows_and_labels_of_its_images(target, grid, tmp_path):
-    tve, data = light(target, grid, [1], patches_per_image=2), stored(tmp_path)
-    fit(tve, data)
+    module, data = light(target, grid, [1], patches_per_image=2), stored(tmp_path)
+    fit(module, data)
     images, seen = Noise(6), set()
     for batch in data.train_dataloader():
         assert "image" not in batch
         assert torch.equal(batch["label"], images.labels[batch["index"]])
-        expected = {name: row for source in tve.sources for name, row in source(images[batch["index"]]).items()}
+        expected = {name: row for source in module.sources for name, row in source(images[batch["index"]]).items()}
         for name, row in expected.items():
             torch.testing.assert_close(batch[name], row, rtol=2e-3, atol=2e-3)  # kept in half precision
         seen |= set(batch["index"].tolist())
@@ -144,7 +145,7 @@ def test_stored_rows_train_and_validate_as_their_images_do(target, grid, tmp_pat
 
 def test_for_a_network_that_looks_at_images_they_are_stored_as_they_are(target, grid, tmp_path):
     data, images = stored(tmp_path), Noise(6)
-    fit(TVE(target, grid, Small, STILL), data)
+    fit(training(TVE(target, grid, Small), optimizer=STILL), data)
     for batch in data.train_dataloader():
         assert batch["image"].dtype == torch.uint8
         assert torch.equal(batch["image"], images.images[batch["index"]])

@@ -14,7 +14,7 @@ from PIL import Image
 from toys import SILENT
 
 from datamodules.cached import Cached
-from datamodules.datasets import CorruptImage, ImageFiles
+from datamodules.datasets import ImageFiles
 from datamodules.images import Images
 from datamodules.store import Store
 from explainers.errors import InputError
@@ -140,14 +140,6 @@ def test_a_corrupt_image_is_decoded_once_and_reported_every_time(tmp_path, paths
     assert first == second and sorted(first) == [0, 1, 3, 4, 5]
 
 
-def test_a_corrupt_image_that_was_left_out_is_an_error_without_skip_corrupt(tmp_path, paths):
-    paths[2].write_bytes(b"nothing")
-    with pytest.warns(UserWarning, match="left out"):
-        read(tmp_path / "rows", paths, Means(), skip_corrupt=True)
-    with pytest.raises(CorruptImage, match=f"{paths[2]}: expected an image"):
-        read(tmp_path / "rows", paths, Means())
-
-
 def test_a_repaired_image_is_computed(tmp_path, paths):
     whole = paths[2].read_bytes()
     paths[2].write_bytes(b"nothing")
@@ -155,16 +147,6 @@ def test_a_repaired_image_is_computed(tmp_path, paths):
         read(tmp_path / "rows", paths, Means(), skip_corrupt=True)
     paths[2].write_bytes(whole)
     assert read(tmp_path / "rows", paths, Means(), skip_corrupt=True)[2]["mean"] == 25
-
-
-def test_corrupt_images_only_are_an_error(tmp_path, paths):
-    for path in paths:
-        path.write_bytes(b"nothing")
-    with (
-        pytest.warns(UserWarning, match="left out"),
-        pytest.raises(InputError, match="expected at least 1 readable image, got 6 that are all corrupt"),
-    ):
-        read(tmp_path / "rows", paths, Means(), skip_corrupt=True)
 
 
 def test_a_value_that_half_precision_cannot_hold_stops_the_run_and_is_not_stored(tmp_path, paths):

@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from forks import FORK, run_as_rank
+from fork_server import fork
+from forks import run_as_rank
 from lightning import Trainer
 from test_cached import Noise
 from test_cached_data import Means, Reading
@@ -79,9 +80,7 @@ def in_two_processes(*arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [FORK.Process(target=run_as_rank, args=(partial(fit, *arguments), rank, 2, port)) for rank in range(2)]
-    for process in processes:
-        process.start()
+    processes = [fork(run_as_rank, partial(fit, *arguments), rank, 2, port) for rank in range(2)]
     deadline = time.monotonic() + 60
     for process in processes:
         process.join(max(0, deadline - time.monotonic()))

@@ -10,7 +10,6 @@ from datamodules.boxes import annotated_images
 from datamodules.datasets import ImageFiles, spread, unlabelled_images
 from datamodules.folders import ImageFolders, image_folder
 from datamodules.mura import mura
-from datamodules.truth import box_mask
 from explainers.errors import InputError
 
 
@@ -34,13 +33,6 @@ def test_a_sample_is_a_resized_and_cropped_uint8_image(tmp_path):
     assert sample["image"].dtype == torch.uint8 and sample["image"].is_contiguous()
     assert (sample["label"], sample["index"]) == (1, 5)
     assert dataset.classes == ["bird", "cat", "dog"] and "truth" not in sample
-
-
-def test_samples_are_not_normalised(tmp_path):
-    (tmp_path / "red").mkdir()
-    Image.new("RGB", (20, 20), (255, 10, 0)).save(tmp_path / "red" / "0.png")
-    image = image_folder(tmp_path, image_size=8)[0]["image"]
-    assert image.flatten(1).unique(dim=1).flatten().tolist() == [255, 10, 0]
 
 
 def truth_by_pixel(boxes, stored_size, image_size, short_side):
@@ -78,10 +70,6 @@ def test_the_truth_lies_on_the_object(tmp_path):
     (tmp_path / "annotations.json").write_text(json.dumps([entry]))
     sample = annotated_images(tmp_path, image_size=40, crop_fraction=0.8)[0]
     assert torch.equal(sample["image"][0] > 127, sample["truth"])
-
-
-def test_no_box_is_no_truth():
-    assert not box_mask([], 5, (1.0, 1.0), (0, 0)).any()
 
 
 @pytest.mark.parametrize("limit", [3, 6, 9])
@@ -177,20 +165,6 @@ def test_the_images_of_mura_have_the_labels_of_their_studies(tmp_path):
     assert [dataset[i]["label"] for i in range(8)] == dataset.labels.tolist() == [label for _, label in listed]
     assert dataset.classes == ["negative", "positive"]
     assert torch.equal(dataset[3]["image"], torch.from_numpy(RAMP // 2 + 2).expand(3, 16, 16))
-
-
-def test_a_folder_that_is_not_mura_is_named(tmp_path):
-    with pytest.raises(InputError, match="expected a folder of MURA-v1.1, .*study1_positive.*, got .*/valid"):
-        mura(write_mura(tmp_path), "valid", image_size=16)
-    (tmp_path / "valid").mkdir()
-    with pytest.raises(InputError, match="expected images like .*, got none below .*/valid; correct the root"):
-        mura(tmp_path, "valid", image_size=16)
-    stray = tmp_path / "train" / "XR_HAND" / "overview.png"
-    Image.fromarray(RAMP).save(stray)
-    with pytest.raises(
-        ValueError, match=rf"{stray}: expected a folder of a study, whose name ends in _negative or _positive"
-    ):
-        mura(tmp_path, "train", image_size=16)
 
 
 def test_an_empty_class_folder_still_is_a_class(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from datamodules.digits import DOMAINS, SPLITS, TASKS, Digits
+from datamodules.digits import DOMAINS, SPLITS, Digits
 from explainers.errors import InputError
 
 
@@ -96,31 +96,6 @@ def test_the_digit_in_the_box_is_the_one_of_the_label():
     assert right > 120
 
 
-def test_the_labels_are_those_of_the_samples():
-    data = Digits(task="odd", size=40)
-    assert data.labels.tolist() == [int(data[i]["label"]) for i in range(40)]
-
-
-def test_classes_have_names():
-    for task, (names, label_of) in TASKS.items():
-        assert Digits(task=task, size=0).classes == names
-        assert set(label_of) == set(range(len(names)))
-
-
-def test_an_unknown_task_or_split_is_named_with_those_that_there_are():
-    with pytest.raises(ValueError, match=r"digit, odd, five_or_more, loop for task, got 'colour'"):
-        Digits(task="colour")
-    with pytest.raises(ValueError, match=r"train, val, test for split, got 'trial'"):
-        Digits("trial")
-
-
-def test_an_unknown_domain_is_named_with_those_that_there_are():
-    with pytest.raises(
-        ValueError, match=r"spots, plain, inverted, coloured, small, mixed, textured for domain, got 'photos'"
-    ):
-        Digits(domain="photos")
-
-
 def images(size=20, **settings):
     data = Digits(size=size, **settings)
     return torch.stack([data[i]["image"] for i in range(size)])
@@ -133,11 +108,6 @@ def test_canvases_with_spots_are_what_they_always_were():
     colours = canvases[:3].double().mean((2, 3))  # of each channel of the first three, which are rounded
     torch.testing.assert_close(colours, torch.tensor(levels).double(), rtol=0, atol=0.01)
     assert canvases.double().mean().item() == pytest.approx(127.7452, abs=0.01)
-
-
-def test_domains_are_told_apart_by_their_fingerprints_and_their_looks():
-    assert len({Digits(size=2, domain=domain).fingerprint()["image"] for domain in DOMAINS}) == len(DOMAINS)
-    assert len({images(4, domain=domain).numpy().tobytes() for domain in DOMAINS}) == len(DOMAINS)
 
 
 def test_every_domain_is_an_image_of_the_same_kind_with_a_box():

@@ -145,30 +145,3 @@ def test_a_wrong_xml_file_is_named(tmp_path, content, problem):
     with pytest.raises(InputError, match=problem) as raised:
         imagenet_boxes(tmp_path, 16)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("line", ["a", "a,", "a,n01440764 1 2 3", "a,n01440764 1 2 x 4", "a,n1 1 2 3 4 n2 1 2 3 4"])
-def test_a_wrong_line_of_the_csv_file_is_named(tmp_path, line):
-    write_images(tmp_path / "images")
-    (tmp_path / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{line}\n")
-    with pytest.raises(InputError, match=rf"LOC_val_solution.csv, line 2: expected <image>,<wnid> .*, got {line} \("):
-        imagenet_boxes(tmp_path, 16)
-
-
-def test_what_was_looked_for_is_said(tmp_path):
-    with pytest.raises(InputError, match="expected a folder with images and boxes of ILSVRC 2012, got .*/gone"):
-        imagenet_boxes(tmp_path / "gone", 16)
-    with pytest.raises(
-        InputError,
-        match="got none: there is no annotations.json, LOC_val_solution.csv or XML files in Annotations/CLS-LOC/val, "
-        ".* val; put them there, or set .*tasks.imagenet_val.data.test.boxes",
-    ):
-        imagenet_boxes(tmp_path, 16)
-    with pytest.raises(InputError, match="there is no boxes.csv; put"):
-        imagenet_boxes(tmp_path, 16, boxes="boxes.csv")
-    write_xml(tmp_path / "val")
-    with pytest.raises(InputError, match="expected a folder of images of ILSVRC 2012, got .*/pictures"):
-        imagenet_boxes(tmp_path, 16, images="pictures")
-    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
-    with pytest.raises(InputError, match="expected images that .*/val names, such as ILSVRC2012_val_00000001, got 1"):
-        imagenet_boxes(tmp_path, 16)

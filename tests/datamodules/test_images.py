@@ -113,12 +113,6 @@ def test_no_image_is_counted_twice_across_ranks(world_size):
     assert [len(shard) for shard in shards] == [len(indices(shard)) for shard in shards]
 
 
-def test_lightning_leaves_the_evaluation_order_alone_even_by_default():
-    """With use_distributed_sampler left at True it puts a padding sampler around all but its own kind."""
-    loader = Images(val=Numbers, num_workers=0).val_dataloader()
-    assert isinstance(loader.sampler, torch.utils.data.DistributedSampler)
-
-
 @pytest.mark.parametrize("size", [24, 25, 31])
 def test_two_processes_see_the_batches_of_one(size):
     def loader(batch_size, rank, world_size):
@@ -153,12 +147,6 @@ def test_loading_takes_no_draw_from_the_models_random_numbers():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_data_set_smaller_than_a_batch_is_one_batch():
-    assert [sorted(batch) for batch in indices(Images(Numbers, batch_size=64, num_workers=0).train_dataloader())] == [
-        list(range(23))
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("at_epoch_end", [True, False], ids=["saved at the epoch's end", "saved after validation"])
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -181,13 +169,6 @@ def test_data_sets_are_built_only_for_the_stage_that_needs_them():
     assert len(datamodule.test_dataloader()) == 1
     with pytest.raises(AssertionError, match="built"):
         datamodule.setup("fit")
-
-
-def test_a_missing_data_set_is_named():
-    datamodule = Images(train=Numbers)
-    datamodule.setup("fit")
-    with pytest.raises(ValueError, match="expected a data set for val, got none; set data.val"):
-        datamodule.val_dataloader()
 
 
 def test_classes_that_differ_between_training_and_validation_are_an_error():

@@ -8,7 +8,6 @@ from PIL import Image
 from datamodules.masks import masked_images
 from datamodules.truth import Boxes, Crop, check_scale
 from explainers.errors import InputError
-from explainers.images.decoding import CorruptImage
 
 
 def write_pair(root, name="a", size=(90, 60), box=(30, 12, 66, 36), scale=1, mode="1", ending="png"):
@@ -122,35 +121,6 @@ def test_boxes_may_be_in_pixels_of_a_larger_image():
     assert torch.equal(small.mask(0, crop), large.mask(0, crop)) and small.mask(0, crop).any()
     with pytest.raises(InputError, match="expected boxes of the image's size, 40 × 30 pixels"):
         Boxes([[]], [(80, 60)]).mask(0, crop)
-
-
-def test_masks_that_cannot_be_read_are_named(tmp_path):
-    write_pair(tmp_path)
-    Image.fromarray(np.full((60, 90), 20, dtype=np.uint8)).save(tmp_path / "masks" / "a.png")
-    with pytest.raises(InputError, match="a.png: expected a mask of black and white, .* up to 20; .* data=class_masks"):
-        masked_images(tmp_path, image_size=8)[0]
-    (tmp_path / "masks" / "a.png").write_bytes(b"no image")
-    with pytest.raises(CorruptImage, match="a.png: expected an image, .* skip_corrupt=true"):
-        masked_images(tmp_path, image_size=8)[0]
-    dataset = masked_images(tmp_path, image_size=8, skip_corrupt=True)
-    with pytest.warns(UserWarning, match="left out: .*a.png"):
-        assert dataset[0] is None
-    assert dataset.corrupt.tolist() == [True]
-
-
-def test_wrong_folders_are_named(tmp_path):
-    with pytest.raises(InputError, match="expected a folder with images/ and masks/, got .*/gone"):
-        masked_images(tmp_path / "gone", image_size=8)
-    (tmp_path / "images").mkdir()
-    with pytest.raises(InputError, match="expected a folder of masks, got .*/masks"):
-        masked_images(tmp_path, image_size=8)
-    write_pair(tmp_path)
-    (tmp_path / "masks" / "a.png").rename(tmp_path / "masks" / "a_mask.png")
-    with pytest.raises(InputError, match=r"got no name that is in both .*/images \(1 images\) and .*/masks \(1\)"):
-        masked_images(tmp_path, image_size=8)
-    write_pair(tmp_path), write_pair(tmp_path, ending="gif")
-    with pytest.raises(InputError, match=r"expected one file of each name in .*/masks, got two of 1 file \(a.gif\)"):
-        masked_images(tmp_path, image_size=8)
 
 
 def test_a_fingerprint_changes_with_the_masks_alone(tmp_path):

@@ -3,10 +3,9 @@
 import pytest
 from commands import ROOT, composed, draw_images
 
-from datamodules.datasets import unlabelled_images
+from datamodules.datasets import own_folder, unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
-from datamodules.splitting import own_folder
 from explainers.errors import InputError
 from explainers.running.keys import check_keys
 
@@ -61,11 +60,6 @@ def test_a_folder_that_cannot_be_divided_is_refused_in_one_line(files, message, 
     assert "\n" not in str(refused.value)
 
 
-def test_no_folder_at_all_is_refused_with_the_key_to_give():
-    with pytest.raises(InputError, match=r"got none: give data\.root=my/images"):
-        unlabelled_images(None, 8)
-
-
 def test_a_folder_of_validation_images_alone_can_be_evaluated(tmp_path):
     draw_images(tmp_path / "val")
     assert own_folder(tmp_path, "train", "val", "val") == (tmp_path / "val", None)
@@ -95,4 +89,4 @@ def test_one_key_names_the_folder_everywhere(tmp_path):
 )
 def test_anyhead_is_named_after_the_folder_and_learns_what_the_backbone_can_hide(target, removals, tmp_path):
     cfg = composed("experiment=anyhead", "data.root=my/flowers/", f"target={target}", folder=tmp_path)
-    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.explainer.teacher.removals) == removals
+    assert cfg.name == f"anyhead_flowers_{target}" and list(cfg.module.loss.removals) == removals

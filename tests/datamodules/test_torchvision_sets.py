@@ -198,16 +198,6 @@ def test_the_data_sets_of_the_configs_have_names_and_prompts(tmp_path):
     assert composed("data=cifar100", folder=tmp_path).data.name == "CIFAR100"
 
 
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_missing_files_are_named_with_the_option_that_fetches_them(name, tmp_path):
-    with pytest.raises(InputError) as raised:
-        torchvision_images(tmp_path, name, "train", 8)
-    line = str(raised.value)
-    assert f"train images of {name} in {tmp_path / DATA_SETS[name].place}, got none" in line and "\n" not in line
-    assert ("data.download=true" in line) == (name not in ("StanfordCars", "RESISC45"))
-    assert not [*tmp_path.iterdir()]
-
-
 def test_a_download_is_torchvisions_and_only_on_request(tmp_path, monkeypatch):
     asked = []
 

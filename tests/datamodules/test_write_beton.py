@@ -5,20 +5,15 @@ import os
 import re
 import signal
 from functools import partial
-from io import StringIO
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
 import test_ffcv
 import torch
-from forks import FORK, join
-from PIL import Image
+from fork_server import fork, join
 from test_decoding import UPRIGHT, save_turned
 from test_ffcv import COUNT, SHORT_SIDE, S, draw, failing, smooth
-from tqdm import tqdm
-from tqdm.std import TqdmDefaultWriteLock
 
 from datamodules import write_beton as writing
 from datamodules.beton import check_beton
@@ -129,23 +124,6 @@ def test_a_run_that_fails_ends_and_leaves_no_file(tmp_path, folder, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_fails_leaves_no_progress_bar_locked(tmp_path, folder, monkeypatch):
-    """The signal that ends it may come between the two locks of a progress bar; later threads and forks would wait."""
-    monkeypatch.setattr(tqdm, "_lock", TqdmDefaultWriteLock())
-    monkeypatch.setattr("datamodules.write_beton.StoredImages", DyingImages)
-    first, *_ = tqdm.get_lock().locks
-    first.acquire()
-    try:
-        with pytest.raises(RuntimeError):
-            write_beton(folder, tmp_path / "a.beton", image_size=SHORT_SIDE, workers=2)
-        later = Thread(target=lambda: list(tqdm(range(2), file=StringIO())), daemon=True)
-        later.start()
-        later.join(20)
-        assert not later.is_alive()
-    finally:
-        first.release()
-
-
 def write_and_die(replacement, folder, out):
     own, names = Path.replace, []
 
@@ -159,8 +137,7 @@ def write_and_die(replacement, folder, out):
 
 def killed_at(replacement, folder, out):
     """Kill the writer as it gives a file its final name: the description is the first, the images are the second."""
-    process = FORK.Process(target=write_and_die, args=(replacement, folder, out))
-    process.start()
+    process = fork(write_and_die, replacement, folder, out)
     join(process, 60)
     assert process.exitcode == -signal.SIGKILL
 
@@ -210,18 +187,6 @@ def test_the_writer_names_a_corrupt_image_or_leaves_it_out(tmp_path):
     ]
     expected = torch.stack([sample["image"] for sample in intact]).float()
     assert (batch["image"].float() - expected).abs().mean((1, 2, 3)).max() < 2
-
-
-def test_the_writer_refuses_an_image_of_12_bits_or_leaves_it_out(tmp_path):
-    (tmp_path / "images" / "c").mkdir(parents=True)
-    for i in range(3):
-        smooth(i).save(tmp_path / "images" / "c" / f"{i}.png")
-    Image.fromarray(np.full((30, 30), 4095, np.uint16)).save(tmp_path / "images" / "c" / "1.png")
-    with pytest.raises(CorruptImage, match=r"1.png: .*got values up to 4095.*--skip-corrupt"):
-        write_beton(tmp_path / "images", tmp_path / "a.beton", workers=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["images"]
-    with pytest.warns(UserWarning, match=r"left out: .*1.png: .*got values up to 4095"):
-        assert write_beton(tmp_path / "images", tmp_path / "a.beton", workers=1, skip_corrupt=True) == 2
 
 
 def test_the_writer_turns_images_upright(tmp_path):

@@ -13,7 +13,7 @@ from benchmarks.papers.approximation import TwoPointStudy
 from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.report.tables import markdown, rows
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex

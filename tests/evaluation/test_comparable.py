@@ -15,7 +15,7 @@ from datamodules.digits import Digits
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.masking import PatchGrid
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.report.tables import rows
 from explainers.results.reading import read_columns, read_results
 

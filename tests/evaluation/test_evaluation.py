@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.evaluation.passes import counted_passes
 from explainers.posthoc import RISE, ViTCX
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.saved.identity import weights_hash
 from explainers.shapley.kernel_shap import KernelSHAP
 from explainers.tve.oracle import Oracle

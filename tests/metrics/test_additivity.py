@@ -10,7 +10,6 @@ from explainers.metrics.additivity import (
     infidelity,
     sensitivity_n,
     sized_coalitions,
-    subset_sizes,
 )
 
 INDEX = torch.tensor([0, 5, 2**35])
@@ -65,11 +64,6 @@ def test_every_patch_is_removed_equally_often():
     for size, part in zip((2, 7), hidden.split(4, 1), strict=True):
         share = part.double().mean((0, 1))
         assert (share - size / 9).abs().max() < 5 * (size / 9 * (1 - size / 9) / 2000) ** 0.5
-
-
-def test_sizes_are_fractions_of_the_patches_and_neither_none_nor_all():
-    assert subset_sizes(49) == [5, 15, 24, 34, 44]
-    assert subset_sizes(9, fractions=[0.0, 0.01, 0.5, 1.0]) == [1, 1, 4, 8]
 
 
 def test_a_linear_function_is_explained_by_its_terms_in_any_unit(keep):

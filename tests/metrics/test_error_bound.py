@@ -81,20 +81,3 @@ def test_where_no_patch_is_covered_there_are_no_means(exact):
     found = metric.compute()
     assert found.pop("covered") == 0
     assert all(value.isnan() for value in found.values())
-
-
-def test_a_patch_without_a_number_spoils_no_mean():
-    """A network that overflows says NaN of a patch: it is not covered."""
-    predicted, exact = torch.tensor([[-1.0, -2.0], [torch.nan, -2.0]]), torch.tensor([[-1.1, -2.0], [-1.0, -2.0]])
-    metric = ErrorBound()
-    metric.update(predicted, exact)
-    found = metric.compute()
-    assert found["covered"] == 0.5
-    assert found["error"].item() == pytest.approx(0.1, rel=1e-5)
-
-
-def test_half_precision_loses_no_small_epsilon():
-    exact = torch.tensor([[-1.0, -2.0]], dtype=torch.bfloat16)
-    metric = ErrorBound()
-    metric.update(exact.float() + 1e-4, exact)
-    assert metric.compute()["epsilon"].item() == pytest.approx(1e-4, rel=0.01)

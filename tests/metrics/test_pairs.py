@@ -46,12 +46,6 @@ def test_errors_of_means_overlap_where_the_pairs_are_decided(numbers):
     assert found.error[3, 0] < spread.min() / 3
 
 
-def test_equal_explainers_do_not_differ():
-    column = torch.randn(5)
-    found = paired_differences(torch.stack([column, column], 1))
-    assert found.p[0, 1] == 1 and not found.significant[0, 1] and found.half_width[0, 1] == 0
-
-
 @pytest.mark.parametrize(
     "differences",
     [

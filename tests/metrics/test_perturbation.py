@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from explainers.errors import InputError
 from explainers.masking import PatchGrid, masked_forward
 from explainers.metrics.curves import CURVES, QUANTITIES, needed_sides
-from explainers.metrics.perturbation import PerturbationCurves, curve_columns, importance_order, perturbation_sweep
+from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 
 GRID = PatchGrid(image_size=16, patch_size=4)  # 16 patches
 BLACK = torch.tensor([-2.0, -1.5, -1.0])[:, None, None]
@@ -252,46 +252,9 @@ def test_of_equal_logits_the_first_are_the_highest_and_a_label_of_no_class_is_ne
     close(empty, expected.double(), equal_nan=True)
 
 
-def test_the_areas_are_those_of_scikit_learn(logits, pictures, scores):
-    auc = pytest.importorskip("sklearn.metrics").auc
-    outputs = sweep(logits, pictures, scores, LABELS, 9)
-    metric = PerturbationCurves(16, ["deletion", "insertion"], 9)
-    metric.update(outputs)
-    for side, name in enumerate(("deletion", "insertion")):
-        expected = [auc(metric.sparsity, curve) for curve in outputs[:, 0, side].numpy()]
-        assert metric.compute()[name].item() == pytest.approx(np.mean(expected))
-
-
-def test_numbers_of_another_removal_end_with_its_name(logits, pictures, scores):
-    metric = PerturbationCurves(16, ["deletion"], 4, removal="black")
-    metric.update(sweep(logits, pictures, scores, LABELS, 4))
-    assert curve_columns(metric.curves, "black") == {"deletion_black": "Deletion ↓ (black)"}
-    wanted = {"images", "sparsity", "deletion_black", "deletion_black_curve", "deletion_black_error"}
-    assert metric.compute().keys() == wanted
-
-
-def test_what_a_removed_pixel_becomes_makes_a_difference(logits, pictures, scores):
-    zero, black = (measure(logits, pictures, scores, 5, fill).compute()["fidelity_plus"] for fill in (0.0, BLACK))
-    assert (zero - black).abs() > 1e-3
-
-
 def test_the_chunk_size_makes_none(logits, pictures, scores):
     whole, chunked = (sweep(logits, pictures, scores, LABELS, 9, chunk_size=size) for size in (256, 3))
     close(whole, chunked, equal_nan=True)
-
-
-def test_removing_the_least_important_is_preserving_the_most_important(logits, pictures, scores):
-    forth, back = (measure(logits, pictures, s, levels=17).compute() for s in (scores, -scores))
-    close(back["fidelity_plus_curve"], forth["fidelity_minus_curve"].flip(0))
-    close(back["fidelity_plus"], forth["fidelity_minus"])
-    assert not torch.allclose(back["fidelity_plus"], forth["fidelity_plus"])
-
-
-def test_without_interactions_both_fidelities_add_up_to_all_that_there_is_to_lose(pictures, scores):
-    found = measure(linear, pictures, scores, levels=17, of="logit").compute()
-    all_there_is = (linear(pictures) - linear(torch.zeros_like(pictures)))[torch.arange(5), LABELS].mean()
-    both = found["fidelity_plus_curve"] + found["fidelity_minus_curve"]
-    torch.testing.assert_close(both, all_there_is.double().expand(17), rtol=0, atol=1e-4)
 
 
 def test_without_interactions_no_explanation_beats_the_contributions(pictures, scores):
@@ -322,22 +285,6 @@ def test_two_processes_measure_what_one_does(logits, pictures, scores, split):
     assert merged.keys() == one.compute().keys()
     for name, value in one.compute().items():
         torch.testing.assert_close(merged[name], value)
-
-
-def test_one_image_has_no_error_and_reset_forgets_it(logits, pictures, scores):
-    metric, outputs = PerturbationCurves(GRID.num_patches, FIDELITIES, 5), sweep(logits, pictures, scores, LABELS, 5)
-    metric.update(outputs[:1])
-    found = metric.compute()
-    assert "fidelity_plus_error" not in found and "fidelity_minus_error" not in found
-    assert found["fidelity_plus"].isfinite() and found["images"] == 1
-    metric.reset()
-    metric.update(outputs)
-    expected = measure(logits, pictures, scores, 5).compute()["fidelity_plus"]
-    torch.testing.assert_close(metric.compute()["fidelity_plus"], expected)
-
-
-def test_a_sweep_leaves_no_gradients(logits, pictures, scores):
-    assert not sweep(logits, pictures.requires_grad_(), scores, LABELS, 5).requires_grad
 
 
 @pytest.mark.parametrize("name", ["positive_perturbation", "negative_perturbation"])

@@ -2,7 +2,6 @@ import pytest
 import references_faithfulness
 import torch
 
-from explainers.errors import InputError
 from explainers.metrics.saco import SaCo, group_saliences, saco, salience_groups
 
 
@@ -61,17 +60,6 @@ def test_a_heatmap_of_equal_scores_has_0_and_groups_that_depend_on_the_image_alo
     keep = salience_groups(scores, torch.tensor([4, 8, 4]), 10)
     assert torch.equal(keep[0], keep[2]) and not torch.equal(keep[0], keep[1])
     assert torch.equal(salience_groups(scores[1:2], torch.tensor([8]), 10), keep[1:2])
-
-
-def test_the_order_in_which_groups_are_given_does_not_matter():
-    drops, saliences, order = torch.randn(3, 7), torch.randn(3, 7), torch.randperm(7)
-    torch.testing.assert_close(saco(drops[:, order], saliences[:, order]), saco(drops, saliences))
-
-
-@pytest.mark.parametrize("groups", [1, 17])
-def test_a_number_of_groups_that_makes_no_sense_is_refused(groups):
-    with pytest.raises(InputError, match=f"^expected groups from 2 to 16, got groups={groups}$"):
-        salience_groups(torch.randn(1, 16), torch.tensor([0]), groups)
 
 
 def test_the_metric_is_the_mean_over_images_of_uneven_batches_and_processes():

@@ -79,7 +79,7 @@ def test_a_quantised_head_is_named(method):
 
 
 def test_auto_takes_masks_for_quantised_models_and_says_why(capsys):
-    choosing.tell.cache_clear()
+    choosing.print_once.cache_clear()
     target = as_target(quantised(None))
     assert choosing.choose(target)[1] == "RISE(masks=500)"
     assert capsys.readouterr().err.endswith("; GradCAM needs a model whose layers all have gradients\n")

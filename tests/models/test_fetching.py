@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 
 from explainers.errors import InputError
 from explainers.models import TargetModel
-from explainers.models.fetching import pretrained_file, timm_model
+from explainers.models.fetching import create_model, pretrained_file, timm_model
 from explainers.models.heads import load_head
-from explainers.share.building import build
 from explainers.training.state_dicts import load_weights
 
 NAME = "test_vit2"
@@ -54,7 +53,7 @@ def test_weights_in_the_cache_need_no_connection(file, tmp_path):
     own = model()
     cache_weights(own.state_dict(), tmp_path / "hub", NAME, file)
     assert same(timm_model(NAME), own)
-    assert same(build({"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}), own)
+    assert same(create_model(NAME, pretrained=True), own)
 
 
 def test_weights_that_timm_names_by_an_address_are_looked_up_in_torchs_cache(tmp_path):

@@ -10,7 +10,6 @@ from hydra.utils import instantiate
 
 from explainers import posthoc
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.summary import summary
 
 MODELS = {
     "eva_large": 56,
@@ -38,7 +37,7 @@ def test_a_model_is_explained_and_measured(name, tmp_path):
     batch = {"image": images, "label": torch.tensor([0, 4]), "index": torch.arange(2)}
     measured = evaluation.test_step(batch, 0)
     heatmaps, classes = measured["heatmaps"], measured["classes"].tolist()
-    results, _ = summary(dict(evaluation._metrics()), evaluation.index, methods)
+    results, _ = evaluation.measurement.summarise()
     for name, row in results.items():
         assert heatmaps[name].shape == (2, 4, 4) and heatmaps[name].std() > 0
         assert 0 < abs(row["fidelity_plus_drop"]) < 1

@@ -111,9 +111,3 @@ def test_a_coarser_patch_is_the_mean_of_its_parts(own, side):
         row, column, size = patch // side, patch % side, own // side
         parts = [(row * size + r) * own + column * size + c for r in range(size) for c in range(size)]
         torch.testing.assert_close(means[:, patch], sum(patches[:, part] for part in parts) / len(parts))
-
-
-@pytest.mark.parametrize(("own", "side"), [(4, 3), (2, 4)])
-def test_a_grid_that_the_patches_do_not_fit_in_is_refused(own, side):
-    with pytest.raises(ValueError, match=f"{own} x {own} patches .* got {side} x {side}: set grid.patch_size"):
-        patch_means(torch.randn(2, own**2, 3), side)

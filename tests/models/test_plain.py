@@ -166,7 +166,7 @@ def test_a_single_logit_becomes_two(last, images):
         torch.testing.assert_close(target(images).softmax(-1), torch.cat([1 - expected, expected], 1))
 
 
-CAMS = {"GradCAM", "XGradCAM", "GradCAMPlusPlus", "HiResCAM", "ElementWiseCAM", "LayerCAM", "ScoreCAM"}
+CAMS = {"GradCAM", "XGradCAM", "XGradCAMPlus", "GradCAMPlusPlus", "HiResCAM", "ElementWiseCAM", "LayerCAM", "ScoreCAM"}
 GRADIENTS = {"Saliency", "SmoothGrad", "IntegratedGradients", "GradientSHAP", "DeepLift"}
 MASKS = {"RISE", "LIME", "Occlusion", "GreedyOrder", "Chance"}
 EXPECTED = {

@@ -100,12 +100,6 @@ def test_hidden_tokens_leave_and_the_others_keep_their_positions(target, normali
 
 
 @torch.no_grad()
-def test_all_visible_patches_are_the_whole_image(target, normalised):
-    keep = torch.ones(3, target.backbone.patch_embed.num_patches, dtype=torch.bool)
-    torch.testing.assert_close(embed_visible(target, normalised, keep), target.embed(normalised), rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
 def test_without_patches_prefix_tokens_remain_or_the_mean_image(target, normalised, name):
     keep = torch.zeros(3, target.backbone.patch_embed.num_patches, dtype=torch.bool)
     found = embed_visible(target, normalised, keep)
@@ -131,16 +125,6 @@ def test_the_model_is_as_before_even_after_an_error(target, normalised):
     assert all(vars(model)[key] is value for key, value in attributes.items())
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in modules.values())
     torch.testing.assert_close(target.embed(normalised), whole)
-
-
-@torch.no_grad()
-def test_patch_dropout_of_training_does_not_drop_more():
-    for name in ("vit_tiny_patch16_224", "eva02_tiny_patch14_224"):
-        target, images = TargetModel(wake(create(name, {"patch_drop_rate": 0.5}))).eval(), torch.randn(2, 3, 32, 32)
-        keep = torch.arange(16).expand(2, -1) % 3 > 0
-        expected = embed_visible(target, images, keep)
-        torch.testing.assert_close(embed_visible(target.train(), images, keep), expected)
-        assert isinstance(target.backbone.patch_drop, torch.nn.Module)
 
 
 @torch.no_grad()

@@ -55,7 +55,7 @@ def test_the_weights_of_a_target_are_those_that_timm_has(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ["vit_large", "swin_large", "deit_base", "resnet152", "tiny"])  # of each family
 def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
     """In shapes alone: the images fit the backbone, the blocks are there, and their maps fit the network.
 

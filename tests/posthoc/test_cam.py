@@ -14,15 +14,14 @@ from explainers.posthoc import cam
 METHODS = {
     "GradCAM": references.grad_cam,
     "XGradCAM": references.x_grad_cam,
+    "XGradCAMPlus": partial(references.x_grad_cam, sized=torch.abs),
     "GradCAMPlusPlus": references.grad_cam_plus_plus,
     "HiResCAM": references.input_x_gradient,
     "ElementWiseCAM": references.element_wise_cam,
     "LayerCAM": references.layer_cam,
 }
-SIGNED = {
-    "XGradCAM": partial(references.x_grad_cam, sized=lambda x: x),
-    "GradCAMPlusPlus": partial(references.grad_cam_plus_plus, sized=lambda x: x),
-}
+RECTIFIED = {"GradCAM", "GradCAMPlusPlus", "LayerCAM"}
+"""Those whose papers have a ReLU; of GradCAMElementWise no score is negative."""
 LABELS = torch.tensor([3, 0, 4])
 
 
@@ -34,15 +33,12 @@ def images(images):
 @pytest.mark.parametrize("layer", [0, -1])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_map_of_a_layer_is_that_of_the_network_from_this_layer_on(double, grid, images, name, layer):
-    heatmaps = posthoc.build(name, double, grid, {"layer": layer, "tokens": "input"})(images, LABELS)
     index = range(len(double.backbone.blocks))[layer]
-    assert_same(heatmaps, references.maps(double, images, LABELS, index, METHODS[name]))
-
-
-@pytest.mark.parametrize("name", SIGNED)
-def test_weights_may_have_the_signs_of_the_features(double, grid, images, name):
-    heatmaps = posthoc.build(name, double, grid, {"layer": 0, "tokens": "input", "signed": True})(images, LABELS)
-    assert_same(heatmaps, references.maps(double, images, LABELS, 0, SIGNED[name]))
+    expected = references.maps(double, images, LABELS, index, METHODS[name])
+    options = {"layer": layer, "tokens": "input"}
+    assert_same(posthoc.build(name, double, grid, options | {"relu": False})(images, LABELS), expected)
+    of_the_paper = expected.clamp(min=0) if name in RECTIFIED else expected
+    assert_same(posthoc.build(name, double, grid, options)(images, LABELS), of_the_paper)
 
 
 def test_cat_is_plus_of_hirescam(target, grid, images):
@@ -54,8 +50,7 @@ def test_cat_is_plus_of_hirescam(target, grid, images):
 def test_features_that_are_not_negative_are_as_in_cnns(grid):
     """Then no formula depends on the signs of features, and LayerCAM is GradCAMElementWise (Section 3.4)."""
     features, gradient = torch.rand(2, 5, 4, 4, 8), torch.randn(2, 1, 5, 4, 4, 8)
-    for formula in (cam.x_grad_cam, cam.grad_cam_plus_plus):
-        torch.testing.assert_close(formula(features, gradient, signed=True), formula(features, gradient))
+    torch.testing.assert_close(cam.x_grad_cam(features, gradient, absolute=True), cam.x_grad_cam(features, gradient))
     torch.testing.assert_close(cam.layer_cam(features, gradient), cam.element_wise_cam(features, gradient))
 
 
@@ -74,17 +69,9 @@ def test_captum_has_the_same_gradients_of_layers(make_target, grid, images, laye
 
 def test_the_last_map_of_hirescam_is_zero_behind_layer_norm(make_target, grid, images):
     target = references.in_double(make_target(depth=3))
-    last, before, default = (
-        posthoc.HiResCAM(target, grid, layer=layer, tokens="input")(images, LABELS) for layer in (-1, -2, None)
-    )
-    assert last.abs().max() < 1e-3 * before.abs().max() and torch.equal(before, default)
+    last, before = (posthoc.HiResCAM(target, grid, layer=at, tokens="input")(images, LABELS) for at in (-1, -2))
+    assert last.abs().max() < 1e-3 * before.abs().max()
     assert posthoc.HiResCAM(target, grid)(images, LABELS).abs().max() > 0.1 * before.abs().max()
-
-
-def test_only_relu_hides_what_speaks_against_a_class(target, grid, images):
-    both = cam.GradCAM(target, grid)(images, LABELS)
-    assert (both < 0).any() and (both > 0).any()
-    assert torch.equal(cam.GradCAM(target, grid, relu=True)(images, LABELS), both.clamp(min=0))
 
 
 def test_cam_of_a_map_of_features():
@@ -92,15 +79,3 @@ def test_cam_of_a_map_of_features():
     features = torch.tensor([[[[1.0, 4.0], [3.0, 5.0]]]])
     gradient = torch.tensor([[[[[1.0, -3.0], [3.0, 1.0]]]]])
     assert cam.cam(features, gradient).tolist() == [[[[-2.0, 1.0]]]]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, name):
-    """A method that ignores classes or weights fails this test (Adebayo et al., 2018)."""
-    heatmaps = posthoc.build(name, make_target(depth=3), grid, {"layer": 1})(images, LABELS)
-    for other in (
-        posthoc.build(name, make_target(depth=3), grid, {"layer": 1})(images, (LABELS + 1) % 5),
-        posthoc.build(name, make_target(seed=1, depth=3), grid, {"layer": 1})(images, LABELS),
-    ):
-        pairs = zip(heatmaps.flatten(1), other.flatten(1), strict=True)
-        assert all(torch.corrcoef(torch.stack(pair))[0, 1] < 0.95 for pair in pairs)

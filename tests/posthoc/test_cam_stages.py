@@ -1,5 +1,7 @@
 """Class activation maps of CNNs: the outputs of the stages take the place of the tokens that enter a block."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from explainers.posthoc.gradients import input_x_gradient
 FORMULAS = {
     "GradCAM": cam.cam,
     "XGradCAM": cam.x_grad_cam,
+    "XGradCAMPlus": partial(cam.x_grad_cam, absolute=True),
     "GradCAMPlusPlus": cam.grad_cam_plus_plus,
     "HiResCAM": input_x_gradient,
     "ElementWiseCAM": cam.element_wise_cam,
@@ -53,7 +56,7 @@ def test_the_map_of_a_stage_is_the_formula_at_its_output(make_target, images, mo
     features, gradients = features_and_gradients(target, images, stage)
     for name, formula in FORMULAS.items():
         expected = on_grid(formula(features, gradients)[:, 0])
-        found = posthoc.build(name, target, GRID, {"layer": stage})(images, LABELS)
+        found = posthoc.build(name, target, GRID, {"layer": stage, "relu": False})(images, LABELS)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
@@ -66,12 +69,14 @@ def test_the_last_stage_is_the_default_and_hirescam_there_is_exact(make_target, 
     logits = target(images)[[0, 1], LABELS] - target.head.bias[LABELS]
     found = posthoc.HiResCAM(target, GRID)(images, LABELS).sum((1, 2))
     torch.testing.assert_close(found, logits.detach(), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(posthoc.GradCAM(target, GRID)(images, LABELS).sum((1, 2)), found, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        posthoc.GradCAM(target, GRID, relu=False)(images, LABELS).sum((1, 2)), found, rtol=1e-3, atol=1e-4
+    )
 
 
 def test_plus_sums_the_stages_and_skip_plus_those_from_the_middle(make_target, images):
     target = make_target("test_resnet")
-    maps = [posthoc.LayerCAM(target, GRID, layer=stage)(images, LABELS) for stage in range(5)]
+    maps = [posthoc.LayerCAM(target, GRID, layer=stage, relu=False)(images, LABELS) for stage in range(5)]
     for name, expected in {"PLUS": sum(maps), "SkipPLUS": sum(maps[3:])}.items():
         found = posthoc.build(f"LayerCAM-{name}", target, GRID)(images, LABELS)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())

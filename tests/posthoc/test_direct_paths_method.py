@@ -78,10 +78,3 @@ def test_scores_of_heads_sum_their_paths_over_the_patches(make_target, grid, ima
 def test_heads_that_do_not_exist_are_refused(target, grid, options, message):
     with pytest.raises(InputError, match=f"^{message}"):
         DirectPaths(target, grid, **options)
-
-
-def test_models_without_direct_paths_are_refused(make_target, grid):
-    with pytest.raises(InputError, match="^expected a transformer with blocks"):
-        DirectPaths(make_target("test_resnet"), grid)
-    with pytest.raises(InputError, match="^expected a layer from -2 to 1 of vit_tiny"):
-        DirectPaths(make_target(), grid, start=2)

@@ -111,15 +111,3 @@ def test_the_sum_of_a_gradient_over_channels_is_zero_behind_layer_norm(target, m
     expected = torch.autograd.grad(score, tokens)[0].sum(-1).reshape(1, 4, 4)
     assert_same(TokenGradient(other, grid, channels="sum")(images[:1], LABELS[:1]), expected)
     assert expected.abs().max() > 0
-
-
-@pytest.mark.parametrize("method", [TokenGradient, InputXGradient, AttIxG, FullGrad])
-def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, method):
-    """A method that ignores classes or weights fails this test (Adebayo et al., 2018)."""
-    heatmaps = method(make_target(depth=3), grid, layer=1)(images, LABELS)
-    for other in (
-        method(make_target(depth=3), grid, layer=1)(images, (LABELS + 1) % 5),
-        method(make_target(seed=1, depth=3), grid, layer=1)(images, LABELS),
-    ):
-        pairs = zip(heatmaps.flatten(1), other.flatten(1), strict=True)
-        assert all(torch.corrcoef(torch.stack(pair))[0, 1] < 0.95 for pair in pairs)

@@ -5,10 +5,9 @@ import references
 import torch
 from test_pixel_gradients import CLASSES, only_one_patch
 
-from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models.removal import embed_visible
-from explainers.posthoc.greedy import GreedyOrder, candidate_counts, greedy_order
+from explainers.posthoc.baselines import GreedyOrder, candidate_counts, greedy_order
 
 RANKS = torch.arange(16, 0, -1) / 16
 
@@ -101,38 +100,9 @@ def test_a_patch_for_the_class_is_first_and_one_against_it_last(target, grid, im
     assert torch.equal(ranks[:, 7], torch.where(gain > 0, 1, 1 / 16))
 
 
-def test_every_order_is_one_of_all_patches_and_does_not_depend_on_batch_and_chunk(target, grid, images):
-    settings = {"candidates": 4, "step": 3}
-    together = GreedyOrder(target, grid, **settings)(images, CLASSES)
-    assert torch.equal(together.flatten(1).sort(descending=True).values, RANKS.expand(5, -1))
-    alone = [GreedyOrder(target, grid, **settings, chunk_size=7)(images[i : i + 1], CLASSES[i : i + 1]) for i in (0, 3)]
-    assert torch.equal(torch.cat(alone), together[[0, 3]])
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"candidates": 5, "step": 4}, {"removal": "drop", "candidates": 3, "step": 3}]
-)
-def test_the_forward_passes_are_those_that_it_tells(target, grid, images, settings):
-    seen, embed = [], target.embed
-    target.embed = lambda normalised: seen.append(len(normalised)) or embed(normalised)
-    explainer = GreedyOrder(target, grid, **settings)
-    explainer(images[:2], CLASSES[:2])
-    assert sum(seen) == 2 * explainer.forward_passes
-
-
 def test_the_step_is_a_twentieth_of_the_patches_unless_candidates_are_fewer(target, make_target):
     assert candidate_counts(7, candidates=4, step=4) == [7, 3]
     explainer = GreedyOrder(make_target(img_size=224, patch_size=16), PatchGrid(224, 16))
     assert (explainer.step, explainer.candidates, explainer.forward_passes) == (10, 28, 1424)
     steps = [GreedyOrder(target, PatchGrid(32, size, differs=True)).step for size in (8, 1)]
     assert steps == [1, 28]
-
-
-def test_steps_that_make_no_sense_are_refused(target, grid):
-    for settings, message in (
-        ({"candidates": 0}, "expected candidates above 0, got candidates=0"),
-        ({"step": 0}, "expected step from 1 to 28, got step=0"),
-        ({"candidates": 4, "step": 5}, "expected step from 1 to 4, got step=5"),
-    ):
-        with pytest.raises(InputError, match=f"^{message}$"):
-            GreedyOrder(target, grid, **settings)

@@ -1,6 +1,7 @@
 """PLUS, SkipPLUS and Rollout: sums and products over layers, of any method."""
 
 import math
+from functools import partial
 
 import pytest
 import references_propagation as references
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from toys import assert_same
 
 from explainers.posthoc.attention import AttentionGradient, GenAtt, GradSAM, RawAttention
-from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM
+from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM, XGradCAMPlus
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
 from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS, rollout
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
@@ -22,6 +23,7 @@ SUMMED = {
     TokenGradient: references.token_gradient,
     GradCAM: references.grad_cam,
     XGradCAM: references.x_grad_cam,
+    XGradCAMPlus: partial(references.x_grad_cam, sized=torch.abs),
     GradCAMPlusPlus: references.grad_cam_plus_plus,
     ElementWiseCAM: references.element_wise_cam,
     LayerCAM: references.layer_cam,
@@ -150,7 +152,7 @@ def test_a_probability_is_explained_by_its_functional(target, grid, images):
 def test_plus_sums_feature_maps_of_a_swin_on_one_grid(make_target, grid, images, method):
     """The layers have 8 × 8, 8 × 8 and 4 × 4 positions, and the grid 4 × 4 patches."""
     target = references.in_double(make_target("swin_tiny_patch4_window7_224", **SWIN))
-    of_inputs = {"tokens": "input"} if issubclass(method, GradCAM) else {}
+    of_inputs = {"tokens": "input", "relu": False} if issubclass(method, GradCAM) else {}
     single = sum(method(target, grid, layer=layer, **of_inputs)(images, LABELS) for layer in range(3))
     assert_same(PLUS(target, grid, method)(images, LABELS), single)
     assert single.abs().max() > 0

@@ -1,13 +1,15 @@
 """Every method on every kind of model: it explains, or says what the model lacks."""
 
+from inspect import signature
+
 import pytest
 import torch
 
 from explainers import posthoc
-from explainers.errors import InputError
-from explainers.posthoc.names import method_names
+from explainers.errors import InputError, UnsupportedModel
+from explainers.posthoc import method_names
 from explainers.posthoc.patch_vectors import PatchVectors
-from explainers.posthoc.white_box import WhiteBox
+from explainers.posthoc.white_box import Reads, WhiteBox
 
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
 MODELS = {
@@ -16,7 +18,7 @@ MODELS = {
     "Swin-Tiny": ("swin_tiny_patch4_window7_224", SWIN),
     "ResNet": ("test_resnet", {}),
 }
-CAMS = ["ElementWiseCAM", "GradCAM", "GradCAMPlusPlus", "HiResCAM", "LayerCAM", "XGradCAM"]
+CAMS = ["ElementWiseCAM", "GradCAM", "GradCAMPlusPlus", "HiResCAM", "LayerCAM", "XGradCAM", "XGradCAMPlus"]
 BUDGETS = {
     "SmoothGrad": {"samples": 2},
     "IntegratedGradients": {"steps": 2},
@@ -30,6 +32,7 @@ BUDGETS = {
 }
 AGGREGATED = ["DecompX-PLUS", "DecompX-SkipPLUS", "GradCAM-PLUS", "GlobEnc-Rollout", "ALTI-SkipPLUS", "FullGrad-PLUS"]
 METHODS = [*method_names(), *AGGREGATED]
+CHUNKED = [name for name in method_names() if "chunk_size" in signature(getattr(posthoc, name)).parameters]
 READ_A_TRANSFORMER = WhiteBox, PatchVectors, posthoc.ViTCX
 
 
@@ -38,13 +41,12 @@ def reason(model, method, target, grid):
     if method == "CAM":  # not for ViTs
         return "expected a model that averages its last feature map" if "ViT" in model or "DeiT" in model else None
     explainer = posthoc.build(method, target, grid, BUDGETS.get(method))
-    takes_stages = getattr(getattr(explainer, "method", explainer), "takes_stages", False)
-    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not takes_stages:
+    reads = getattr(explainer, "reads", Reads())
+    if model == "ResNet" and isinstance(explainer, READ_A_TRANSFORMER) and not reads.stages:
         return "expected a transformer"
     if model == "DeiT-Tiny distilled" and isinstance(explainer, PatchVectors):
         return "expected one class token or average pooling"
-    reads_attention = getattr(explainer, "attention", False) or getattr(explainer, "biases", False)
-    if model == "Swin-Tiny" and (reads_attention or isinstance(explainer, PatchVectors)):
+    if model == "Swin-Tiny" and (reads.attention or reads.biases or isinstance(explainer, PatchVectors)):
         return "expected a model with global attention"
     return None
 
@@ -57,8 +59,9 @@ def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, imag
     target = make_target(architecture, **size).train()  # as timm.create_model returns it
     statistics = {name: value.clone() for name, value in target.named_buffers()}
     if missing:
-        with pytest.raises(InputError, match=f"{missing}.*{architecture}.*: take"):
-            posthoc.build(method, target, grid, BUDGETS.get(method))
+        if method not in AGGREGATED:  # which refuse what their methods refuse
+            with pytest.raises(InputError, match=f"{missing}.*{architecture}.*: take"):
+                getattr(posthoc, method)(target, grid)
         return
     heatmaps = posthoc.build(method, target, grid, BUDGETS.get(method))(images[:2], torch.tensor([3, 0]))
     assert heatmaps.shape == (2, 4, 4)
@@ -66,6 +69,27 @@ def test_a_method_explains_a_model_or_says_what_it_lacks(make_target, grid, imag
     if (model, method) != ("ResNet", "CAM"):  # whose last map has one position for such small images
         assert (heatmaps.flatten(1).std(1) > 0).all()
     assert target.training and all(torch.equal(value, statistics[name]) for name, value in target.named_buffers())
+
+
+@pytest.mark.parametrize("method", CHUNKED)
+def test_neither_chunks_nor_inference_mode_make_a_difference(target, grid, images, method):
+    classes, generator = torch.tensor([3, 0, 4, 1, 1]), torch.get_rng_state()
+    options = BUDGETS.get(method, {})
+    expected = posthoc.build(method, target, grid, options)(images, classes)
+    chunked = posthoc.build(method, target, grid, options | {"chunk_size": 7})
+    with torch.inference_mode():
+        found = chunked(images.clone(), classes.clone())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+    assert torch.equal(torch.get_rng_state(), generator) and not expected.requires_grad
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_refused_method_is_named_beside_those_that_explain_the_model(make_target, grid, model):
+    architecture, size = MODELS[model]
+    target = make_target(architecture, **size)
+    refused = next(name for name in method_names() if name not in posthoc.methods_for(target, grid))
+    with pytest.raises(UnsupportedModel, match=f" for {refused}, got .*: take one of .*RISE"):
+        posthoc.build(refused, target, grid)
 
 
 @pytest.mark.parametrize("model", MODELS)

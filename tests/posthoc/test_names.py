@@ -7,7 +7,7 @@ import torch
 
 from explainers import posthoc
 from explainers.errors import InputError
-from explainers.posthoc.names import method_names
+from explainers.posthoc import method_names
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 

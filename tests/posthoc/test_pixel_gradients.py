@@ -13,10 +13,7 @@ import torch
 from references import window
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from toys import state
 
-from explainers.errors import InputError
-from explainers.masking import PatchGrid
 from explainers.models import as_target
 from explainers.posthoc.pixel_explainer import Explained, mean_gradients
 from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
@@ -58,55 +55,6 @@ def logit(target, label):
 def close(found, expected, relative=1e-5):
     """Compare with a tolerance relative to the largest value."""
     torch.testing.assert_close(found, expected, rtol=0, atol=relative * expected.abs().max().item())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(method, make_target, grid, images, name):
-    model, arguments = MODELS[name]
-    target, images = make_target(model, **arguments), images[:3]
-    classes = CLASSES[:3]
-    expected = method(target, grid)(images, classes)
-    assert expected.shape == (3, 4, 4) and expected.isfinite().all() and not expected.requires_grad
-    close(method(target, grid, chunk_size=2)(images, classes), expected)
-    explainer = method(target, grid)
-    close(torch.cat([explainer(images[i : i + 1], classes[i : i + 1]) for i in range(3)]), expected)
-    with torch.no_grad():
-        close(explainer(images, classes), expected)
-    with torch.inference_mode():
-        close(explainer(images.clone(), classes.clone()), expected)
-        functionals = torch.stack([torch.ones(3, target.embed_dim), target.embed(target.normalise(images))], 1)
-        explained = explainer.explain(images.clone(), functionals[:, 0])
-        assert explained.isfinite().all()
-        close(explainer.explain(images.clone(), functionals)[:, 0], explained)
-
-
-def attributes(module):
-    return [sorted(vars(each)) for each in module.modules()]
-
-
-@pytest.mark.parametrize("name", ["vit", "resnet"])
-def test_the_target_is_left_as_it_was_and_the_generators_too(method, make_target, grid, images, name):
-    target = make_target(MODELS[name][0])
-    before, names, generator = state(target), attributes(target), torch.get_rng_state()
-    requires = [weight.requires_grad for weight in target.parameters()]
-    explainer = method(target, grid)
-    first = explainer(images, CLASSES)
-    assert torch.equal(torch.get_rng_state(), generator)
-    torch.rand(3)
-    assert torch.equal(explainer(images, CLASSES), first)
-    assert all(torch.equal(value, before[name]) for name, value in state(target).items())
-    assert all(weight.grad is None for weight in target.parameters())
-    assert [weight.requires_grad for weight in target.parameters()] == requires
-    assert attributes(target) == names
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    assert not any(getattr(module, each) for module in target.modules() for each in hooks)
-
-
-def test_a_functional_that_is_a_row_of_the_head_is_its_class(method, target, grid, images):
-    explainer = method(target, grid)
-    rows = target.head.weight.detach()[CLASSES]
-    close(explainer.explain(images, rows), explainer(images, CLASSES), 1e-4)
 
 
 def test_saliency_and_smooth_grad_are_the_references(target, grid, images):
@@ -261,8 +209,3 @@ def test_only_the_patch_that_the_target_sees_is_found(method, target, grid, imag
     expected = torch.zeros(4, 4, dtype=torch.bool)
     expected[1, 3] = True
     assert torch.equal(heatmaps != 0, expected.expand(5, -1, -1))
-
-
-def test_images_of_another_size_than_the_grids_are_refused(method, make_target, images):
-    with pytest.raises(InputError, match="the grid cuts 24"):
-        method(make_target(img_size=24), PatchGrid(24, 8))(images, CLASSES)

@@ -110,16 +110,6 @@ def test_relevance_of_attention_is_its_half_of_the_product(double, grid, images)
     assert_same(PartialLRP(double, grid)(images, LABELS), torch.stack(expected))
 
 
-@pytest.mark.parametrize("of", [DecompX, ConservativeLRP, AttnLRP, ResLRP, FullGrad, frozen_full_grad])
-def test_explanations_are_linear_in_the_functional(target, grid, images, of):
-    """The rules of these methods depend on the forward pass alone."""
-    method = SkipPLUS(target, grid, of)
-    v, w = torch.randn(2, 24), torch.randn(2, 24)
-    mixed = method.explain(images, 2 * v - 0.5 * w)
-    expected = 2 * method.explain(images, v) - 0.5 * method.explain(images, w)
-    torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
-
-
 def test_reslrp_of_0_is_attnlrp(double, grid, images):
     expected = PLUS(double, grid, AttnLRP)(images, LABELS)
     assert_same(PLUS(double, grid, partial(ResLRP, gamma=0))(images, LABELS), expected)
@@ -220,14 +210,3 @@ def test_a_bright_patch_is_found(bright, grid, aggregation, of, output):
     against = method(images, torch.ones(6, dtype=torch.long))
     assert (against.flatten(1).argmin(1) == ROW * 4 + COLUMN).all()
     torch.testing.assert_close(against, -heatmaps, rtol=1e-3, atol=1e-4 * heatmaps.abs().max().item())
-
-
-@pytest.mark.parametrize("of", [*METHODS, FullGrad, frozen_full_grad])
-def test_other_classes_and_other_weights_give_other_maps(make_target, grid, images, of):
-    heatmaps = SkipPLUS(make_target(), grid, of)(images, LABELS)
-    for other in (
-        SkipPLUS(make_target(), grid, of)(images, LABELS + 1),
-        SkipPLUS(make_target(seed=1), grid, of)(images, LABELS),
-    ):
-        pairs = zip(heatmaps.flatten(1), other.flatten(1), strict=True)
-        assert all(torch.corrcoef(torch.stack(pair))[0, 1] < 0.95 for pair in pairs)

@@ -6,11 +6,8 @@ import pytest
 import references_masks as slow
 import torch
 from test_masks import helped_class
-from test_pixel_gradients import CLASSES, MODELS, attributes, close, only_one_patch
-from toys import state
+from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 
-from explainers.errors import InputError
-from explainers.masking import PatchGrid
 from explainers.posthoc.masks import RISE, RandomMasks
 from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsampled_masks
 from explainers.posthoc.vit_cx import ViTCX, attention_features, cluster_masks, coverage_corrected_sum
@@ -19,28 +16,6 @@ TRANSFORMERS = {name: MODELS[name] for name in ("vit", "distilled", "swin")} | {
     "registers": ("vit_small_patch14_reg4_dinov2", {}),
     "eva": ("eva02_tiny_patch14_224", {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}),
 }
-
-
-@pytest.fixture(params=TRANSFORMERS)
-def transformer(request, make_target):
-    name, arguments = TRANSFORMERS[request.param]
-    return make_target(name, **arguments)
-
-
-def test_every_family_is_explained_in_every_mode_alone_and_in_any_chunk(transformer, grid, images):
-    explainer = ViTCX(transformer, grid).eval()
-    before, names, generator = state(transformer), attributes(transformer), torch.get_rng_state()
-    expected = explainer(images, CLASSES)
-    assert expected.shape == (5, 4, 4) and expected.isfinite().all() and not expected.requires_grad
-    assert torch.equal(explainer(images, CLASSES), expected)
-    close(ViTCX(transformer, grid, chunk_size=7)(images, CLASSES), expected)
-    close(torch.cat([explainer(images[i : i + 1], CLASSES[i : i + 1]) for i in range(5)]), expected)
-    with torch.inference_mode():
-        close(explainer(images.clone(), CLASSES.clone()), expected)
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert all(torch.equal(value, before[name]) for name, value in state(transformer).items())
-    assert attributes(transformer) == names
-    assert not any(module._forward_hooks for module in transformer.modules())
 
 
 @torch.no_grad()
@@ -246,35 +221,10 @@ def test_noise_follows_the_seed_and_its_strength(target, grid, images):
         assert not torch.allclose(ViTCX(target, grid, **change)(images, CLASSES), first, atol=1e-5)
 
 
-def test_forward_passes_are_told_as_a_bound(target, make_target, grid, images):
-    assert ViTCX(target, grid).forward_passes == 2 * 24 + 2
-    assert ViTCX(target, grid, sigma=0.0).forward_passes == 24 + 1
-    assert ViTCX(target, grid, random=9).forward_passes == 2 * 9 + 1
-    swin = make_target(MODELS["swin"][0], **MODELS["swin"][1])
-    assert ViTCX(swin, grid).forward_passes == 2 * 12 + 2
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext"])
-def test_other_models_are_refused(make_target, grid, name):
-    with pytest.raises(InputError, match="expected a transformer"):
-        ViTCX(make_target(name), grid)
-
-
-def test_blocks_that_are_not_there_are_refused(target, grid):
-    for block in (2, -3):
-        with pytest.raises(InputError, match="from -2 to 1"):
-            ViTCX(target, grid, block=block)
-
-
 def test_a_hook_is_removed_when_the_model_fails(target, images):
     with pytest.raises(Exception, match="."):
         attention_features(target, images.float()[:, :1], -1, "attention")
     assert not any(module._forward_hooks for module in target.modules())
-
-
-def test_images_of_another_size_than_the_grids_are_refused(make_target, images):
-    with pytest.raises(InputError, match="the grid cuts 24"):
-        ViTCX(make_target(img_size=24), PatchGrid(24, 8))(images, CLASSES)
 
 
 @pytest.mark.parametrize("settings", [{"features": "norm", "delta": 0.0, "sigma": 0.01}, {"random": 400, "sigma": 0.0}])

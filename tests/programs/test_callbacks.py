@@ -5,7 +5,7 @@ import torch
 from lightning import LightningModule, Trainer
 from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
-from toys import ADAM, LIGHT
+from toys import LIGHT, training
 
 from callbacks.heatmaps import Heatmaps
 from callbacks.throughput import Throughput
@@ -13,7 +13,6 @@ from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.report.heatmap_figure import draw_heatmaps
-from explainers.training import ExplainerTraining
 from explainers.tve import TVE
 
 QUIET = {
@@ -110,10 +109,10 @@ def test_images_are_read_beside_a_cache_without_pixels(tmp_path, target, grid, m
     monkeypatch.setattr("callbacks.heatmaps.draw_heatmaps", recorded)
     digits = Digits("test", size=3, image_size=32)
     data = Images(lambda: digits, lambda: digits, batch_size=2, num_workers=0)
-    tve = TVE(target, grid, LIGHT, ADAM)
+    tve = TVE(target, grid, LIGHT)
     callbacks = [Heatmaps(str(tmp_path / "pictures"), images=2)]
     trainer = Trainer(max_epochs=1, precision="bf16-mixed", callbacks=callbacks, **QUIET)
-    trainer.fit(ExplainerTraining(tve), Cached(data, str(tmp_path / "rows")))
+    trainer.fit(training(tve), Cached(data, str(tmp_path / "rows")))
     ((images, heatmaps, truth),) = drawn
     assert torch.equal(images, torch.stack([digits[i]["image"] for i in range(2)]))
     assert torch.equal(truth, torch.stack([digits[i]["truth"] for i in range(2)]))

@@ -7,17 +7,17 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from test_callbacks import QUIET
-from toys import ADAM, LIGHT
+from toys import LIGHT, training
 
 from callbacks.check import Check
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
-from explainers.app.beside import beside
-from explainers.app.choosing import FITTING
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
-from explainers.training.explainer_training import ExplainerTraining
+from explainers.evaluation.quick_check import build_baselines
+from explainers.posthoc.defaults import DEFAULT_METHODS
+from explainers.posthoc.names import labelled
 from explainers.tve import TVE
 
 
@@ -30,14 +30,14 @@ def data(grid):
 def fit(module, data, folder, **settings):
     options = {**QUIET, "max_epochs": 1} | settings
     trainer = Trainer(callbacks=[Check(str(folder), images=6, levels=4, batch_size=3)], **options)
-    trainer.fit(ExplainerTraining(module), data)
+    trainer.fit(training(module), data)
     return trainer
 
 
 def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_the_loggers(
     target, grid, data, tmp_path, capsys
 ):
-    tve = TVE(target, grid, LIGHT, ADAM)
+    tve = TVE(target, grid, LIGHT)
     fit(tve, Cached(data, str(tmp_path / "rows")), tmp_path, logger=CSVLogger(tmp_path, name="csv", version=0))
     record = json.loads((tmp_path / "check.json").read_text())
     assert {name: record[name] for name in ("images", "levels", "removal")} == {
@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_
         "levels": 4,
         "removal": "zero",
     }
-    compared = {"TVE": tve, **beside(tve.target, grid)}
+    compared = {"TVE": tve, **build_baselines(tve.target, grid)}
     assert list(record["explainers"]) == list(compared) == ["TVE", "DecompX-SkipPLUS", "chance"]
     settings = Evaluation(grid, curves=["fidelity_plus", "fidelity_minus"], levels=4, localization=[])
     measured = settings(tve.target, compared)
@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_an_evaluation_and_stand_in_a_table_a_file_and_
 
 
 def test_a_dry_run_says_that_nothing_is_measured(target, grid, data, tmp_path, capsys):
-    fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path, fast_dev_run=True)
+    fit(TVE(target, grid, LIGHT), data, tmp_path, fast_dev_run=True)
     assert "check: the fidelity is not measured in a fast_dev_run" in capsys.readouterr().out
     assert not (tmp_path / "check.json").exists()
 
@@ -73,8 +73,8 @@ def test_what_cannot_be_measured_is_said_and_ends_no_training(
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("callbacks.check.fidelities", refuse)
-    trainer = fit(TVE(target, grid, LIGHT, ADAM), data, tmp_path)
+    monkeypatch.setattr("callbacks.check.measure_beside_baselines", refuse)
+    trainer = fit(TVE(target, grid, LIGHT), data, tmp_path)
     assert f"check: the fidelity was not measured: {said}" in capsys.readouterr().out
     assert trainer.global_step == 2 and not (tmp_path / "check.json").exists()
 
@@ -91,8 +91,8 @@ def test_another_model_than_a_transformer_stands_beside_a_method_that_explains_i
     from explainers.models import TargetModel
 
     target = TargetModel(timm.create_model("test_resnet", num_classes=3))
-    compared = beside(target, target.grid)
+    compared = build_baselines(target, target.grid)
     method, chance = compared
-    assert method in FITTING["classes"][1:] and chance == "chance"
+    assert method in labelled(DEFAULT_METHODS["classes"][1:]) and chance == "chance"
     images = torch.zeros(1, 3, *[target.grid.image_size] * 2, dtype=torch.uint8)
     assert compared[method](images, torch.tensor([0])).shape[-1] == target.grid.side

@@ -45,7 +45,7 @@ def test_a_misspelt_choice_of_an_evaluation_is_refused(tmp_path, overrides, mess
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["explainer.reduction=maen"], "expected reduction sum or mean, got maen"),
+        (["module.loss.reduction=maen"], "expected reduction sum or mean, got maen"),
         (["explainer.score=logits"], "expected score log_probability or logit, got logits"),
     ],
 )
@@ -67,9 +67,9 @@ def test_a_misspelt_choice_of_labels_is_refused(tmp_path):
         *DIGITS,
         *QUIET,
     )
-    command += ("projection@explainer.projection=simplex",)
+    command += ("projection@module.projection=simplex",)
     cfg = composed(*command, folder=tmp_path)
     teacher = exported(instantiate(cfg.target), instantiate(cfg.grid), tmp_path / "teacher", classes=10)
-    wrong = (f"explainer.teacher={teacher}", "explainer.labels.classes=labels")
+    wrong = (f"module.teacher={teacher}", "module.labels.classes=labels")
     message = error(train, *command, *wrong, folder=tmp_path / "run")
     assert message == "error: expected classes label, predicted or all, got labels"

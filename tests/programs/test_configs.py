@@ -119,27 +119,27 @@ def test_every_training_experiment_takes_a_step_on_a_tiny_target(experiment, tmp
         overrides += [f"data_dir={data_dir}", "data.batch_size=4", "data.num_workers=0"]
     if OmegaConf.select(cfg, "data.train.roots", default=()) is None:  # one's own folder
         overrides += [f"data.root={data_dir}"]
-    explainer = cfg.get("explainer") or {}
+    explainer, module = cfg.get("explainer") or {}, cfg.module
     if "PaperNetwork" in str(explainer):
         overrides += [setting for setting in SMALL_PAPER_NETWORK if ".mae=" not in setting]  # debug=fast fetches none
     if explainer.get("weights"):  # what other experiments leave
         overrides += ["explainer.weights=null", "target.model.checkpoint_path=''"]
-    if explainer.get("projection"):
-        overrides += ["projection@explainer.projection=simplex"]  # 16 images are not of all classes
-    if "k" in explainer:
-        overrides += ["explainer.k=2"]
-    files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in explainer.get("_target_", "") else set()
-    if explainer.get("predictions") in ("teacher", "embedding"):
-        overrides += ["explainer.teacher=base"]
+    if module.get("projection"):
+        overrides += ["projection@module.projection=simplex"]  # 16 images are not of all classes
+    if "k" in module:
+        overrides += ["module.k=2"]
+    files = {"teacher", "predicting", "explaining", "onto"} if "vectors" in module._target_ else set()
+    if module.get("predictions") in ("teacher", "embedding"):
+        overrides += ["module.teacher=base"]
         files -= {"teacher"}
-    if explainer.get("last_blocks"):
-        overrides += ["explainer.last_blocks=1"]
+    if module.get("last_blocks"):
+        overrides += ["module.last_blocks=1"]
     if OmegaConf.select(cfg, "explainer.network.direct"):  # of the blocks of a larger target
         overrides += ["explainer.network.direct=[]"]
     if OmegaConf.select(cfg, "data.train.exclude"):
         overrides += ["data.train.exclude=[]"]
-    paths = {role: self_explaining_file(role, *overrides, folder=tmp_path) for role in sorted(files & set(explainer))}
-    given = (f"explainer.{role}={path}" for role, path in paths.items())
+    paths = {role: self_explaining_file(role, *overrides, folder=tmp_path) for role in sorted(files & set(module))}
+    given = (f"module.{role}={path}" for role, path in paths.items())
     loss = train(*overrides, *given, folder=tmp_path / "run")
     assert math.isfinite(loss) and not no_sockets
     assert not any((tmp_path / "run").glob("**/*.*"))
@@ -231,9 +231,9 @@ def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, 
 
 def test_every_projection_composes(tmp_path):
     for path in (ROOT / "configs/projection").glob("*.yaml"):
-        overrides = ("experiment=self_explaining", f"projection@explainer.projection={path.stem}")
+        overrides = ("experiment=self_explaining", f"projection@module.projection={path.stem}")
         cfg = composed(*overrides, folder=tmp_path)
-        assert callable(instantiate(cfg.explainer.projection))
+        assert callable(instantiate(cfg.module.projection))
 
 
 @pytest.mark.slow
@@ -260,18 +260,18 @@ def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
         train(*tiny, f"+{node}.misspelt=1", folder=tmp_path)
 
 
-@pytest.mark.parametrize("given", ["explainer=tve", "explainer.teacher=propagation"])
+@pytest.mark.parametrize("given", ["explainer=tve", "module.loss=propagation"])
 def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(given, tmp_path):
     key, _, name = given.partition("=")
-    group = {"explainer": "explainers", "explainer.teacher": "teacher"}[key]
+    group = {"explainer": "explainers", "module.loss": "teacher"}[key]
     with pytest.raises(SystemExit, match=f"^error: expected {group}@{given}, .* got {given}"):
         train("experiment=quickstart_anyhead", given, folder=tmp_path)
 
 
 def test_an_override_may_interpolate_relatively(tmp_path):
-    cfg = composed("experiment=quickstart_tve", "explainer.optimizer.lr=${.weight_decay}", folder=tmp_path)
+    cfg = composed("experiment=quickstart_tve", "module.optimizer.lr=${.weight_decay}", folder=tmp_path)
     check_keys(cfg, ROOT / "configs/train.yaml")
-    assert cfg.explainer.optimizer.lr == cfg.explainer.optimizer.weight_decay
+    assert cfg.module.optimizer.lr == cfg.module.optimizer.weight_decay
 
 
 @pytest.mark.slow

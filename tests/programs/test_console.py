@@ -15,19 +15,19 @@ from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
-from toys import ADAM, LIGHT, SILENT, fit
+from toys import LIGHT, SILENT, fit, training
 
 from callbacks.progress import Progress
 from datamodules.cached import Cached
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.running import program
 from explainers.running.trainer import accelerator_of, build_trainer, fastest_precision
 from explainers.saved.files import file_hashes
 from explainers.training import ExplainerTraining
-from explainers.tve import TVE
+from explainers.tve import TVE, TVELoss
 
 
 class Terminal(io.StringIO):
@@ -38,7 +38,7 @@ class Terminal(io.StringIO):
 def test_one_bar_counts_all_steps_of_a_training_with_the_latest_validation_metric(target, grid, images):
     progress = Progress("digits", "val/loss")
     with redirect_stderr(Terminal()) as terminal:
-        fit(TVE(target, grid, LIGHT, ADAM), images, epochs=3, validate=True, callbacks=[progress])
+        fit(training(TVE(target, grid, LIGHT)), images, epochs=3, validate=True, callbacks=[progress])
     assert "digits: 100%" in terminal.getvalue() and "6/6" in terminal.getvalue()  # 3 epochs of 2 batches
     assert "val/loss=" in terminal.getvalue()
 
@@ -52,12 +52,12 @@ def clock(monkeypatch):
 
 
 def test_without_a_terminal_there_is_a_line_every_half_minute(clock, capsys, target, grid, images):
-    class Slow(TVE):
+    class Slow(TVELoss):
         def loss(self, predicted, rows):
             clock.now += 20
             return super().loss(predicted, rows)
 
-    fit(Slow(target, grid, LIGHT, ADAM), images, epochs=3, callbacks=[Progress("digits")])
+    fit(training(TVE(target, grid, LIGHT), Slow), images, epochs=3, callbacks=[Progress("digits")])
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]
     assert told == [
         "digits: 2 of 6 steps (33 %), 20 s/step, 01:20 left",
@@ -106,13 +106,13 @@ def test_caching_and_hashing_say_how_far_they_are(clock, capsys, tmp_path, monke
 
 
 def test_the_bar_ends_with_an_error(target, grid, images):
-    class Broken(TVE):
+    class Broken(TVELoss):
         def loss(self, predicted, rows):
             raise KeyError("broken")
 
     progress = Progress("digits")
     with redirect_stderr(Terminal()) as terminal, pytest.raises(KeyError, match="broken"):
-        fit(Broken(target, grid, LIGHT, ADAM), images, epochs=1, callbacks=[progress])
+        fit(training(TVE(target, grid, LIGHT), Broken), images, epochs=1, callbacks=[progress])
     assert "digits" in terminal.getvalue() and progress.bar is None
 
 
@@ -208,7 +208,7 @@ def test_a_test_has_a_bar_over_its_batches(target, grid, images):
 
     trainer = Trainer(accelerator="cpu", callbacks=[progress], **SILENT)
     with redirect_stderr(Terminal()) as terminal:
-        trainer.test(Tested(TVE(target, grid, LIGHT)), DataLoader(batches, batch_size=None), verbose=False)
+        trainer.test(Tested(TVE(target, grid, LIGHT), TVELoss), DataLoader(batches, batch_size=None), verbose=False)
     assert "digits:   0%" in terminal.getvalue() and "0.00/5.00" in terminal.getvalue() and progress.bar is None
 
 

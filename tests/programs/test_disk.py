@@ -1,5 +1,6 @@
 """Full disks and missing permissions end a command in one line."""
 
+import ctypes
 import errno
 import re
 import resource
@@ -57,16 +58,38 @@ def test_weights_that_cannot_be_downloaded_are_told_in_one_line():
         raise wrapped
 
 
-def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(tmp_path, monkeypatch):
-    """A limit of the size of files stands for the full disk."""
-    quiet, folder = program.quiet_libraries, tmp_path / "run"
+def give_up_rights():
+    """Make root obey permissions of files, as every other user does: drop all capabilities of this process."""
+    version_3, this_process = 0x20080522, 0
+    header, none = (ctypes.c_uint32 * 2)(version_3, this_process), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o555)
+    with forked("train.py", *RUN, folder=folder, prepare=give_up_rights) as process:
+        process.join(120)
+    output = Path(f"{folder}.log").read_text().strip()
+    assert process.exitcode == 1 and "Traceback" not in output
+    assert re.match(rf"error: .*{folder}", output.rpartition("\n")[2])
+
+
+def limit_files_when_imported():
+    quiet = program.quiet_libraries
 
     def limited():
         quiet()
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    monkeypatch.setattr(program, "quiet_libraries", limited)
-    with forked("train.py", *RUN, folder=folder) as process:
+    program.quiet_libraries = limited
+
+
+def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_no_half_a_file(tmp_path):
+    """A limit of the size of files stands for the full disk."""
+    folder = tmp_path / "run"
+    with forked("train.py", *RUN, folder=folder, prepare=limit_files_when_imported) as process:
         process.join(120)
     output = Path(f"{folder}.log").read_text()
     assert process.exitcode == 1

@@ -73,11 +73,11 @@ def test_a_post_hoc_method_is_known_by_its_name(add_files, monkeypatch):
 
 def test_a_learned_method_trains_and_is_saved(add_files, compose, tmp_path):
     add_files("learned_method")
-    config = compose("explainers@explainer=additive", "target=tiny", "data=digits").explainer
-    explainer, images = instantiate(config), torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
-    before = explainer.all_classes(images)
-    trained = fit(explainer, images, epochs=2, validate=True).lightning_module.explainer.eval()
-    loaded = instantiate(config, target=trained.target, weights=str(trained.export(tmp_path)))
+    cfg = compose("explainers@explainer=additive", "target=tiny", "data=digits")
+    module, images = instantiate(cfg.module), torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
+    before = module.explainer.all_classes(images)
+    trained = fit(module, images, epochs=2, validate=True).lightning_module.explainer.eval()
+    loaded = instantiate(cfg.explainer, target=trained.target, weights=str(trained.export(tmp_path)))
     assert trained(images).shape == (4, 8, 8) and not torch.equal(before, trained.all_classes(images))
     torch.testing.assert_close(loaded.eval()(images), trained(images))
 

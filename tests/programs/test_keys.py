@@ -38,7 +38,12 @@ CONFIGS = {
     "eval vectors": ("eval", "experiment=quickstart_vectors_eval"),
     "train": ("train", "data=digits"),
     "train cached": ("train", "experiment=anyhead_vit_tiny"),
-    "train white box": ("train", "experiment=anyhead_white_box", "logger=wandb"),
+    "train white box": (
+        "train",
+        "experiment=anyhead_vit_tiny",
+        "teacher@explainer.teacher=propagation",
+        "logger=wandb",
+    ),
     "train head": ("train", "experiment=linear_head"),
     "train surrogate": ("train", "experiment=surrogate"),
     "train shapley": ("train", "experiment=vit_shapley", "trainer=gpu"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from forks import FORK
+from fork_server import fork, join
 from lightning import Callback, Trainer
 from test_callbacks import QUIET, Slow, samples
 from torch.utils.data import DataLoader
@@ -92,13 +92,13 @@ def test_a_signal_ends_the_run_after_its_step(number, tmp_path, capsys):
     assert capsys.readouterr().out == f"{number.name}: saved step 6, from which the same command resumes\n"
 
 
-def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, capfd):
-    def twice():
-        os.kill(os.getpid(), signal.SIGINT), os.kill(os.getpid(), signal.SIGINT)
+def interrupt_twice():
+    os.kill(os.getpid(), signal.SIGINT), os.kill(os.getpid(), signal.SIGINT)
 
-    process = FORK.Process(target=fit, args=(tmp_path,), kwargs={"step": 1, "action": twice})
-    process.start()
-    process.join(60)
+
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path, capfd):
+    process = fork(fit, tmp_path, step=1, action=interrupt_twice)
+    join(process, 60)
     assert process.exitcode == 128 + signal.SIGINT and not (tmp_path / "last.ckpt").exists()
     assert capfd.readouterr().err.count("SIGINT: saving after this step; Ctrl-C again ends at once") == 1
 

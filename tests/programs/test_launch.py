@@ -6,7 +6,8 @@ import sys
 
 import pytest
 from commands import QUIET, composed
-from forks import FORK, forked
+from fork_server import fork
+from forks import forked
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -53,29 +54,33 @@ class Torchrun:
     def __init__(self, command, **_):
         start = command.index("--nproc_per_node=2") + 1
         assert command[1:start] == ["-c", processes.TORCHRUN, "--standalone", "--nproc_per_node=2"]
-        self.process = FORK.Process(target=child, args=command[start:])
-        self.process.start()
+        self.process = fork(child, *command[start:])
 
     def wait(self):
         self.process.join(120)
         return self.process.exitcode
 
 
+def stand_in():
+    processes.subprocess.Popen = Torchrun
+
+
 def configs_of(folder):
     """What the command has recorded, and what its process got."""
-    pair = [OmegaConf.load(folder / name) for name in ("config.yaml", "child.yaml")]
-    return [OmegaConf.to_container(config) for config in pair]
+    recorded, got = (OmegaConf.to_container(OmegaConf.load(folder / name)) for name in ("config.yaml", "child.yaml"))
+    assert got["module"].pop("explainer") == got["explainer"]  # the record has it once
+    return recorded, got
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes.subprocess, "Popen", Torchrun)
     for name in ("LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*arguments):
         folder = tmp_path / "run"
-        with forked("train.py", *arguments, *TWO, f"hydra.sweep.dir={tmp_path / 'sweep'}", folder=folder) as process:
+        command = ("train.py", *arguments, *TWO, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+        with forked(*command, folder=folder, prepare=stand_in) as process:
             process.join(200)
         assert process.exitcode == 0, (tmp_path / "run.log").read_text()
         return folder

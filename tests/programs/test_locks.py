@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from commands import DIGITS, TVE_RUN
-from forks import FORK, forked
+from fork_server import fork
+from forks import forked
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
@@ -33,8 +34,7 @@ def hold(folder, wait=100.0):
 @pytest.fixture
 def held(tmp_path):
     """A folder that another process has locked, and that process."""
-    process = FORK.Process(target=hold, args=(tmp_path,))
-    process.start()
+    process = fork(hold, tmp_path)
     wait_for(tmp_path / "held", process)
     yield tmp_path, process
     process.kill()
@@ -80,12 +80,10 @@ def test_a_killed_process_leaves_no_lock(held):
 
 def test_processes_that_the_holder_starts_work_under_its_lock_and_do_not_end_it(tmp_path):
     with locked(tmp_path):
-        child = FORK.Process(target=hold, args=(tmp_path, 0.0))
-        child.start()
+        child = fork(hold, tmp_path, 0.0)
         child.join()
         assert child.exitcode == 0
-        stranger = FORK.Process(target=hold_as_stranger, args=(tmp_path,))
-        stranger.start()
+        stranger = fork(hold_as_stranger, tmp_path)
         stranger.join()
         assert stranger.exitcode != 0
     assert free(tmp_path) and run_folder.LOCKED not in os.environ

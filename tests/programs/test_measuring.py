@@ -6,7 +6,7 @@ import pytest
 from commands import DIGITS, TVE_RUN, train
 from safetensors.torch import load_file
 
-RUN = (*TVE_RUN, *DIGITS, "explainer.optimizer.lr=0.01")
+RUN = (*TVE_RUN, *DIGITS, "module.optimizer.lr=0.01")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from explainers.running.resuming import progress_of
 
 EPOCHS, STEPS = 3, 5  # steps of an epoch
 RUN = (
-    *(*TVE_RUN, "cache=none", "explainer.patches_per_image=2", "explainer.min_crop=0.5"),
+    *(*TVE_RUN, "cache=none", "module.loss.patches_per_image=2", "module.min_crop=0.5"),
     *(f"trainer.max_epochs={EPOCHS}", "trainer.log_every_n_steps=1", "callbacks.last.minutes=1000"),
 )
 TORCH = (*RUN, *DIGITS, f"data.size.train={8 * STEPS + 2}")

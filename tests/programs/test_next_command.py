@@ -1,149 +1,62 @@
-"""The last line of a training names a command that composes, and that builds what was trained."""
+"""The last line of a training names a command that uses what was trained."""
 
 import shlex
 from pathlib import Path
 
 import pytest
-from commands import DIGITS, ROOT, TINY_RUN, composed, train
-from composing import remembering
-from hydra import initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from commands import DIGITS, TINY_RUN, composed, train
 
-from explainers.running.next_command import Training, next_command
-from explainers.running.weights import use_weights
-from explainers.share.catalogue import Catalogue, available
-
-FOLDER = Path("runs/x=1")  # of a sweep's job
+from explainers.app.command import parser
+from explainers.running.next_command import next_command
 
 
-def following(*overrides, folder, classes=10, target=None):
-    """The config of a training of a target, the program that follows, and its config."""
-    cfg = composed(*overrides, folder=folder)
-    use_weights(cfg)
-    choices = HydraConfig.get().runtime.choices
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
-        command = next_command(Training(cfg, choices, FOLDER, [str(name) for name in range(classes)], target))
-    python, program, *words = shlex.split(command)
-    assert python == "python"
-    got = composed(*words, folder=folder, config=program.removesuffix(".py"))
-    use_weights(got)
-    assert got.name.startswith(f"{FOLDER.name}_")  # each job has its own
-    return cfg, program, got
-
-
-def same(wanted, got, *without):
-    wanted, got = (OmegaConf.to_container(node, resolve=True) for node in (wanted, got))
-    return all(got[name] == value for name, value in wanted.items() if name not in without)
+def after(*overrides, folder, run="runs/x=1", target="vit_tiny"):
+    return next_command(composed(*overrides, folder=folder), target, Path(run))
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "command"),
     [
-        ("experiment=anyhead", "data.root=my/images"),
-        ("experiment=tve_vitb", "explainer.network.mae=mae.pth"),
-        ("experiment=vit_shapley", "explainer.surrogate=runs/surrogate/target.safetensors"),
-    ],
-)
-def test_after_an_explainer_a_command_explains_a_photo(overrides, tmp_path):
-    cfg = composed(*overrides, folder=tmp_path)
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), remembering():
-        run = Training(cfg, HydraConfig.get().runtime.choices, Path("runs/anyhead_images"), ())
-        assert next_command(run) == "explainers explain my/photo.jpg --explainer runs/anyhead_images"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        (("experiment=quickstart_tve",), "tve"),
-        (("experiment=quickstart_anyhead", "direct=[]", "explainer.network.depth=2"), "anyhead"),
+        (("experiment=anyhead", "data.root=my/images"), "explainers explain my/photo.jpg --explainer runs/x=1"),
+        (("experiment=tve_vitb",), "explainers explain my/photo.jpg --explainer runs/x=1"),
+        (("experiment=quickstart_tve",), "explainers explain my/photo.jpg --explainer runs/x=1"),
+        (("experiment=vit_shapley",), "explainers explain my/photo.jpg --explainer runs/x=1"),
         (
-            ("data=digits", "target=digits", "explainers@explainer=shapley_light", "explainer.network.width=24"),
-            "shapley_light",
+            ("experiment=linear_head", "target=vit_tiny"),
+            "explainers explain my/photo.jpg --model vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+            " --head runs/x=1/head.safetensors",
         ),
+        (
+            ("experiment=linear_head", "target=vit_tiny", "target.model.checkpoint_path=a b.pth"),
+            "explainers explain my/photo.jpg --model vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+            " --weights 'a b.pth' --head runs/x=1/head.safetensors",
+        ),
+        (
+            ("experiment=full_finetuning", "target=vit_base"),
+            "explainers explain my/photo.jpg --model vit_base_patch16_224.orig_in21k_ft_in1k"
+            " --weights runs/x=1/target.safetensors",
+        ),
+        (("experiment=linear_head", "++target.model.img_size=112"), "the model is in runs/x=1"),
+        (("experiment=self_explaining",), 'explainers.load("runs/x=1") in Python'),
+        (("experiment=anyhead", "module.loss.functionals=images"), 'explainers.load("runs/x=1") in Python'),
     ],
 )
-def test_after_an_explainer_of_a_task_a_command_measures_the_same_network(overrides, name, tmp_path):
-    cfg, program, got = following(*overrides, folder=tmp_path)
-    found = got.explainers[name]
-    assert program == "eval.py" and found.weights == "runs/x=1/explainer.safetensors"
-    assert all(found.get(key) == cfg.explainer.get(key) for key in ("_target_", "hops", "surrogate", "temperature"))
-    assert same(cfg.explainer.network, found.network, "mae", "pretrained")
-    assert same(cfg.target, got.target) and same(cfg.grid, got.grid)
-    assert same(cfg.data, got.tasks.digits.data, "batch_size", "size")
-
-
-def test_after_a_head_a_command_measures_with_it_on_the_task(tmp_path, target):
-    (weights_file := tmp_path / "vit.safetensors").touch()
-    given = ("target=vit_tiny", f"weights={weights_file}", "data=folder", "data.root=/my/images", "data_dir=/d")
-    cfg, program, got = following("experiment=linear_head", *given, folder=tmp_path, target=target)
-    assert program == "eval.py" and got.target.head == got.tasks.folder.target.head == "runs/x=1/head.safetensors"
-    assert (got.tasks.folder.data.root, got.data_dir) == ("/my/images", "/d")
-    assert same(cfg.target, got.target, "head") and list(got.methods) == ["DecompX-SkipPLUS"]
-    _, _, got = following("experiment=quickstart_head", "data.task=odd", folder=tmp_path, classes=2, target=target)
-    assert got.tasks.digits.data.task == "odd"
-
-
-def test_after_a_head_on_a_backbone_with_an_anyhead_a_command_measures_the_anyhead(tmp_path, target, monkeypatch):
-    (known,) = [each for each in available() if each.explainer == "anyhead"]
-    monkeypatch.setattr("explainers.running.next_command.for_target", lambda found: Catalogue([known]))
-    given = ("experiment=linear_head", "target=vit_tiny", "data=imagenette")
-    _, program, got = following(*given, folder=tmp_path, target=target)
-    assert program == "eval.py" and got.target.head == "runs/x=1/head.safetensors" and not got.methods
-    settings = OmegaConf.create((known.folder / "config.yaml").read_text()).explainer
-    found = got.explainers.anyhead
-    assert Path(found.weights).samefile(known.folder / "explainer.safetensors")
-    assert found.network == settings.network and (found.temperature, found.blend) == (2.0, 0.5)
-    _, _, got = following(*given, "grid.patch_size=32", folder=tmp_path, target=target)
-    assert list(got.methods) == ["DecompX-SkipPLUS"]  # it has the vectors of other patches
-
-
-def test_after_a_target_a_command_explains_it(tmp_path, monkeypatch, make_target):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / "target.safetensors").touch()
-    cfg, program, got = following(
-        "experiment=full_finetuning", "target=vit_base", folder=tmp_path, classes=7, target=make_target("test_resnet")
-    )
-    model = {"pretrained": False, "num_classes": 7, "checkpoint_path": "runs/x=1/target.safetensors"}
-    assert program == "eval.py" and list(got.tasks) == ["imagenette"] and list(got.methods) == ["GradCAM"]
-    assert OmegaConf.to_container(got.target.model) == OmegaConf.to_container(cfg.target.model) | model
+def test_after_a_training_there_is_a_command_that_uses_its_result(overrides, command, tmp_path):
+    assert after(*overrides, folder=tmp_path) == command
+    if command.startswith("explainers "):
+        parser().parse_args(shlex.split(command)[1:])
 
 
 def test_after_a_surrogate_a_command_trains_an_explainer_of_it(tmp_path):
-    own = ("data.train.roots=[/a,/b]", "target.model.pretrained=false")
-    cfg, program, got = following("experiment=surrogate", *own, folder=tmp_path)
-    assert program == "train.py" and got.explainer._target_ == "explainers.shapley.Shapley"
-    assert got.explainer.surrogate == "runs/x=1/target.safetensors"
-    assert list(got.data.train.roots) == ["/a", "/b"] and same(cfg.target, got.target)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "explains", "task"),
-    [
-        (("experiment=self_explaining",), True, "imagenette"),
-        (("experiment=self_explaining", "explainer.alpha=1", "explainer.teacher=null"), False, "imagenette"),
-        (("experiment=vector_vit_tiny_source",), True, "photos"),
-        (("experiment=quickstart_vector", "data.domain=small"), True, "digits"),
-        (("experiment=explainability_vector",), True, "cats_vs_dogs"),
-    ],
-)
-def test_after_a_model_that_explains_itself_a_command_measures_it(overrides, explains, task, tmp_path, target):
-    cfg, program, got = following(*overrides, folder=tmp_path, target=target)
-    assert program == "eval.py" and list(got.tasks) == [task] and same(cfg.grid, got.grid)
-    assert got.target._target_ == "explainers.vectors.exported_target"
-    assert got.target.head == "runs/x=1/model.safetensors" and same(cfg.target.model, got.target.model)
-    if explains:
-        assert got.explainers.self_explainer.weights == got.target.head
-    else:
-        assert list(got.methods) == ["DecompX-SkipPLUS"]
+    _, program, *words = shlex.split(after("experiment=surrogate", folder=tmp_path))
+    got = composed(*words, folder=tmp_path)
+    assert program == "train.py" and got.explainer.surrogate == "runs/x=1/target.safetensors"
 
 
 @pytest.mark.slow
-def test_without_such_a_command_there_is_what_loads_the_explainer(tmp_path, capsys):
-    """With configs of the user's own, or in a program that Hydra did not start, as here."""
-    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=tmp_path / "run")
-    assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{tmp_path / "run"}") in Python'
-    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", "next=false", folder=tmp_path / "run")
+def test_the_last_line_is_the_command_unless_it_is_not_wanted(tmp_path, capsys):
+    run = tmp_path / "run"
+    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", folder=run)
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: explainers explain my/photo.jpg --explainer {run}"
+    train(*TINY_RUN, *DIGITS, "cache=none", "trainer.max_epochs=1", "next=false", folder=run)
     assert "next:" not in capsys.readouterr().out

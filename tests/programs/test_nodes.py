@@ -3,16 +3,14 @@
 import json
 import os
 import signal
-import socket
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from commands import DIGITS, NO_FIGURES, QUIET, ROOT, TVE_RUN, composed, evaluate, train
-from fault_forks import Started, wait_for
-from fault_jobs import program
-from forks import act_as_torchrun
+from forks import Started, act_as_torchrun, free_port, program, wait_for
 from lightning import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import OmegaConf
@@ -28,8 +26,8 @@ RUN = (
     *DIGITS,
     "data.size.val=7",
     "trainer.max_epochs=2",
-    "explainer.patches_per_image=2",
-    "explainer.min_crop=null",
+    "module.loss.patches_per_image=2",
+    "module.min_crop=null",
 )
 RUN += ("+callbacks.losses._target_=test_processes.Losses",)
 LONG = ("trainer.max_epochs=6",)
@@ -48,21 +46,11 @@ class Slow(Callback):
         time.sleep(self.seconds)
 
 
-def on_node(number, port, *command):
-    """`torchrun` on one of two machines, as a fork."""
-
-    def work(place):
-        os.chdir(ROOT)
-        where = ("--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}")
-        act_as_torchrun(*where, "--nproc-per-node=2", *command, f"hydra.run.dir={place}/run")
-
-    return work
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def on_node(number, port, command, place):
+    """`torchrun` on one of two machines."""
+    os.chdir(ROOT)
+    where = ("--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}")
+    act_as_torchrun(*where, "--nproc-per-node=2", *command, f"hydra.run.dir={place}/run")
 
 
 @pytest.fixture
@@ -73,13 +61,13 @@ def nodes():
     def start(*command, places):
         port = free_port()
         for number, place in enumerate(places):
-            started.append(Started(on_node(number, port, *command, *NODES), place))
+            started.append(Started(partial(on_node, number, port, (*command, *NODES)), place))
         return started[-2:]
 
     yield start
     for launcher in started:
         with suppress(OSError):  # a test has closed its output
-            launcher.kill(after=0)
+            launcher.kill()
 
 
 def check_equal_weights(folder, other):
@@ -165,16 +153,17 @@ def task(rank, count, port, place, *overrides):
     """A task of a job, one of `count` on as many machines; `scontrol` writes down what it is asked."""
     told = {"SLURM_NTASKS": count, "SLURM_NNODES": count, "SLURM_NTASKS_PER_NODE": 1, "SLURM_LOCALID": 0}
     told |= {"SLURM_PROCID": rank, "SLURM_NODEID": rank, "MASTER_PORT": port} | SLURM
-
-    def prepare():
-        os.environ |= {name: str(value) for name, value in told.items()}
-        os.environ["PATH"] = f"{place}:{os.environ['PATH']}"
-        rank_zero_only.rank = rank  # Lightning asks the environment when it is imported
+    told["PATH"] = f"{place}:{os.environ['PATH']}"
 
     scontrol = place / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {place}/asked\n')
     scontrol.chmod(0o755)
-    return Started(program("train.py", *RUN, *overrides), place, prepare)
+    return Started(program("train.py", *RUN, *overrides), place, partial(be_task, told, rank))
+
+
+def be_task(environment, rank):
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    rank_zero_only.rank = rank  # Lightning asks the environment when it is imported
 
 
 @pytest.mark.slow

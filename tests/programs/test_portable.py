@@ -5,7 +5,7 @@ import subprocess
 import portable
 import torch
 from commands import ROOT, start
-from forks import FORK
+from fork_server import fork
 
 SUITE = """
 import os
@@ -68,8 +68,7 @@ def test_the_number_of_threads_reaches_tests_and_commands_but_no_fork(tmp_path, 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        child = FORK.Process(target=say_threads)
-        child.start()
+        child = fork(say_threads)
         child.join(60)
     finally:
         torch.set_num_threads(before)

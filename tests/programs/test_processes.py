@@ -13,9 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import DIGITS, QUIET, TVE_RUN, composed, evaluate, train
-from fault_forks import Started, wait_for
-from fault_jobs import program
-from forks import Forks, Torchrun, forked
+from forks import Forks, Started, Torchrun, forked, program, wait_for
 from hydra.errors import CompactHydraException
 from lightning import Callback
 from omegaconf import OmegaConf
@@ -49,7 +47,7 @@ class Bomb(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         last = trainer.global_rank == trainer.world_size - 1
-        if pl_module.seed == 1 and trainer.current_epoch == 1 and last:
+        if pl_module.loss.seed == 1 and trainer.current_epoch == 1 and last:
             raise RuntimeError(f"the bomb went off in process {trainer.global_rank} of {trainer.world_size}")
 
 
@@ -59,31 +57,30 @@ def losses(folder):
     return torch.tensor(ranks).mean(0), len(ranks)
 
 
+def start_new_processes_of_seed_0():
+    start = lambda command, **_: Torchrun(command, new="module.loss.seed=1" not in command)  # noqa: E731
+    processes.subprocess = SimpleNamespace(Popen=start)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """The folder of a run in one process; and of a sweep of two, of which the first fails and the second is the same
     run, its folder, its exit code and what its processes printed.
     """
     root = tmp_path_factory.mktemp("processes")
-    common = (*RUN, "trainer.max_epochs=2", "explainer.patches_per_image=2")
+    common = (*RUN, "trainer.max_epochs=2", "module.loss.patches_per_image=2")
     common += tuple(f"+callbacks.{name}._target_=test_processes.{name}" for name in ("Losses", "Bomb"))
-    train(*common, "explainer.seed=0", folder=root / "one")
-    sweep = ("-m", *common, "explainer.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
-
-    def popen(command, **_):
-        return Torchrun(command, new="explainer.seed=1" not in command)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen))
-        with forked("train.py", *sweep, folder=root / "unused") as process:
-            process.join(400)
+    train(*common, "module.loss.seed=0", folder=root / "one")
+    sweep = ("-m", *common, "module.loss.seed=1,0", f"hydra.sweep.dir={root / 'sweep'}", *TWO, "data.batch_size=4")
+    with forked("train.py", *sweep, folder=root / "unused", prepare=start_new_processes_of_seed_0) as process:
+        process.join(400)
     return root / "one", root / "sweep", process.exitcode, (root / "unused.log").read_text()
 
 
 def runs_by_seed(sweep):
     """The folders in a sweep's folder."""
     folders = [path for path in sweep.iterdir() if path.is_dir()]
-    return sorted((OmegaConf.load(folder / "config.yaml").explainer.seed, folder) for folder in folders)
+    return sorted((OmegaConf.load(folder / "config.yaml").module.loss.seed, folder) for folder in folders)
 
 
 @pytest.fixture
@@ -124,7 +121,7 @@ def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
     _, sweep, code, printed = swept
     assert code not in (0, None) and "the bomb went off in process 1 of 2" in printed
     (_, whole), (_, failed) = runs_by_seed(sweep)
-    assert [folder.name for folder in (whole, failed)] == ["run,explainer.seed=0", "run,explainer.seed=1"]
+    assert [folder.name for folder in (whole, failed)] == ["run,module.loss.seed=0", "run,module.loss.seed=1"]
     assert f"the job in {failed} failed; its error is printed above" in printed
     assert (failed / "checkpoints/last.ckpt").exists()  # of the first epoch
     for name in ("explainer.safetensors", "metrics.json"):
@@ -185,12 +182,16 @@ def test_a_failure_ends_the_command_with_its_code_or_the_job_of_a_sweep(mode, en
     assert mode == "MULTIRUN" or raised.value.code == 3
 
 
+def stand_in():
+    processes.subprocess = SimpleNamespace(Popen=Torchrun)
+
+
 @pytest.mark.slow
-def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_path, monkeypatch):
+def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_path):
     """SIGTERM, as a scheduler sends it, reaches the command only."""
-    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=Torchrun))
     endless = (*RUN, *TWO, "trainer.max_epochs=100000", "data.batch_size=4")
-    command, checkpoint = Started(program("train.py", *endless), tmp_path), tmp_path / "run/checkpoints/last.ckpt"
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    command = Started(program("train.py", *endless), tmp_path, stand_in)
     try:
         wait_for(lambda: checkpoint.exists() or not command.process.is_alive(), 240, "no checkpoint in time")
         assert len(command.left()) == 4  # the command, torchrun and two that train

@@ -176,12 +176,12 @@ def test_a_replaced_teacher_is_refused_even_with_ckpt_path(tmp_path):
         *("experiment=quickstart_source", "data.domain=plain", "data.without=null"),
         *tiny,
         *sizes,
-        "explainer.labels.pairs=2",
-        "explainer.weights=null",
+        "module.labels.pairs=2",
+        "module.weights=null",
         "cache=none",
     )
-    command = (*learns, f"explainer.teacher={teacher}")
+    command = (*learns, f"module.teacher={teacher}")
     train(*command, epochs(1), folder=run)
     shutil.copy(tmp_path / "1/model.safetensors", teacher)
-    assert f"explainer.teacher: {teacher}" in error(*command, epochs(1), folder=run)
+    assert f"module.teacher: {teacher}" in error(*command, epochs(1), folder=run)
     assert "teacher_sha256" in error(*command, epochs(2), "ckpt_path=last", folder=run)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed.run
-from forks import FORK, join
+from fork_server import fork, join
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
@@ -19,8 +19,7 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 def ending(work, *arguments):
     """The exit code of a fork that does something; it is negative after a signal."""
-    process = FORK.Process(target=work, args=arguments)
-    process.start()
+    process = fork(work, *arguments)
     join(process, 60)
     return process.exitcode
 
@@ -48,21 +47,23 @@ def test_a_second_ctrl_c_ends_it_at_once():
     assert ending(command, signal.SIGINT, True) == -signal.SIGINT  # of which a shell makes 130
 
 
-def launch(number, popen):
+def start_and_signal(number, command, process_group, **_):
+    """Stands in for the Popen of torchrun, which gets a signal while it works."""
+    assert process_group == 0  # one of its own
+    print("started", flush=True)
+    return SimpleNamespace(wait=lambda: os.kill(os.getpid(), number), terminate=lambda: os.write(1, b"told"))
+
+
+def launch(number):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    processes.subprocess.Popen = popen
+    processes.subprocess.Popen = partial(start_and_signal, number)
     signals.answer_signals()
     processes.torchrun(2, ["train.py"])
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_processes_of_a_command_are_ended_first_and_ctrl_c_does_not_reach_them_itself(number, capfd):
-    def popen(command, process_group, **_):
-        assert process_group == 0  # one of its own
-        print("started", flush=True)
-        return SimpleNamespace(wait=lambda: os.kill(os.getpid(), number), terminate=lambda: os.write(1, b"told"))
-
-    assert ending(launch, number, popen) == 128 + number
+    assert ending(launch, number) == 128 + number
     out, err = capfd.readouterr()
     assert out.endswith("started\ntold") and err.startswith(f"{number.name}: stopped; ") and err.count("\n") == 1
 

@@ -6,8 +6,7 @@ import shlex
 
 import pytest
 from commands import DIGITS, ROOT, TVE_RUN
-from fault_forks import Started, wait_for
-from forks import forked
+from forks import Started, forked, wait_for
 
 COMMANDS = {
     "sbatch": 'cp "$1" {root}/script.sh; echo Submitted batch job 4711',
@@ -40,13 +39,17 @@ def run_job(place):
     process_job(command[-1].replace("%j", "4711"))
 
 
+def be_job():
+    os.environ.update(JOB)
+
+
 @pytest.mark.slow
 def test_a_run_of_a_sweep_is_a_job_with_a_process_for_each_device(slurm):
     options = ("hydra/launcher=slurm", "hydra.launcher.partition=gpu", f"hydra.sweep.dir={slurm}/sweep", "name=mine")
     with forked("train.py", "-m", *TVE_RUN, *DIGITS, *options, "seed=3", folder=slurm / "unused") as process:
         submitted = slurm / "sweep/.submitit/4711/4711_submitted.pkl"
         wait_for(submitted.exists, 60, "no job was submitted")
-        ending = Started(run_job, slurm, lambda: os.environ.update(JOB)).ending()
+        ending = Started(run_job, slurm, be_job).ending()
         assert ending.code == 0, ending.output
         process.join(60)
     assert process.exitcode == 0, (slurm / "unused.log").read_text()

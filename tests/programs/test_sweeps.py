@@ -96,8 +96,8 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_name(command, sweep):
     ("command", "jobs"),
     [
         (
-            "experiment=quickstart_vector data.domain=plain explainer.lambda_2=[0.2],[0.4]",
-            {f"quickstart_vector/plain,explainer.lambda_2=[{value}]" for value in (0.2, 0.4)},
+            "experiment=quickstart_vector data.domain=plain module.lambda_2=[0.2],[0.4]",
+            {f"quickstart_vector/plain,module.lambda_2=[{value}]" for value in (0.2, 0.4)},
         ),
         (
             "experiment=tve_vitb target=tiny,swin_base seed=0,1",

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def modules():
     """Both explainers of one tiny target, in training."""
     built = throughput.build("tiny", ["plain", *throughput.CASES], "", 10, CPU)
-    return {case: throughput.prepared(built[case], CPU) for case in throughput.CASES}
+    return throughput.trainings("tiny", built, CPU)
 
 
 @pytest.mark.slow

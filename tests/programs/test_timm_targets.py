@@ -57,7 +57,7 @@ def test_the_settings_of_a_model_without_a_file_follow_from_it(name):
 def test_anyhead_reads_few_blocks_and_ranks_patches_where_there_are_paths(name, fit, tmp_path):
     cfg = composed("experiment=anyhead", "data.root=images", f"target={name}", folder=tmp_path)
     assert cfg.explainer.network.blocks == {"test_vit": [1, 2, 3, 5], "test_resnet": [2, 3, 4]}[name]
-    assert cfg.explainer.teacher.fit == fit
+    assert cfg.module.loss.fit == fit
 
 
 @pytest.mark.slow
@@ -75,10 +75,10 @@ def test_anyhead_reads_few_blocks_and_ranks_patches_where_there_are_paths(name, 
 def test_what_anyhead_learns_for_follows_from_the_tower(name, functionals, fit, tmp_path):
     given = ("data.root=images", f"target={name}")
     for experiment in ("anyhead", "anyhead_tower"):
-        teacher = composed(f"experiment={experiment}", *given, folder=tmp_path).explainer.teacher
+        teacher = composed(f"experiment={experiment}", *given, folder=tmp_path).module.loss
         assert (teacher.functionals, teacher.fit) == (functionals, fit)
     headed = composed("experiment=anyhead_tower", *given, "target.head=head.safetensors", folder=tmp_path)
-    assert headed.explainer.teacher.functionals == "head"
+    assert headed.module.loss.functionals == "head"
 
 
 @pytest.mark.parametrize("config", ["train", "eval"])

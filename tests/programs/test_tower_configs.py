@@ -9,7 +9,7 @@ from commands import QUIET, draw_images, train
 from omegaconf import OmegaConf
 
 SMALL = {key: value for key, value in IMAGE.items() if key != "num_classes"}
-TEXTS = ("explainer.teacher.vocabulary=[cat,dog,car]",)
+TEXTS = ("module.loss.vocabulary=[cat,dog,car]",)
 TOWERS = {
     "clip_vit_b32": (SMALL | {"num_classes": 16}, "clips.small_text_head", "texts"),
     "clip_vit_b16": (SMALL | {"num_classes": 16}, "clips.small_text_head", "texts"),
@@ -30,15 +30,15 @@ def test_every_tower_takes_a_step_without_classes(name, tmp_path, images, capsys
     size, text_head, functionals = TOWERS[name]
     given = [f"++target.model.{key}={value}" for key, value in size.items()]
     if text_head is not None:
-        given += [f"explainer.teacher.text_head={{_target_:{text_head},_partial_:true}}", *TEXTS]
+        given += [f"module.loss.text_head={{_target_:{text_head},_partial_:true}}", *TEXTS]
     folder = tmp_path / "run"
     loss = train(
         *("experiment=anyhead_tower", f"target={name}", "target.model.pretrained=false", f"data.root={images}"),
         *("data.batch_size=4", "data.num_workers=0", "trainer.max_epochs=1", "trainer.limit_train_batches=1"),
-        *("explainer.network.width=12", "explainer.teacher.pairs=3", "logger=csv", *QUIET, *given),
+        *("explainer.network.width=12", "module.loss.pairs=3", "logger=csv", *QUIET, *given),
         folder=folder,
     )
     assert math.isfinite(loss) and "train/loss" in json.loads((folder / "metrics.json").read_text())
     assert capsys.readouterr().out.splitlines()[-1] == f'next: explainers.load("{folder}") in Python'
-    teacher = OmegaConf.load(folder / "config.yaml").explainer.teacher
+    teacher = OmegaConf.load(folder / "config.yaml").module.loss
     assert teacher.functionals == functionals

@@ -59,7 +59,7 @@ def test_the_objective_of_a_sweep_is_that_of_the_last_epoch(run):
 
 def test_last_is_the_last_epoch_and_best_the_best(tmp_path):
     """Without learning no epoch is better than the first."""
-    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=3", "explainer.optimizer.lr=0", folder=tmp_path)
+    train(*TVE_RUN, *DIGITS, "trainer.max_epochs=3", "module.optimizer.lr=0", folder=tmp_path)
     assert [checkpoint(tmp_path, name)["epoch"] for name in ("best", "last")] == [0, 2]
 
 
@@ -90,7 +90,7 @@ def test_a_start_that_failed_is_no_run(tmp_path):
 def test_training_starts_from_a_trained_explainer(finished, tmp_path):
     """With no learning, what is exported is what was read."""
     weights = finished / "explainer.safetensors"
-    train(*TVE_RUN, *DIGITS, f"explainer.weights={weights}", "explainer.optimizer.lr=0", folder=tmp_path)
+    train(*TVE_RUN, *DIGITS, f"explainer.weights={weights}", "module.optimizer.lr=0", folder=tmp_path)
     assert same(load_file(weights), load_file(tmp_path / "explainer.safetensors"))
 
 
@@ -99,7 +99,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path):
     """Bit for bit: SIGKILL in the middle of an epoch, then the same command again. Of FFCV: see `test_ffcv`."""
     draw_images(tmp_path / "train", count=40), draw_images(tmp_path / "val", count=8)
     images = ("data=folder", f"data_dir={tmp_path}", "data.num_workers=1", "data.batch_size=8")
-    epochs = ("trainer.max_epochs=5", "explainer.patches_per_image=8", "trainer.log_every_n_steps=1")
+    epochs = ("trainer.max_epochs=5", "module.loss.patches_per_image=8", "trainer.log_every_n_steps=1")
     command, killed, whole = (*TVE_RUN, *images, *epochs), tmp_path / "killed", tmp_path / "whole"
     history, deadline = killed / "csv/version_0/metrics.csv", time.monotonic() + 120
     with forked("train.py", *command, folder=killed) as process:

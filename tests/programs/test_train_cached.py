@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import pytest
 from commands import QUIET, SMALL_DIGITS, TVE_RUN, draw_images, train
+from fork_server import fork, join
 from forks import ask_no_gpu
 from safetensors.torch import load_file
 from test_train import same
@@ -13,23 +14,24 @@ from test_train import same
 from datamodules.store import Store
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Features
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve import TVELoss
 
-CACHED = ("data=digits", "cache=sources", "explainer.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
+CACHED = ("data=digits", "cache=sources", "module.min_crop=null", "cache.batch_size=4", *SMALL_DIGITS)
 
 
-def killed_while(sabotage, *command, folder):
-    """Train in a fork of this process, in which `sabotage` ends it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(60)
-            ask_no_gpu()
-            sabotage()
-            train(*command, folder=folder)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+def killed_at(method, call, *command, folder):
+    """Train in a process that is killed at this call of a method, as `Store.write`."""
+    process = fork(train_until, method, call, command, folder)
+    join(process, 60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def train_until(method, call, command, folder):
+    owner, name = method
+    end = tear if owner is Store else lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    setattr(owner, name, at_call(call, getattr(owner, name), end))
+    ask_no_gpu()
+    train(*command, folder=folder)
 
 
 def at_call(number, function, end):
@@ -61,18 +63,13 @@ def watched(function, computed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [MetaAttributions, Features, Store])
+@pytest.mark.parametrize("dies", [TVELoss, Features, Store])
 def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypatch):
-    def sabotage():
-        if dies is Store:
-            Store.write = at_call(3, Store.write, tear)
-        else:
-            dies.__call__ = at_call(3, dies.__call__, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-
     command = (*TVE_RUN, *CACHED)
-    killed_while(sabotage, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
+    method = (dies, "write" if dies is Store else "__call__")
+    killed_at(method, 3, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     computed = []
-    for source in (MetaAttributions, Features):
+    for source in (TVELoss, Features):
         monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     done = {"patch": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
@@ -96,26 +93,22 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
 def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(dies, tmp_path):
     """In the middle of the training images, or with rows torn while they were written."""
 
-    def sabotage():
-        if dies is Store:
-            Store.write = at_call(6, Store.write, tear)  # the first 4 write the pixels
-        else:
-            dies.__call__ = at_call(2, dies.__call__, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-
     common = (
         "target=tiny",
-        "explainers@explainer=self_explaining",
+        "~explainers@explainer",
+        "module=self_explaining",
         "data=digits",
         "cache=sources",
         "logger=csv",
         *QUIET,
     )
-    common += (*SMALL_DIGITS, "cache.batch_size=4", "explainer.labels.budget=10")
-    common += ("projection@explainer.projection=simplex",)  # 16 images show not every class
-    train(*common, "explainer.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
-    command = (*common, f"explainer.teacher={tmp_path / 'predicting/model.safetensors'}")
+    common += (*SMALL_DIGITS, "cache.batch_size=4", "module.labels.budget=10")
+    common += ("projection@module.projection=simplex",)  # 16 images show not every class
+    train(*common, "module.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
+    command = (*common, f"module.teacher={tmp_path / 'predicting/model.safetensors'}")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    killed_while(sabotage, *command, f"cache_dir={killed}", folder=tmp_path / "first")
+    method = ((Store, "write"), 6) if dies is Store else ((dies, "__call__"), 2)  # the first 4 write the pixels
+    killed_at(*method, *command, f"cache_dir={killed}", folder=tmp_path / "first")
     (path,) = killed.rglob("shapley.npy")
     assert np.load(path.with_name("done.npy")).sum() == 4  # of 16: one batch
     for cache, folder in ((killed, "first"), (whole, "second")):
@@ -135,7 +128,7 @@ def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
     roots = (f"data.train.roots=[{tmp_path / 'train'}]", f"data.val.roots=[{tmp_path / 'val'}]")
     options = ("+data.train.skip_corrupt=true", "data.num_workers=0", "data.batch_size=8", f"cache_dir={tmp_path}")
     for name in ("first", "second"):
-        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "explainer.min_crop=null", *roots, *options)
+        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "module.min_crop=null", *roots, *options)
         with pytest.warns(UserWarning, match=r"left out: .*cat/0\.jpg"):
             train(*command, folder=tmp_path / name)
     assert same(*(load_file(tmp_path / name / "explainer.safetensors") for name in ("first", "second")))

@@ -15,7 +15,7 @@ from toys import SILENT
 from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
-from explainers.posthoc.chance import Chance
+from explainers.posthoc.baselines import Chance
 from explainers.posthoc.propagation import DecompX
 from explainers.report.pictures import Pictures, read_pictures
 from explainers.running.resuming import UnfinishedTest
@@ -108,7 +108,7 @@ def test_a_file_with_other_metrics_is_not_read(run, tmp_path):
     run("other", after=2)
     (path,) = (tmp_path / "other" / "unfinished").iterdir()
     state = torch.load(path, weights_only=True)
-    del state["metrics"]["metrics.0.forward_passes"]
+    del state["metrics"]["measurement.metrics.0.forward_passes"]
     torch.save(state, path)
     run("other")
     assert Counted.calls == 4

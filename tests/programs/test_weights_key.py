@@ -103,11 +103,11 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
         (["experiment=tve_vitb"], {"target.model.pretrained": False, "explainer.network.mae": None}),
         (
             ["experiment=anyhead_tower", "data.root=images"],
-            {"target.model.pretrained": False, "explainer.teacher.text_head.pretrained": ""},
+            {"target.model.pretrained": False, "module.loss.text_head.pretrained": ""},
         ),
         (
-            ["experiment=self_explaining", "projection@explainer.projection=text", "target=digits"],
-            {"explainer.projection.pretrained": ""},
+            ["experiment=self_explaining", "projection@module.projection=text", "target=digits"],
+            {"module.projection.pretrained": ""},
         ),
         (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
         (["experiment=vector_vit_tiny_source", "weights={file}"], {}),

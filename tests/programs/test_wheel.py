@@ -5,11 +5,12 @@ import os
 import re
 import sys
 import zipfile
+from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 
 import pytest
 from commands import ROOT
-from forks import FORK
+from fork_server import fork, join
 
 import explainers
 
@@ -22,13 +23,13 @@ def build(folder):
 
 
 def use(folder, path):
-    """Import the library from `path` in a fork that runs in `folder`: the version, a function, and the file."""
+    """Import the library from `path` in a fork that runs in `folder`; write down version, a function, and the file."""
     os.chdir(folder)
     sys.path.insert(0, str(path))
     for name in [name for name in sys.modules if name.split(".")[0] == "explainers"]:
         del sys.modules[name]
     library = importlib.import_module("explainers")
-    return library.__version__, library.load.__name__, library.__file__
+    Path("used").write_text("\n".join([library.__version__, library.load.__name__, library.__file__]))
 
 
 @pytest.mark.slow
@@ -45,20 +46,20 @@ def test_a_wheel_holds_the_library_alone_and_is_imported_elsewhere(tmp_path):
         path = source / "explainers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    with FORK.Pool(1) as pool:
-        pool.apply(build, [source])
+    join(fork(build, source), 60)
     (wheel,) = (source / "built").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
 
     files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     library = {path.relative_to(source) for path in (source / "explainers").rglob("*") if path.is_file()}
+    library = {path for path in library if path.parts[1] != "running"}
     assert library == {path for path in files if not path.parts[0].endswith(".dist-info")}
     (commands,) = installed.glob("*.dist-info/entry_points.txt")
     assert "explainers = explainers.app.command:main" in commands.read_text()
-    with FORK.Pool(1) as pool:
-        used = pool.apply(use, [tmp_path, installed])
-    assert used == (explainers.__version__, "load", str(installed / "explainers/__init__.py"))
+    join(fork(use, tmp_path, installed), 60)
+    used = (tmp_path / "used").read_text().splitlines()
+    assert used == [explainers.__version__, "load", str(installed / "explainers/__init__.py")]
 
 
 def test_the_citation_and_the_changelog_name_the_version():

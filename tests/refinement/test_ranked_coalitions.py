@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from explainers.errors import InputError
 from explainers.refinement.coalitions import ranked_coalitions
 from explainers.refinement.rounds import draw_coalitions
 
@@ -44,8 +43,3 @@ def test_draws_in_parts_are_those_at_once(fit):
     assert at_once.shape == (2, 9, 16) and torch.equal(torch.cat(parts, 1), at_once)
     assert torch.equal(at_once[0], at_once[1]) == (fit != "ranking")
     assert not torch.equal(draw_coalitions(fit, 0, 9, scores, 1.0, seed=2), at_once)
-
-
-def test_a_single_patch_is_refused():
-    with pytest.raises(InputError, match="^expected coalitions of at least 2 patches, got 1: take smaller patches$"):
-        ranked_coalitions(NUMBERS, torch.zeros(1, 1), 1.0, seed=0)

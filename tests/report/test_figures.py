@@ -203,31 +203,6 @@ def test_a_figure_grows_with_the_legend_of_many_explainers(tmp_path):
     assert len({(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}) == 24
 
 
-def test_labels_of_a_radar_are_within_the_figure():
-    figure = radar(MANY, TITLES)
-    figure.canvas.draw()
-    for axis in figure.axes:
-        boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
-        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"numbers": ["deletion", "fidelity_plus"]},
-            "three numbers or more .* got deletion, fidelity_plus: name others",
-        ),
-        ({"numbers": ["deletion", "fidelity_plus", "masks"]}, "whose titles have an arrow, got masks without one: "),
-        ({"numbers": ["deletion", "fidelity_plus", "aopc"]}, "nothing to draw of chance on odd: .* hold no aopc"),
-        ({"explainers": ["light", "lihgt"]}, "expected explainers among chance, light, oracle, got lihgt: correct"),
-    ],
-)
-def test_a_radar_that_cannot_be_drawn_is_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        radar(MANY, TITLES, **settings)
-
-
 def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
     axis = ablation_bars(RESULTS, ["light", "chance"]).axes[0]
     drawn = bars(axis, [label.get_text() for label in axis.get_xticklabels()])
@@ -240,15 +215,6 @@ def test_ablations_are_means_over_the_tasks_with_the_errors_of_the_means():
         assert colour == to_hex(colours_of(["chance", "light", "oracle"])[name])  # as in the other figures
 
 
-def test_means_over_different_tasks_are_refused():
-    with pytest.raises(ValueError, match="got no oracle on odd"):
-        ablation_bars(RESULTS)
-
-
-def test_twenty_explainers_have_twenty_colours():
-    assert len(set(colours_of(map(str, range(20))).values())) == 20
-
-
 def test_the_scatter_has_a_panel_for_each_number_of_subsets():
     figure = approximation_scatter({"digits": {"two_point": STUDY}, "others": RESULTS["odd"]})
     assert [axis.get_title() for axis in figure.axes] == [
@@ -256,17 +222,6 @@ def test_the_scatter_has_a_panel_for_each_number_of_subsets():
         "digits, 32 subsets: r = -1.00, ρ = -1.00",
     ]
     assert figure.axes[1].collections[0].get_offsets().tolist() == [[0.0, 0.3], [1.0, 0.2], [2.0, 0.1]]
-
-
-@pytest.mark.parametrize("draw", [fidelity_curves, fidelity_bars, ranking, ablation_bars, approximation_scatter])
-def test_of_no_results_the_way_to_give_some_is_told(draw):
-    with pytest.raises(ValueError, match="nothing to draw: .*results.files"):
-        draw({})
-
-
-def test_results_without_what_a_figure_shows_are_named():
-    with pytest.raises(ValueError, match="light on odd: its results hold no fidelity_plus_curve"):
-        fidelity_curves({"odd": {"light": {"pearson_16": 1.0}}})
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from explainers.errors import InputError
 from explainers.report.overlays import BLUE, RED, SEQUENTIAL, annotated, colour_scale, overlay
@@ -88,12 +87,6 @@ def test_the_method_stands_below_the_title():
     plain, named = (pixels(annotated(IMAGE, HEATMAP, "tabby 0.83", size=320, method=each)) for each in ("", "GAE"))
     assert torch.equal(plain[:, :24], named[:, :24]) and torch.equal(plain[:, 30:], named[:, 46:])
     assert named[:, 30:44].min() < 80
-
-
-@pytest.mark.parametrize("size", [(448, 224), (224, 448), (1, 3), (600, 600)])
-def test_images_of_any_size_keep_their_shape(size):
-    picture = annotated(torch.zeros(3, *size, dtype=torch.uint8), torch.rand(7, 7), "\x00\n 日本語 é 0.5")
-    assert isinstance(picture, Image.Image) and max(picture.size) > max(448, *size)
 
 
 def test_the_probability_stays_when_a_title_is_shortened():

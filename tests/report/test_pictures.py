@@ -16,7 +16,6 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.models.names import class_names
-from explainers.posthoc.chance import Chance
 from explainers.report.gallery import gallery_html
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_indices, read_pictures
@@ -154,18 +153,6 @@ def test_classes_that_do_not_exist_are_told_with_those_most_like_them(classes, m
         class_indices(classes, ["African elephant", "zebra", "tench"])
 
 
-def test_null_takes_all_images(tmp_path, target, grid, samples):
-    assert len(collected(tmp_path, target, grid, samples, names=["Chance"], images=None)) == 11
-
-
-def test_another_file_is_refused(tmp_path):
-    from explainers.saved.weights import save_weights
-
-    save_weights({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match="expected pictures at .*x.safetensors, got another file"):
-        read_pictures(tmp_path / "x.safetensors", [])
-
-
 class Tables:
     """In place of Lightning's logger of W&B: keeps the tables."""
 
@@ -220,10 +207,6 @@ def test_classes_of_imagenet_have_readable_and_different_names():
     names = class_names(fake_target(count=1000, of=1000))
     assert names[1] == "goldfish" and len(set(names)) == 1000
     assert names[134].startswith("crane: large long-necked wading bird") and names[517].startswith("crane: lifts")
-
-
-def test_chance_explains_one_class(grid):
-    assert Chance(None, grid).ignores_classes
 
 
 def test_texts_as_classes_have_their_names(tmp_path, target, grid, samples):

@@ -105,10 +105,10 @@ def test_a_transfer_without_a_test_or_a_cosine_is_named(folder):
     both = ("untouched", "transferred")
     metrics = {f"test/{which}/{name}": 1.0 for which in both for name in ("e_rmse", "rank_correlation", "accuracy")}
     write(folder / "b/c", metrics, math.nan)  # written by earlier versions
-    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
+    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*module.predicting="):
         similarity(folder)
     (folder / "b/c/metrics.json").write_text(json.dumps(metrics))
-    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*explainer.predicting="):
+    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*module.predicting="):
         similarity(folder)
 
 

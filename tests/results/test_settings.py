@@ -8,7 +8,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.results.settings import ADDED, BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
+from explainers.results.settings import BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
@@ -121,15 +121,6 @@ def test_a_key_that_is_added_counts(config):
         node["added_next_year"] = 1
         assert everything("odd", more, {}) != before, path
     assert everything("odd", config | {"added_next_year": 1}, {}) != before
-
-
-def test_a_key_of_the_evaluation_that_earlier_versions_lack_counts_only_with_another_value(config):
-    earlier = copy.deepcopy(config)
-    for path, value in ADDED.items():
-        group, name = path.split(".")
-        assert earlier[group].pop(name) == value
-    assert everything("odd", earlier, {}) == everything("odd", config, {})
-    assert everything("odd", changed(config, "evaluation.until"), {}) != everything("odd", config, {})
 
 
 def test_a_change_of_one_explainer_is_no_change_of_the_others(config):

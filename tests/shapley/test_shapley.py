@@ -4,27 +4,23 @@ from functools import partial
 import pytest
 import references
 import torch
-from lightning import Trainer
 from torch import nn
-from torch.utils.data import DataLoader
-from toys import game
+from toys import batch_of, equal, fit, game, state, training
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.shapley.networks import FastSHAPNetwork, LightShapleyNetwork, ViTShapleyNetwork
-from explainers.shapley.shapley import Shapley, efficient, shapley_loss
-from explainers.training import ExplainerTraining
+from explainers.shapley.shapley import Shapley, ShapleyLoss, efficient, shapley_loss
 from explainers.training.sources import complete
 
 GRID = PatchGrid(image_size=24, patch_size=8)
-ADAM = partial(torch.optim.Adam, lr=3e-3)
+FOUR = partial(ShapleyLoss, coalitions=4)
 VIT, FROZEN = ViTShapleyNetwork, partial(ViTShapleyNetwork, freeze=True)
 FAST = partial(FastSHAPNetwork, backbone="test_convnext")
 LIGHT = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
 NETWORKS = {"vit": VIT, "frozen": FROZEN, "fast": FAST, "light": LIGHT}
-QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
 class Small(nn.Module):
@@ -56,12 +52,8 @@ def images():
     return torch.randint(0, 256, (5, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def batch_of(images, first=0):
-    return {"image": images, "index": first + torch.arange(len(images))}
-
-
-def loss_of(shapley, rows):
-    return shapley.loss(shapley.predict(rows), rows)
+def loss_of(module, rows):
+    return module.loss.loss(module.explainer.predict(rows), rows)
 
 
 def rows_of(values, coalitions):
@@ -87,21 +79,6 @@ def minimise(keep, values, null, grand):
 
     search.step(step)
     return efficient(phi, null, grand).detach()[0]
-
-
-def state(module):
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def equal(state, other):
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
-
-
-def fit(module, images, epochs, resume=None):
-    samples = [{"image": image, "index": torch.tensor(i)} for i, image in enumerate(images)]
-    trainer = Trainer(accelerator="cpu", max_epochs=epochs, log_every_n_steps=1, **QUIET)
-    trainer.fit(ExplainerTraining(module), DataLoader(samples, batch_size=4), ckpt_path=resume)
-    return trainer
 
 
 def test_the_objective_over_all_coalitions_has_its_minimum_at_the_exact_shapley_values(target, images):
@@ -130,12 +107,13 @@ def test_training_converges_to_the_exact_shapley_values(target, images, network)
     images = images[:2]
     exact = torch.stack([game(target, image)[1] for image in images])  # (B, N, K)
     torch.manual_seed(0)
-    shapley = Shapley(target, GRID, network, coalitions=64).train()
+    shapley = Shapley(target, GRID, network).train()
+    module = training(shapley, partial(ShapleyLoss, coalitions=64))
     steps = 300
     adam = torch.optim.Adam(shapley.network.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 3e-3, total_steps=steps)
     for epoch in range(steps):
-        loss = loss_of(shapley, complete(batch_of(images), shapley.sources, epoch))
+        loss = loss_of(module, complete(batch_of(images), module.sources, epoch))
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -240,17 +218,17 @@ def test_stored_values_of_another_grid_backbone_or_head_have_another_key(target,
 @torch.no_grad()
 @pytest.mark.parametrize("network", [FROZEN, LIGHT], ids=["frozen", "light"])
 def test_a_step_on_stored_rows_is_the_step_on_images(target, images, network):
-    shapley = Shapley(target, GRID, network, coalitions=4).eval()
-    seen = complete(batch_of(images), shapley.sources)
+    module = training(Shapley(target, GRID, network), FOUR).eval()
+    seen = complete(batch_of(images), module.sources)
     stored = {name: row for name, row in seen.items() if name != "image"}
-    assert torch.equal(loss_of(shapley, stored), loss_of(shapley, seen))
+    assert torch.equal(loss_of(module, stored), loss_of(module, seen))
 
 
 def test_stored_rows_are_not_those_of_random_crops(target, images, network):
-    shapley = Shapley(target, GRID, network, ADAM, coalitions=4, min_crop=0.5)
-    cached = complete(batch_of(images), shapley.sources)
+    module = training(Shapley(target, GRID, network), FOUR, min_crop=0.5)
+    cached = complete(batch_of(images), module.sources)
     with pytest.raises(InputError, match="expected min_crop=null with cached rows, .* got 0.5 and cached .*keep"):
-        ExplainerTraining(shapley).training_step(cached, 0)
+        module.training_step(cached, 0)
 
 
 @pytest.mark.slow
@@ -258,11 +236,11 @@ def test_training_lowers_the_loss_of_other_coalitions_and_leaves_the_target_as_i
     target = make_target(img_size=24, drop_path_rate=0.5)
     before = state(target)
     torch.manual_seed(0)
-    shapley = Shapley(target, GRID, network, ADAM, coalitions=16)
-    fresh = complete(batch_of(images), shapley.sources, epoch=1000)
-    start = loss_of(shapley.eval(), fresh).item()
-    fit(shapley.train(), images, epochs=25)
-    assert loss_of(shapley.eval(), fresh) < 0.8 * start
+    module = training(Shapley(target, GRID, network), partial(ShapleyLoss, coalitions=16))
+    fresh = complete(batch_of(images), module.sources, epoch=1000)
+    start = loss_of(module.eval(), fresh).item()
+    fit(module.train(), images, epochs=25)
+    assert loss_of(module.eval(), fresh) < 0.8 * start
     assert equal(state(target), before)
     assert not any(module.training for module in target.modules())
     assert all(weight.grad is None for weight in target.parameters())
@@ -270,27 +248,26 @@ def test_training_lowers_the_loss_of_other_coalitions_and_leaves_the_target_as_i
 
 def test_all_weights_of_a_network_get_a_gradient(target, images, network):
     """Or DDP would wait for them for ever."""
-    shapley = Shapley(target, GRID, network, coalitions=4)
-    loss_of(shapley, complete(batch_of(images), shapley.sources)).backward()
-    assert [name for name, weight in shapley.network.named_parameters() if weight.grad is None] == []
+    module = training(Shapley(target, GRID, network), FOUR)
+    loss_of(module, complete(batch_of(images), module.sources)).backward()
+    assert [name for name, weight in module.explainer.network.named_parameters() if weight.grad is None] == []
 
 
 def test_training_images_are_cropped_and_validation_images_are_not(target, images):
-    plain, cropping = (Shapley(target, GRID, Small, min_crop=crop) for crop in (None, 0.3))
-    cropping.network.load_state_dict(plain.network.state_dict())
+    plain, cropping = (training(Shapley(target, GRID, Small), min_crop=crop) for crop in (None, 0.3))
+    cropping.explainer.network.load_state_dict(plain.explainer.network.state_dict())
     logged = []
-    for shapley in (plain, cropping):
-        training = ExplainerTraining(shapley)
-        training.log = lambda name, value, **_: logged.append(value.compute() if name == "val/loss" else value)
-        training.training_step(batch_of(images), 0)
-        training.validation_step(batch_of(images), 0)
+    for module in (plain, cropping):
+        module.log = lambda name, value, **_: logged.append(value.compute() if name == "val/loss" else value)
+        module.training_step(batch_of(images), 0)
+        module.validation_step(batch_of(images), 0)
     assert not torch.allclose(logged[0], logged[2])
     assert torch.equal(logged[1], logged[3])
 
 
 def test_exported_weights_explain_as_before(target, images, network, tmp_path):
-    shapley = Shapley(target, GRID, network, ADAM, coalitions=4)
-    fit(shapley, images, epochs=1)
+    shapley = Shapley(target, GRID, network)
+    fit(training(shapley, FOUR), images, epochs=1)
     path = shapley.export(tmp_path)
     assert path == tmp_path / "explainer.safetensors"
     again = Shapley(target, GRID, network, weights=str(path)).eval()

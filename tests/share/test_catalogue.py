@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-import yaml
 from conftest import timm_model, wake
 from toys import VECTORS
 
@@ -14,8 +13,7 @@ from explainers.anyhead import AnyHead
 from explainers.errors import InputError
 from explainers.saved.weights import read_weights
 from explainers.share import catalogue
-from explainers.share.reading import CONFIG, VERSIONS
-from explainers.share.shipping import portable, ship
+from explainers.share.shipping import ship
 
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 MEASURED = {"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}
@@ -36,21 +34,9 @@ def run(trained, tmp_path_factory):
     """The folder of its run."""
     folder = tmp_path_factory.mktemp("home") / "run"
     trained.export(folder)
-    model = {"_target_": "timm.create_model", "model_name": "vit", "checkpoint_path": str(folder / "vit.safetensors")}
-    network = {"_target_": "explainers.anyhead.AnyHeadNetwork", "_partial_": True, **VECTORS.keywords}
-    config = {
-        "explainer": {
-            "_target_": "explainers.anyhead.AnyHead",
-            "target": {"_target_": "explainers.models.TargetModel", "model": model},
-            "grid": {"_target_": "explainers.masking.PatchGrid", "image_size": 32, "patch_size": 8},
-            "network": network,
-            "teacher": {"_target_": "explainers.anyhead.CoalitionTeacher", "_partial_": True},
-            "temperature": 2.0,
-        },
-        "data": {"root": str(folder)},
-    }
-    (folder / CONFIG).write_text(yaml.safe_dump(config))
-    (folder / VERSIONS).write_text(json.dumps({"command": ["train.py", str(folder)], "packages": {"torch": "2.6"}}))
+    (folder / "versions.json").write_text(
+        json.dumps({"command": ["train.py", str(folder)], "packages": {"torch": "2.6"}})
+    )
     return folder
 
 
@@ -59,12 +45,12 @@ def shipped(trained, run, tmp_path, monkeypatch):
     """The folder of the explainer, as if it were shipped for ViT-Tiny."""
     monkeypatch.setattr(catalogue, "SHIPPED", tmp_path)
     command = "python train.py experiment=anyhead target=vit_tiny"
-    return ship(run, tmp_path / NAME / "anyhead", NAME, "photos (CC0)", command, MEASURED, trained.target)
+    return ship(run, tmp_path / NAME / "anyhead", "photos (CC0)", command, MEASURED, trained.target)
 
 
 def test_a_shipped_folder_has_16_bits_and_no_path_of_the_machine(shipped, run):
     names = {path.name for path in shipped.iterdir()}
-    assert names == {"README.md", "config.yaml", "explainer.safetensors", "measured.json", "versions.json"}
+    assert names == {"README.md", "explainer.safetensors", "measured.json"}
     for name in names - {"explainer.safetensors"}:
         assert str(run.parent) not in (shipped / name).read_text()
     card = (shipped / "README.md").read_text()
@@ -77,9 +63,6 @@ def test_a_shipped_folder_has_16_bits_and_no_path_of_the_machine(shipped, run):
     ):
         assert part in card
     assert (shipped / "explainer.safetensors").stat().st_size < 0.7 * (run / "explainer.safetensors").stat().st_size
-    model = {"_target_": "timm.create_model", "model_name": NAME, "pretrained": True}
-    config = yaml.safe_load((shipped / CONFIG).read_text())
-    assert config["explainer"]["target"] == {"_target_": "explainers.models.TargetModel", "model": model}
 
 
 @torch.no_grad()
@@ -122,14 +105,14 @@ def test_nothing_is_available_from_an_empty_folder(tmp_path, monkeypatch):
     ("changed", "message"),
     [
         ({"command": "python train.py data.root=/home/me"}, "^expected no path of this machine .*data.root=/home/me"),
-        ({"images": "~/photos"}, "^expected no path of this machine in what is shipped, got config.yaml.data.images"),
+        ({"images": "~/photos"}, "^expected no path of this machine in what is shipped, got images"),
         ({"measured": {"Fidelity": 0.5}}, "^expected measured.'Fidelity'. as numbers, .*, got 0.5"),
     ],
 )
 def test_what_may_not_be_shipped_is_refused_in_one_line(changed, message, run, trained, tmp_path):
     given = {"images": "photos", "command": "python train.py", "measured": MEASURED, "target": trained.target}
     with pytest.raises(InputError, match=message):
-        ship(run, tmp_path / NAME / "anyhead", NAME, **(given | changed))
+        ship(run, tmp_path / NAME / "anyhead", **(given | changed))
     assert not (tmp_path / NAME).exists()
 
 
@@ -137,14 +120,7 @@ def test_what_this_package_ships_is_small_and_complete():
     assert explainers.available()
     for entry in explainers.available():
         names = {path.name for path in entry.folder.iterdir()}
-        assert names == {"README.md", "config.yaml", "explainer.safetensors", "measured.json", "versions.json"}
+        assert names == {"README.md", "explainer.safetensors", "measured.json"}
         identity, weights = read_weights(entry.folder / "explainer.safetensors")
         assert entry.bytes <= 4e6 and torch.half in {weight.dtype for weight in weights.values()}
         assert entry.name.startswith(f"{identity['target']['backbone']}.")
-        config = yaml.safe_load((entry.folder / CONFIG).read_text())
-        assert portable(config, entry.name) == {"explainer": config["explainer"]}
-
-
-def test_a_portable_config_has_no_training(run):
-    config = portable(yaml.safe_load((run / CONFIG).read_text()), NAME)
-    assert config.keys() == {"explainer"} and "teacher" not in config["explainer"]

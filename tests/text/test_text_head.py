@@ -130,13 +130,6 @@ def test_each_text_is_embedded_once():
     assert torch.equal(head.embed("dog")[0], head.embed(["snow", "dog"])[1])
 
 
-def test_a_limited_number_of_texts_is_known(monkeypatch):
-    monkeypatch.setattr("explainers.text.heads.KNOWN", 2)
-    head = TextHead(encode)
-    torch.testing.assert_close(head.embed(WORDS), encode(WORDS))
-    assert list(head.known) == WORDS[-2:]
-
-
 def test_a_head_of_texts_is_linear_where_the_scores_are(target, images):
     centre = DIRECTIONS.mean(0)
     head = TextHead(encode, PROJECTION, centre, normalise=False)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from references import resized_crop
 
-from explainers.training.augmentation import random_resized_crop
+from explainers.training.training_module import random_resized_crop
 
 COUNT, SIDE = 400, 32
 INDEX = torch.arange(COUNT)

@@ -13,7 +13,7 @@ from explainers.shapley import KernelSHAP
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.training import TrainingModule
 from explainers.training.classifier import Classifier
-from explainers.tve.meta_attribution import MetaAttributions
+from explainers.tve.meta_attribution import TVELoss
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 trainer_of = partial(Trainer, accelerator="cpu", log_every_n_steps=1, **SILENT)
@@ -73,7 +73,7 @@ def test_every_step_epoch_process_and_seed_has_draws_of_its_own(images):
     assert torch.equal(drawn(images), runs[0])
 
 
-@pytest.mark.parametrize("build", [CoalitionTeacher, CoalitionValues, KernelSHAP, MetaAttributions, PropagationTeacher])
+@pytest.mark.parametrize("build", [CoalitionTeacher, CoalitionValues, KernelSHAP, TVELoss, PropagationTeacher])
 def test_what_measures_a_model_in_training_mode_measures_it_without_dropout(build, target, grid):
     settings = {"count": 2} if build is CoalitionValues else {}
     assert not any(module.training for module in build(target.train(), grid, **settings).target.modules())

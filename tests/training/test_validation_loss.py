@@ -6,12 +6,11 @@ import pytest
 import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
-from toys import LIGHT, SILENT, VECTORS
+from toys import LIGHT, SILENT, VECTORS, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
 from explainers.metrics.means import Ratios
-from explainers.training.explainer_training import lightning_module
 from explainers.tve import TVE
 from explainers.vectors.fixed_head import own_head
 from explainers.vectors.prediction_losses import EmbeddingError, relative_error
@@ -29,9 +28,9 @@ def self_explaining(target, grid, labels, predictions):
 
 COALITIONS = partial(CoalitionTeacher, pairs=2)
 MODULES = {
-    "TVE": lambda target, grid: TVE(target, grid, partial(LIGHT, hops=[1])),
-    "AnyHead, coalitions": lambda target, grid: AnyHead(target, grid, VECTORS, COALITIONS),
-    "AnyHead, propagation": lambda target, grid: AnyHead(target, grid, VECTORS, PropagationTeacher),
+    "TVE": lambda target, grid: training(TVE(target, grid, partial(LIGHT, hops=[1]))),
+    "AnyHead, coalitions": lambda target, grid: training(AnyHead(target, grid, VECTORS), COALITIONS),
+    "AnyHead, propagation": lambda target, grid: training(AnyHead(target, grid, VECTORS), PropagationTeacher),
     "embedding": lambda target, grid: self_explaining(target, grid, COALITIONS, "embedding"),
     "teacher": lambda target, grid: self_explaining(target, grid, PropagationTeacher, "teacher"),
 }
@@ -39,7 +38,7 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_loss_does_not_depend_on_the_size_of_the_batches(name, target, grid, images):
-    module = lightning_module(MODULES[name](target, grid))
+    module = MODULES[name](target, grid)
     samples = [{"image": image, "label": 0, "index": index} for index, image in enumerate(images)]
     trainer = Trainer(accelerator="cpu", **SILENT)
     losses = []
@@ -66,5 +65,5 @@ def test_sums_of_two_processes_are_added():
 
 
 def test_a_batch_of_one_image_has_no_variation_to_learn_from():
-    with pytest.raises(InputError, match="^explainer.predictions=embedding: expected batches of 2 images .*, got 1: "):
+    with pytest.raises(InputError, match="^module.predictions=embedding: expected batches of 2 images .*, got 1: "):
         relative_error(torch.zeros(1, 3), torch.ones(1, 3))

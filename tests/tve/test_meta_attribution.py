@@ -8,7 +8,7 @@ from toys import batch_of
 
 from explainers.masking import PatchGrid, neighbourhoods
 from explainers.training.sources import Features
-from explainers.tve.meta_attribution import MetaAttributions, meta_attribution, transfer
+from explainers.tve.meta_attribution import TVELoss, meta_attribution, transfer
 from explainers.tve.oracle import Oracle
 
 
@@ -50,7 +50,7 @@ def test_transfer_of_logits_with_a_weight_is_what_it_says(h_weight):
 
 
 def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images):
-    source = MetaAttributions(target, grid, hops=(1,), patches=3)
+    source = TVELoss(target, grid, hops=(1,), patches_per_image=3)
     rows = source(batch_of(images))
     assert rows.keys() == {"patch", "meta"} and rows.keys() == set(source.provides)
     assert not rows["meta"].requires_grad
@@ -62,7 +62,7 @@ def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images
 
 @torch.no_grad()
 def test_of_several_neighbourhood_sizes_each_serves_its_share_of_the_patches(target, grid, images):
-    source = MetaAttributions(target, grid, hops=(0, 1, 2), patches=16)
+    source = TVELoss(target, grid, hops=(0, 1, 2), patches_per_image=16)
     normalised = target.normalise(images)
     wanted = torch.stack(
         [
@@ -84,7 +84,7 @@ def test_of_several_neighbourhood_sizes_each_serves_its_share_of_the_patches(tar
 
 @pytest.mark.parametrize("source", ["meta", "features"])
 def test_rows_of_an_image_do_not_depend_on_its_batch(target, grid, images, source):
-    meta = MetaAttributions(target, grid, hops=(0, 1), patches=4)
+    meta = TVELoss(target, grid, hops=(0, 1), patches_per_image=4)
     source = meta if source == "meta" else Features(target, [0, 1])
     together = source(batch_of(images, first=70), epoch=2)
     for i in range(5):
@@ -95,21 +95,21 @@ def test_rows_of_an_image_do_not_depend_on_its_batch(target, grid, images, sourc
 
 
 def test_patches_are_drawn_anew_in_every_epoch_and_for_every_seed(target, grid, images):
-    source = MetaAttributions(target, grid, patches=4)
+    source = TVELoss(target, grid, patches_per_image=4)
     first, again, later = (source(batch_of(images), epoch)["patch"] for epoch in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
-    other = MetaAttributions(target, grid, patches=4, seed=1)(batch_of(images))["patch"]
+    other = TVELoss(target, grid, patches_per_image=4, seed=1)(batch_of(images))["patch"]
     assert not torch.equal(first, other)
 
 
-CHANGES = [{"hops": (1,)}, {"hops": (2, 1)}, {"patches": 2}, {"seed": 1}, {"grid": PatchGrid(32, 4)}]
+CHANGES = [{"hops": (1,)}, {"hops": (2, 1)}, {"patches_per_image": 2}, {"seed": 1}, {"grid": PatchGrid(32, 4)}]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_what_is_stored_is_keyed_by_all_that_it_depends_on(target, grid, images, change):
     """What changes the rows changes the key: another one is told, and the rows say that it had to be."""
-    one, other = (MetaAttributions(target, **{"grid": grid} | settings) for settings in ({}, change))
+    one, other = (TVELoss(target, **{"grid": grid} | settings) for settings in ({}, change))
     assert one.key() != other.key()
     rows, others = (source(batch_of(images)) for source in (one, other))
     assert rows["meta"].shape != others["meta"].shape or not torch.equal(rows["meta"], others["meta"])
@@ -117,14 +117,14 @@ def test_what_is_stored_is_keyed_by_all_that_it_depends_on(target, grid, images,
 
 def test_what_changes_no_row_changes_no_key(target, make_target, grid, images):
     other_head = make_target(num_classes=3)
-    one, other = MetaAttributions(target, grid), MetaAttributions(other_head, grid, [2], chunk_size=3)
+    one, other = TVELoss(target, grid), TVELoss(other_head, grid, [2], chunk_size=3)
     assert one.key() == other.key()
     torch.testing.assert_close(one(batch_of(images)), other(batch_of(images)), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_stored_of_another_backbone_or_by_another_source_has_another_key(target, make_target, grid):
     other = make_target(seed=1)
-    sources = [MetaAttributions(target, grid), MetaAttributions(other, grid)]
+    sources = [TVELoss(target, grid), TVELoss(other, grid)]
     sources += [Features(target, [0]), Features(target, [0, 1]), Features(target, [1]), Features(other, [0])]
     keys = [str(source.key()) for source in sources]
     assert len(set(keys)) == len(keys)

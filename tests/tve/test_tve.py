@@ -7,27 +7,30 @@ import pytest
 import references
 import torch
 from torch import nn
-from toys import ADAM, LIGHT, Given, Perfect, Small, batch_of, equal, fit, state, step
+from toys import LIGHT, Given, Perfect, Small, batch_of, equal, fit, state, step, training
 
-from explainers.training import ExplainerTraining
 from explainers.training.sources import complete
+from explainers.tve.meta_attribution import TVELoss
 from explainers.tve.oracle import Oracle
 from explainers.tve.tve import TVE
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 
 
-def loss_of(tve, images):
+def loss_of(module, images):
     """Of an epoch's draws, without a step."""
-    seen = complete(batch_of(images), tve.sources)
-    return tve.loss(tve.predict(seen), seen)
+    seen = complete(batch_of(images), module.sources)
+    return module.loss.loss(module.explainer.predict(seen), seen)
+
+
+def patches(count, **settings):
+    return partial(TVELoss, patches_per_image=count, **settings)
 
 
 @torch.no_grad()
 def test_a_perfect_network_has_no_loss(target, grid, images):
-    tve = TVE(target, grid, Perfect, hops=(1,), patches_per_image=3)
-    assert step(tve, batch_of(images)) < 1e-8
-    worse = TVE(target, grid, partial(Perfect, hops=0), hops=(1,), patches_per_image=3)
+    exact, worse = (training(TVE(target, grid, partial(Perfect, hops=hops), hops=(1,)), patches(3)) for hops in (1, 0))
+    assert step(exact, batch_of(images)) < 1e-8
     assert step(worse, batch_of(images)) > 0.1
 
 
@@ -50,16 +53,17 @@ def test_a_perfect_network_gives_the_heatmaps_of_the_oracle(target, grid, images
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_the_loss_is_the_papers(target, grid, images, reduction):
     """Equation 7; the released code takes the mean over the width of the embedding instead of the sum."""
-    tve = TVE(target, grid, LIGHT, patches_per_image=3, hops=(1,), reduction=reduction)
-    seen = complete(batch_of(images), tve.sources)
+    tve = TVE(target, grid, LIGHT, hops=(1,))
+    module = training(tve, patches(3, reduction=reduction))
+    seen = complete(batch_of(images), module.sources)
     maps = [seen["map_0"], seen["map_1"]]
     expected = references.tve_loss(tve.network(images, seen["embedding"], maps), seen["meta"], seen["patch"])
     if reduction == "mean":
         expected = expected / 24
-    tve.uncalibrated = False  # or the first step would calibrate the network
+    module.calibrated = True  # or the first step would calibrate the network
     stored = {name: value for name, value in seen.items() if name != "image"}
     for batch in (batch_of(images), seen, stored):
-        torch.testing.assert_close(step(tve, batch), expected, rtol=1e-4, atol=0)
+        torch.testing.assert_close(step(module, batch), expected, rtol=1e-4, atol=0)
 
 
 @torch.no_grad()
@@ -143,9 +147,9 @@ class Nearly(Perfect):
 def test_validation_measures_theorem_1_on_the_predicted_classes(target, grid, images, off):
     """The means over the covered patches of all batches, 4 and 1 images; of the last epoch alone."""
     still = partial(torch.optim.SGD, lr=0.0)
-    tve = TVE(target, grid, partial(Nearly, off=off), still, hops=(1,), patches_per_image=3)
-    logged = fit(tve, images, epochs=2, validate=True).callback_metrics
-    drawn, labels = tve.meta(batch_of(images))["patch"], target(images).argmax(1)
+    module = training(TVE(target, grid, partial(Nearly, off=off), hops=(1,)), patches(3), still)
+    logged = fit(module, images, epochs=2, validate=True).callback_metrics
+    drawn, labels = module.loss(batch_of(images))["patch"], target(images).argmax(1)
     found = []
     for i, normalised in enumerate(target.normalise(images)):
         for g_and_h in references.meta_attribution(target.embed, normalised, 4, 1)[drawn[i]]:
@@ -165,10 +169,10 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
     target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
     before = state(target)
     torch.manual_seed(0)  # of the network's weights
-    tve = TVE(target, grid, network, partial(torch.optim.Adam, lr=lr), hops=(1,), patches_per_image=4)
-    start = loss_of(tve.eval(), images).item()
-    fit(tve, images, epochs=25)
-    assert loss_of(tve, images) < start / 2
+    module = training(TVE(target, grid, network, hops=(1,)), patches(4), partial(torch.optim.Adam, lr=lr))
+    start = loss_of(module.eval(), images).item()
+    fit(module, images, epochs=25)
+    assert loss_of(module, images) < start / 2
     assert equal(state(target), before)
     assert all(weight.grad is None for weight in target.parameters())
 
@@ -181,43 +185,43 @@ def test_a_target_sees_without_dropout_while_the_explainer_trains(make_target, g
         noisy.embed(noisy.normalise(images)), noisy.embed(noisy.normalise(images))
     )  # it would matter
     calm = target.embed(target.normalise(images))
-    tve = TVE(target, grid, LIGHT, ADAM).train()
+    tve = TVE(target, grid, LIGHT).train()
     assert tve.network.training
     assert not any(module.training for module in target.modules())
-    torch.testing.assert_close(complete(batch_of(images), tve.sources)["embedding"], calm)
+    torch.testing.assert_close(tve.reads(batch_of(images))["embedding"], calm)
     tve.eval().train()
-    torch.testing.assert_close(complete(batch_of(images), tve.sources)["embedding"], calm)
+    torch.testing.assert_close(tve.reads(batch_of(images))["embedding"], calm)
 
 
 def test_the_first_step_calibrates_a_fresh_light_network_and_no_later_one_does(target, grid, images):
-    tve = TVE(target, grid, LIGHT, ADAM, patches_per_image=4)
-    first = tve.meta(batch_of(images[:4]))  # the first batch of the first epoch
-    fit(tve, images, epochs=2)
+    tve = TVE(target, grid, LIGHT)
+    module = training(tve, patches(4))
+    first = module.loss(batch_of(images[:4]))  # the first batch of the first epoch
+    fit(module, images, epochs=2)
     torch.testing.assert_close(tve.network.mean_g, first["meta"][:, :, 0].mean((0, 1)))
     assert not torch.allclose(tve.network.scale, torch.ones(()))
 
 
 def test_training_images_are_cropped_and_validation_images_are_not(target, grid, images):
     plain, cropping = (
-        TVE(target, grid, partial(Given, meta=torch.zeros(5, 16, 2, 24)), min_crop=c) for c in (None, 0.3)
+        training(TVE(target, grid, partial(Given, meta=torch.zeros(5, 16, 2, 24))), min_crop=c) for c in (None, 0.3)
     )
     torch.testing.assert_close(step(cropping, batch_of(images)), step(cropping, batch_of(images)))
     assert not torch.allclose(step(cropping, batch_of(images)), step(plain, batch_of(images)))
     logged = []
-    for tve in (plain, cropping):
-        training = ExplainerTraining(tve)
-        training.log = lambda name, value, **_: logged.append((name, value.compute()))
-        training.validation_step(batch_of(images), 0)
+    for module in (plain, cropping):
+        module.log = lambda name, value, **_: logged.append((name, value.compute()))
+        module.validation_step(batch_of(images), 0)
     assert logged[0] == logged[1]
 
 
 def test_training_needs_an_optimizer(target, grid, images):
     with pytest.raises(ValueError, match="training needs an optimizer"):
-        fit(TVE(target, grid, Small), images, epochs=1)
+        fit(training(TVE(target, grid, Small), optimizer=None), images, epochs=1)
 
 
 def test_only_the_network_is_trained(target, grid, images):
-    tve = TVE(target, grid, Small, ADAM)
-    trainer = fit(tve, images, epochs=1)
+    tve = TVE(target, grid, Small)
+    trainer = fit(training(tve), images, epochs=1)
     trained = {id(weight) for group in trainer.optimizers[0].param_groups for weight in group["params"]}
     assert trained == {id(weight) for weight in tve.network.parameters()}

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from toys import ADAM, LIGHT, Small, equal, fit, state
+from toys import LIGHT, Small, equal, fit, state, training
 
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
@@ -15,7 +15,7 @@ from explainers.tve.tve import TVE
 
 
 def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, images, tmp_path):
-    fit(TVE(target, grid, LIGHT, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    fit(training(TVE(target, grid, LIGHT)), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert checkpoint["state_dict"]
     assert all(name.startswith("network.") for name in checkpoint["state_dict"])
@@ -23,14 +23,14 @@ def test_a_checkpoint_holds_no_weights_of_the_target_but_its_name(target, grid, 
 
 
 def test_a_checkpoint_of_another_width_is_refused(target, make_target, grid, images, tmp_path):
-    fit(TVE(target, grid, Small, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    fit(training(TVE(target, grid, Small)), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match="target.embed_dim: 24 → 48"):
-        fit(TVE(make_target(embed_dim=48), grid, Small, ADAM), images, 2, resume=tmp_path / "last.ckpt")
+        fit(training(TVE(make_target(embed_dim=48), grid, Small)), images, 2, resume=tmp_path / "last.ckpt")
 
 
 def test_exported_weights_explain_as_before(target, grid, images, tmp_path):
-    tve = TVE(target, grid, LIGHT, ADAM, hops=(1,))
-    fit(tve, images, epochs=2)
+    tve = TVE(target, grid, LIGHT, hops=(1,))
+    fit(training(tve), images, epochs=2)
     path = tve.export(tmp_path)
     assert path == tmp_path / "explainer.safetensors"
     again = TVE(target, grid, LIGHT, hops=(1,), weights=str(path)).eval()
@@ -40,8 +40,8 @@ def test_exported_weights_explain_as_before(target, grid, images, tmp_path):
 
 def test_weights_to_start_from_are_not_calibrated_away(target, grid, images, tmp_path):
     path = TVE(target, grid, LIGHT).export(tmp_path)
-    tve = TVE(target, grid, LIGHT, ADAM, weights=str(path))
-    fit(tve, images, epochs=1)
+    tve = TVE(target, grid, LIGHT, weights=str(path))
+    fit(training(tve), images, epochs=1)
     assert torch.equal(tve.network.mean_g, torch.zeros(24))
 
 
@@ -83,22 +83,22 @@ def test_an_explainer_of_other_weights_of_the_backbone_needs_to_be_allowed(targe
 
 
 def test_a_checkpoint_of_other_weights_of_the_backbone_needs_to_be_allowed(target, make_target, grid, images, tmp_path):
-    fit(TVE(target, grid, Small, ADAM), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    fit(training(TVE(target, grid, Small)), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
     finetuned = make_target(seed=1)
     before, resume = state(finetuned), partial(fit, images=images, epochs=2, resume=tmp_path / "last.ckpt")
     with refused(target, finetuned):
-        resume(TVE(finetuned, grid, Small, ADAM))
-    assert resume(TVE(finetuned, grid, Small, ADAM, allow_finetuned_backbone=True)).current_epoch == 2
+        resume(training(TVE(finetuned, grid, Small)))
+    assert resume(training(TVE(finetuned, grid, Small, allow_finetuned_backbone=True))).current_epoch == 2
     assert equal(state(finetuned), before)
 
 
 def test_finetuning_goes_on_from_its_own_checkpoint(target, make_target, grid, images, tmp_path):
     """Which belongs to the fine-tuned backbone, though its first weights did not."""
     path, finetuned = str(TVE(target, grid, Small).export(tmp_path)), make_target(seed=1)
-    tve = TVE(finetuned, grid, Small, ADAM, weights=path, allow_finetuned_backbone=True)
-    fit(tve, images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
-    again = TVE(finetuned, grid, Small, ADAM)
-    assert fit(again, images, epochs=2, resume=tmp_path / "last.ckpt").current_epoch == 2
+    tve = TVE(finetuned, grid, Small, weights=path, allow_finetuned_backbone=True)
+    fit(training(tve), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
+    again = TVE(finetuned, grid, Small)
+    assert fit(training(again), images, epochs=2, resume=tmp_path / "last.ckpt").current_epoch == 2
 
 
 def test_weights_that_are_not_there_are_asked_for(target, grid):

@@ -90,5 +90,5 @@ def test_the_curvature_is_the_second_derivative_of_the_divergence(target, grid, 
 
 
 def test_errors_in_the_units_of_a_method_choose_nothing(target, grid, files):
-    with pytest.raises(InputError, match="expected explainer.select=rank_correlation or iou"):
+    with pytest.raises(InputError, match="expected module.select=rank_correlation or iou"):
         swept(target, grid, files, select="e_rmse", calibrate=True)

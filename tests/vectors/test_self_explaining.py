@@ -152,7 +152,7 @@ def test_the_prediction_only_twin_needs_no_attributions(target, grid, tmp_path):
 @pytest.mark.parametrize("labels", [LABELS, None])
 def test_what_explains_itself_needs_a_teacher(target, grid, labels):
     with pytest.raises(
-        ValueError, match=r"explainer\.teacher, a file or base, for alpha=0\.8, got none: train the"
+        ValueError, match=r"module\.teacher, a file or base, for alpha=0\.8, got none: train the"
     ) as caught:
         fit(build(target, grid, labels=labels))
     assert "\n" not in str(caught.value)

@@ -174,9 +174,9 @@ def test_a_clip_learns_to_predict_with_a_text_head(tmp_path, capsys):
         "target=clip_vit_b32",
         *(f"++target.model.{key}={value}" for key, value in model.items()),
         *("data=digits", "data.size.train=8", "data.size.val=8", "data.batch_size=4"),
-        *("grid.image_size=32", "grid.patch_size=8", "explainer.alpha=1", "explainer.teacher=null", "cache=none"),
-        *("projection@explainer.projection=text", "explainer.projection.model=tiny-quickgelu", "explainer.scale=100"),
-        *("explainer.projection.pretrained=''", "trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
+        *("grid.image_size=32", "grid.patch_size=8", "module.alpha=1", "module.teacher=null", "cache=none"),
+        *("projection@module.projection=text", "module.projection.model=tiny-quickgelu", "module.scale=100"),
+        *("module.projection.pretrained=''", "trainer.max_epochs=1", "logger=csv", NO_PICTURES, *QUIET),
         "data.domain=plain",
         folder=tmp_path,
     )

@@ -153,11 +153,9 @@ def refused(build, told, error=ValueError, **settings):
 
 def test_swapped_files_are_refused_with_what_they_are(build, files):
     swapped = {"predicting": files["explaining"], "explaining": files["predicting"]}
-    refused(
-        build, r"explainer\.predicting a model trained without .* alpha=0\.8 in .*explaining/.* swapped\?", **swapped
-    )
-    refused(build, r"explainer\.explaining a model trained with .* got alpha=1 in", explaining=files["predicting"])
-    refused(build, r"explainer\.onto a model trained without .* got alpha=0\.8 in", onto=files["explaining"])
+    refused(build, r"module\.predicting a model trained without .* alpha=0\.8 in .*explaining/.* swapped\?", **swapped)
+    refused(build, r"module\.explaining a model trained with .* got alpha=1 in", explaining=files["predicting"])
+    refused(build, r"module\.onto a model trained without .* got alpha=0\.8 in", onto=files["explaining"])
 
 
 @pytest.mark.parametrize("role", ["predicting", "explaining", "onto"])
@@ -167,12 +165,12 @@ def test_a_model_of_another_kind_or_of_another_base_is_refused_with_both(
     alpha = 0.8 if role == "explaining" else 1
     resnet, other = make_target("test_resnet"), make_target(seed=1)
     path = exported(resnet, PatchGrid(32, 32), tmp_path / "resnet", alpha=alpha, seed=1)
-    refused(build, rf"a vit_tiny_patch16_224 for explainer\.{role}, got test_resnet in .*resnet/", **{role: path})
+    refused(build, rf"a vit_tiny_patch16_224 for module\.{role}, got test_resnet in .*resnet/", **{role: path})
     path = exported(other, grid, tmp_path / "other", alpha=alpha, seed=1)
     hashes = weights_hash(target.backbone)[:12], weights_hash(other.backbone)[:12]
     refused(
         build,
-        rf"explainer\.{role} a model .* {hashes[0]}\), got one from another base model \({hashes[1]}\)",
+        rf"module\.{role} a model .* {hashes[0]}\), got one from another base model \({hashes[1]}\)",
         **{role: path},
     )
 
@@ -207,13 +205,13 @@ def test_a_vector_between_models_of_other_classes_is_refused(build, target, grid
 def test_files_of_something_else_and_missing_ones_are_refused(build, tmp_path):
     refused(build, "no trained explainer at .*nowhere", InputError, onto=str(tmp_path / "nowhere.safetensors"))
     save_file({"weight": torch.ones(2)}, tmp_path / "any.safetensors")
-    refused(build, r"explainer\.onto, got None in .*any\.safetensors", onto=str(tmp_path / "any.safetensors"))
+    refused(build, r"module\.onto, got None in .*any\.safetensors", onto=str(tmp_path / "any.safetensors"))
 
 
 def test_a_transferred_model_is_no_parent_and_is_named(build, tmp_path):
     path = str(build().export(tmp_path))
     for role in ("predicting", "explaining", "onto"):
-        refused(build, rf"explainer\.{role} .*{path}", **{role: path})
+        refused(build, rf"module\.{role} .*{path}", **{role: path})
 
 
 def test_a_file_that_is_no_safetensors_file_is_named(build, tmp_path):
@@ -227,7 +225,7 @@ def test_attributions_of_all_classes_are_nothing_to_compare_with(build):
 
 @pytest.mark.parametrize("empty", ["lambda_1", "lambda_2"])
 def test_nothing_to_try_is_refused(build, empty):
-    refused(build, r"expected values of explainer\.lambda_1 and lambda_2, got .*\[\]", **{empty: []})
+    refused(build, r"expected values of module\.lambda_1 and lambda_2, got .*\[\]", **{empty: []})
 
 
 def test_attributions_on_another_grid_are_kept_apart(build, target, files, tmp_path):
@@ -279,5 +277,5 @@ def test_calibrated_attributions_have_the_size_of_the_labels(build, tmp_path):
 
 @pytest.mark.parametrize("select", ["e_rmse", "relative_error"])
 def test_errors_without_the_factor_do_not_select_calibrated_attributions(build, select):
-    with pytest.raises(ValueError, match=f"select=rank_correlation or iou with explainer.calibrate.*got {select}"):
+    with pytest.raises(ValueError, match=f"select=rank_correlation or iou with module.calibrate.*got {select}"):
         build(calibrate=True, select=select)

@@ -202,9 +202,7 @@ def test_statistics_of_batch_norm_stay_those_of_the_base_model(make_model, grid)
 
 
 def test_what_is_held_needs_a_teacher_and_a_kept_head_is_linear(make_model, target, grid, tmp_path):
-    with pytest.raises(
-        InputError, match=r"explainer\.teacher, a file or base, for explainer\.predictions=teacher, got none"
-    ):
+    with pytest.raises(InputError, match=r"module\.teacher, a file or base, for module\.predictions=teacher, got none"):
         fit(build(target, grid, None, alpha=1, teacher=None), tmp_path)
     other = TargetModel(make_model(), head=torch.nn.Sequential(torch.nn.Linear(24, 5))).eval()
     with pytest.raises(InputError, match="expected a linear head to keep, got Sequential of vit_tiny"):

@@ -22,11 +22,11 @@ def runs(tmp_path_factory):
     cache = f"cache_dir={root / 'cache'}"
     source, onto = root / "source/model.safetensors", root / "predicting/model.safetensors"
     fast = (*TINY, *FAST, cache)
-    pairs = "explainer.labels.pairs=2"
+    pairs = "module.labels.pairs=2"
     train("experiment=quickstart_source", *fast, pairs, "data.without=small", folder=root / "source")
     train("experiment=quickstart_predicting", *fast, "data.domain=small", folder=root / "predicting")
-    learns = (pairs, "data.domain=small", f"explainer.weights={onto}")
-    own_domain = ("data.without=null", "explainer.teacher=${explainer.weights}")
+    learns = (pairs, "data.domain=small", f"module.weights={onto}")
+    own_domain = ("data.without=null", "module.teacher=${module.weights}")
     train("experiment=quickstart_source", *fast, *learns, *own_domain, folder=root / "explaining")
     train(
         "experiment=quickstart_vector",
@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
             *QUIET,
             cache,
         ),
-        *("explainer.labels.budget=20", f"explainer.explaining={source}", f"explainer.onto={onto}"),
+        *("module.labels.budget=20", f"module.explaining={source}", f"module.onto={onto}"),
         "data.domain=small",
         folder=root / "vector",
     )
@@ -130,9 +130,9 @@ def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
     command = shlex.split(re.sub(r"\\\n# *", "", head[head.index("python train.py") :]))
     swept = {"source": "source=plain", "data.domain": "data.domain=small"}
     cfg = composed_once("train", *(swept.get(word.split("=")[0], word) for word in command if "=" in word))
-    assert cfg.explainer.predicting == "runs/quickstart_predicting/plain/model.safetensors"
-    assert cfg.explainer.explaining == "runs/quickstart_explaining/plain/model.safetensors"
-    assert cfg.explainer.onto == "runs/quickstart_predicting/small/model.safetensors"
+    assert cfg.module.predicting == "runs/quickstart_predicting/plain/model.safetensors"
+    assert cfg.module.explaining == "runs/quickstart_explaining/plain/model.safetensors"
+    assert cfg.module.onto == "runs/quickstart_predicting/small/model.safetensors"
     assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/quickstart_transfers/plain/small"
     assert "runs/quickstart_transfers" in (ROOT / "configs/figures/similarity.yaml").read_text().split("folder:")[1]
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from explainers.app.explanation import data_url, picture_name
 from explainers.app.page.curves import curves_svg
 from explainers.app.page.shown import CHANCE, LEVELS, MOST_TEXTS, Shown, Side, Text
-from explainers.app.saving import data_url, picture_name
-from explainers.app.texts import in_words
+from explainers.app.texts import summarise
 from explainers.errors import InputError, check_range
 from explainers.report.overlays import BLUE, CONSTANT, RED, ColourScale, annotated, colour_scale, legend_colours, tints
 from explainers.report.side_by_side import LIKENESS
@@ -85,7 +85,7 @@ def picture(
     pixels = torch.from_numpy(np.array(shown.picture)).permute(2, 0, 1)
     title = f"{name} {shown.score(chosen):.2f}"
     if isinstance(chosen, Text) and chosen.against:
-        title += f" against {in_words(chosen.against)}"
+        title += f" against {summarise(chosen.against)}"
     parts = [
         annotated(
             pixels,

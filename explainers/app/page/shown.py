@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from explainers import Explainer, PreparedExplainer
 from explainers.app.choosing import passes_of
 from explainers.app.page.turns import MANY_PASSES, Turns
+from explainers.app.prepared import PreparedTexts
 from explainers.app.session import Session
-from explainers.app.texts import PreparedTexts
 from explainers.errors import InputError, check_range, checks_choices
 from explainers.images.decoding import middle_square
 from explainers.likeness import Likeness, likeness
@@ -168,7 +168,7 @@ class Shown:
             texts = self._texts.get(method) or PreparedTexts(explainer, self.session.text_head, self.image)
             if not copied:
                 self._texts[method] = texts
-            return texts.told_apart(index.against or None).heatmaps([index.text])[0]
+            return texts.relative_to(index.against or None).heatmaps([index.text])[0]
         classes = torch.tensor([index], device=self.image.device)
         if not isinstance(explainer, PreparedExplainer):
             return explainer(self.image, classes)[0]

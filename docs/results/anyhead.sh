@@ -1,0 +1,31 @@
+# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|parts|curve
+set -e
+W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
+
+train() { # the explainer that is shipped, and the heads of the other tasks
+  python train.py experiment=anyhead_vit_tiny trainer=ddp trainer.devices=2 data.batch_size=16 $W
+  python train.py -m experiment=linear_head data=imagenette,cats_vs_dogs,cifar10 $W
+}
+
+tasks() {
+  python eval.py experiment=eval_anyhead trainer=ddp trainer.devices=2 $W
+  python eval.py experiment=eval_replot results.files=[docs/results/anyhead.json] figures=[curves] differences=AttnLRP-PLUS name=anyhead_replot
+}
+
+images() { # all 500 images
+  python eval.py experiment=eval_anyhead $W explainers=[anyhead] methods=[AttnLRP-PLUS] ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 \
+    tasks.imagenet_val.data.test.limit=null figures=[] name=eval_500
+}
+
+parts() { # likewise the other rows; for paths=direct the second command also needs explainers.anyhead.network.paths=direct
+  python train.py experiment=anyhead_vit_tiny $W data.train.limit=1100 name=anyhead_1100
+  python eval.py experiment=eval_anyhead $W explainers=[anyhead] methods=[] evaluation.reference=null evaluation.removals=[zero,drop] \
+    ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 figures=[] explainers.anyhead.weights=runs/anyhead_1100/explainer.safetensors name=ablation_1100
+}
+
+curve() {
+  python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny_patch16_224.augreg_in1k.safetensors --bf16 --output curve.json --figure docs/results/curve.png
+  python benchmarks/curve.py --read docs/results/curve.json
+}
+
+"$1"

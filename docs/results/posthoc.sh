@@ -1,0 +1,27 @@
+# The commands behind docs/results/posthoc.md, from the root of the project: bash docs/results/posthoc.sh all|pairs|tables
+set -e
+W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data"
+
+all() {
+  python eval.py experiment=posthoc $W
+  python eval.py experiment=posthoc $W name=posthoc_masks explainers=[kernel_shap] explainers.kernel_shap.budget=300 \
+    'methods=[Saliency,DeepLift,ViTCX,Occlusion,TAM,IntegratedGradients,SmoothGrad,GradientSHAP,ScoreCAM,{RISE:{masks:300}},{LIME:{samples:300}}]'
+  python eval.py experiment=posthoc $W name=posthoc_vit_cx explainers=[] 'methods=[{ViTCX:{features:norm,released:true}}]'
+  python eval.py experiment=posthoc $W name=posthoc_direct explainers=[] methods=[DirectPaths]
+  python train.py experiment=tve_vit_tiny $W
+  python eval.py experiment=posthoc $W name=posthoc_tve explainers=[tve] explainers.tve.weights=runs/tve_vit_tiny/explainer.safetensors methods=[]
+  python eval.py experiment=posthoc $W name=posthoc_drop evaluation.removals=[drop] \
+    methods=[DecompX,DecompX-PLUS,DecompX-SkipPLUS,AttnLRP-PLUS,GAE,AttCAT,ALTI-Rollout,TokenTM]
+}
+
+pairs() {
+  python eval.py experiment=posthoc $W name=posthoc_pairs methods=[GAE,AttnLRP-PLUS,DecompX-PLUS,DecompX-SkipPLUS,LibraGAE] trainer.precision=32-true
+}
+
+tables() {
+  python eval.py experiment=eval_replot figures=[ranking] name=posthoc_all results.files=[docs/results/posthoc.json]
+  python eval.py experiment=eval_replot name=posthoc_drop results.files=[docs/results/posthoc_drop.json]
+  python eval.py experiment=eval_replot name=posthoc_pairs_again results.files=[docs/results/posthoc_pairs.json] differences=DecompX-PLUS figures=[radar]
+}
+
+"$1"

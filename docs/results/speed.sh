@@ -1,0 +1,39 @@
+# The commands behind docs/results/speed.md, from the root of the project: bash docs/results/speed.sh tve|anyhead|methods|peers|steps|computed
+set -e
+
+tve() {
+  python benchmarks/explain.py --threads 1 --precision bf16 --rounds 3 --output runs/explain.json
+  python benchmarks/explain.py --threads 1 --precision bf16 --rounds 3 --target vit_base --skip oracle --tasks 1
+  python eval.py experiment=eval_replot figures=[throughput,cost] figures.throughput.file=docs/results/speed.json figures.cost.file=docs/results/speed.json
+}
+
+anyhead() {
+  python benchmarks/explain.py --threads 1 --classes 1000 --rounds 11 --skip oracle --skip paper --skip shared --tasks 1
+  python benchmarks/explain.py --threads 1 --classes 1000 --rounds 5 --skip oracle --skip paper --skip shared --tasks 1 --target vit_base --batch-size 8
+}
+
+methods() {
+  python benchmarks/posthoc.py --threads 1 --precision fp32
+  python benchmarks/posthoc.py --threads 1 --precision bf16
+}
+
+peers() { # after `make peers`
+  python benchmarks/kernelshap.py --threads 1 --target-size digits --images 4 --rounds 3
+  python benchmarks/metrics.py --threads 1
+  python benchmarks/loaders.py
+}
+
+steps() {
+  OMP_NUM_THREADS=1 python train.py experiment=quickstart_tve debug=profile target=vit_tiny target.model.pretrained=false cache=none \
+    module.loss.patches_per_image=1 data.batch_size=8 'data.size={train:80,val:8,test:8}'
+  python benchmarks/throughput.py --threads 1 --rounds 5
+}
+
+computed() {
+  python benchmarks/memory.py
+  python benchmarks/memory.py --check
+  python benchmarks/scaling.py --table flops --table days --table rows --table traffic
+  python benchmarks/scaling.py --table beton --images data/imagenet_samples
+}
+
+"$1"

@@ -1,0 +1,26 @@
+# The commands behind docs/results/words.md, from the root of the project: bash docs/results/words.sh texts|likeness|prompts
+set -e
+W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data"
+A=explainers/shipped/vit_tiny_patch16_224.augreg_in21k_ft_in1k/anyhead/explainer.safetensors
+
+texts() {
+  python eval.py experiment=eval_text $W explainers.anyhead.weights=$A
+  python eval.py experiment=eval_text $W explainers.anyhead.weights=$A tasks=[ecssd] ~tasks.imagenet_val tasks.ecssd.data.num_workers=1 \
+    tasks.ecssd.data.eval_batch_size=10 evaluation.classes=predicted name=eval_text_ecssd
+  python eval.py experiment=eval_text_score $W explainers.anyhead.weights=$A trainer.precision=bf16-mixed
+  python eval.py experiment=eval_replot 'results.files=[docs/results/text.json,docs/results/text_ecssd.json]' 'figures=[]' differences=anyhead_other_text
+}
+
+likeness() {
+  python train.py experiment=anyhead target=fastvit_t8 ++target.model.inference_mode=true ++target.model.num_classes=0 weights=fastvit_t8.reparam.fp16.safetensors \
+    data.root=data/imagenet_samples data.val.limit=40 module.loss.functionals=images trainer.precision=bf16-mixed logger=csv name=anyhead_fastvit
+  python benchmarks/likeness.py --model fastvit_t8 --weights fastvit_t8.reparam.fp16.safetensors --reparameterised --gallery data/imagenette/train data/caltech \
+    --root data/ecssd --explainer runs/anyhead_fastvit
+}
+
+prompts() {
+  python benchmarks/prompts.py --target clip_vit_b32 --target clip_vit_b16 --threads 1 --batch-size 2 --prompts 1 10 1000
+  python benchmarks/prompts.py --target vit_tiny --target vit_base --threads 1 --batch-size 4 --prompts 1 10 1000
+}
+
+"$1"

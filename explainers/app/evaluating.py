@@ -1,0 +1,149 @@
+"""How faithful explainers are on some photos: `explainers.evaluate(model, explainers, images)`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from explainers import Explainer
+from explainers.app.choosing import Method, choose, passes_of
+from explainers.app.photos import Images, Photo, decoded_batches, photos_of
+from explainers.app.session import Classes, Session
+from explainers.errors import InputError, check_positive
+from explainers.evaluation.evaluation import Evaluation, measure
+from explainers.evaluation.result import CURVES, EvaluationResult, columns_of
+from explainers.masking import PatchGrid, Removal
+from explainers.metrics.curves import Curve
+from explainers.posthoc import build
+from explainers.posthoc.defaults import COMPARED_METHODS
+
+BATCH = 8
+"""Largest number of images that are measured at once, unless another one is asked for."""
+
+LEVELS = 21
+"""Number of sparsities, including 0 and 1."""
+
+
+def evaluate(
+    model: str | nn.Module,
+    explainers: Mapping[str, Method] | Sequence[Method] | None,
+    images: Images,
+    *,
+    classes: Classes = None,
+    weights: str | Path | None = None,
+    device: str | torch.device | None = None,
+    curves: Sequence[Curve] = CURVES,
+    removal: Removal = "zero",
+    levels: int = LEVELS,
+    grid: PatchGrid | None = None,
+    batch_size: int = BATCH,
+) -> EvaluationResult:
+    """Measure how faithful explainers of a model are: what its outputs do when patches go in the order of heatmaps.
+
+    Fidelity⁺ is the mean drop of the probability of the class while the most important patches are removed, Fidelity⁻
+    while they are kept. Every explainer stands beside chance, on the same images and with the same masks.
+
+    Args:
+        model: see `explain`.
+        explainers: name → explainer, or a list of explainers: any function of uint8 images (B, C, H, W) and classes
+            (B,) that returns heatmaps (B, P, P), a name of a method, or what `explain` takes else. `None` takes the
+            default methods that explain the model.
+        images: see `explain`.
+        classes: the class whose probability is measured, by name or index, or one for each image; `None` for the
+            predicted ones.
+        weights: see `explain`.
+        device: see `explain`.
+        curves: names of what is measured, see `explainers.metrics.CURVES`.
+        removal: what replaces removed patches: `zero`, `black`, or `drop`.
+        levels: number of sparsities, including 0 and 1: each explainer takes 2 · (levels − 2) masked images of a photo.
+        grid: the patches of the heatmaps; `None` for the model's own.
+        batch_size: number of images at once.
+
+    Returns:
+        Numbers of each explainer, and of each image; it prints as a table.
+
+    Raises:
+        InputError: for images that cannot be read, and explainers that do not fit the model.
+    """
+    check_positive(batch_size=batch_size)
+    session = Session(model, "auto" if explainers is None else "Chance", weights, device)
+    if explainers is None:
+        built = {each.method: each.explainer for each in add_default_methods(session)}
+    else:
+        built = _build_explainers(session, explainers)
+    chance: Explainer = build("Chance", session.target, grid or session.target.grid)
+    photos = PhotoBatches(session, photos_of(images), batch_size, classes)
+    settings = Evaluation(
+        grid or session.target.grid,
+        curves,
+        levels,
+        removals=(removal,),
+        localization=(),
+        agreement=(),
+        classes="predicted" if classes is None else "label",
+    )
+    return measure_photos(session, {"Chance": chance} | built, photos, settings)
+
+
+def measure_photos(
+    session: Session, explainers: Mapping[str, Explainer], photos: "PhotoBatches", settings: Evaluation
+) -> EvaluationResult:
+    """Measure explainers of the model of a session, see `measure`."""
+    photos.passes = sum(map(passes_of, explainers.values()))
+    photos.passes += len(explainers) * 2 * (settings.levels - 2)
+    numbers, scores = measure(session.target, explainers, photos, settings)
+    return EvaluationResult(numbers, scores.rows, photos.names, columns_of(settings.curves))
+
+
+def add_default_methods(session: Session) -> list[Session]:
+    """A session, and those with the same model and one of the `COMPARED_METHODS` that explain it."""
+    sessions = [session]
+    for method in COMPARED_METHODS:
+        with suppress(InputError):
+            sessions.append(session.with_method(method, "classes"))
+    return sessions
+
+
+def _build_explainers(session: Session, explainers: Mapping[str, Method] | Sequence[Method]) -> dict[str, Explainer]:
+    """Name → explainer; those of a list are named after their methods."""
+    if isinstance(explainers, Mapping):
+        return {name: choose(session.target, method)[0] for name, method in explainers.items()}
+    if isinstance(explainers, str) or not isinstance(explainers, Sequence):
+        raise InputError('explainers= needs a list or a dictionary, such as ["GAE", "RISE"] or {"mine": function}')
+    built: dict[str, Explainer] = {}
+    for method in explainers:
+        explainer, label = choose(session.target, method)
+        if label in built:
+            raise InputError(f"explainers= has {label} twice: give a dictionary with two names")
+        built[label] = explainer
+    return built
+
+
+class PhotoBatches:
+    """Batches of photos as the model sees them, for `measure`, with the `names` of those that were measured.
+
+    Args:
+        session: the model.
+        photos: see `photos_of`.
+        batch_size: number of photos in a batch.
+        classes: see `evaluate`.
+    """
+
+    def __init__(self, session: Session, photos: Sequence[Photo], batch_size: int, classes: Classes = None) -> None:
+        self.session = session
+        self.photos = photos
+        self.batch_size = batch_size
+        self.classes = session.class_indices(classes, len(photos))
+        self.passes = 1
+        self.names: list[str] = []
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        size = self.session.target.grid.image_size
+        reading = (size, self.session.resampling, self.batch_size, "measuring", self.passes)
+        for photos, pixels, numbers in decoded_batches(self.photos, *reading):
+            classes = [self.classes[number] for number in numbers]
+            label = {} if None in classes else {"label": torch.tensor(classes)}
+            yield {"image": pixels} | label
+            self.names += [photo.name for photo in photos]  # once they are measured

@@ -1,0 +1,68 @@
+"""Measures explainers on a data set: the LightningModule of eval.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning import LightningModule
+from torch import Tensor
+
+from explainers import Explainer
+from explainers.evaluation.evaluation import Evaluation, Measurement
+from explainers.models import TargetModel
+from explainers.results.scores import ImageScores
+
+
+class EvaluationModule(LightningModule):
+    """Measures explainers in `Trainer.test`; afterwards `results` holds the numbers of each, `scores` those of images.
+
+    Args:
+        target: the model to explain and to perturb.
+        explainers: name → explainer of this target, on the grid of the settings.
+        settings: what is measured.
+        measured: names of the explainers to measure; `None` measures all. The reference may be none of them.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        explainers: Mapping[str, Explainer],
+        settings: Evaluation,
+        measured: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.columns = settings.columns
+        self.measurement = Measurement(target, explainers, settings, measured).eval()
+        self.target = self.measurement.target
+        self.explainers = self.measurement.explainers
+        self.names = self.measurement.names
+        self.results: dict[str, dict[str, Any]] = {}
+        self.scores: ImageScores | None = None
+        self.measured: dict[str, Any] = {}
+        self.batches = 0
+        """Number of batches that this process has measured; a batch of an earlier number is skipped."""
+
+    @property
+    def forward_passes(self) -> dict[str, int]:
+        """See `Measurement.forward_passes`."""
+        return self.measurement.forward_passes
+
+    def identity(self) -> dict[str, Any]:
+        """Identity of target and settings; after the test also `images`, `precision` and, with labels, `accuracy`."""
+        return self.target.identity() | self.settings.identity() | self.measured
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any] | None:
+        if batch_idx < self.batches:
+            return None
+        found = self.measurement.update(batch, timed=batch_idx > 0)
+        self.batches = batch_idx + 1
+        return found
+
+    def on_test_epoch_end(self) -> None:
+        self.results, self.scores = self.measurement.summarise()
+        measured = {"accuracy": self.measurement.accuracy.compute().item(), "images": len(self.scores.index)}
+        self.measured = {key: value for key, value in measured.items() if value == value}  # without NaN
+        self.measured |= {"precision": self.trainer.precision}
+        logged = {f"{name}/{key}": value for name, row in self.results.items() for key, value in row.items()}
+        logged = {key: value for key, value in (logged | self.measured).items() if isinstance(value, float)}
+        self.log_dict(logged, sync_dist=True)  # equal in all processes; without sync_dist Lightning would warn

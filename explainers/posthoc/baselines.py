@@ -1,0 +1,183 @@
+"""What tables compare with: random heatmaps, and the order of patches that a search finds best."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from explainers.errors import check_positive, check_range, checks_choices
+from explainers.masking import PatchGrid, Removal
+from explainers.models import TargetModel
+from explainers.models.inputs import checked_classes
+from explainers.models.removal import check_removal, masked_probabilities
+
+
+class Chance(nn.Module):
+    """Random scores, independent and uniform in [0, 1). An image gets the same scores in every call.
+
+    Args:
+        target: not used; every explainer takes this argument.
+        grid: the patches of an image.
+        seed: seed of the scores.
+
+    >>> explainer, image = Chance(None, PatchGrid(4, 2)), torch.ones(1, 3, 4, 4, dtype=torch.uint8)
+    >>> heatmaps = explainer(image.expand(2, -1, -1, -1), torch.tensor([0, 1]))
+    >>> heatmaps.shape, torch.equal(heatmaps[0], heatmaps[1])
+    (torch.Size([2, 2, 2]), True)
+    """
+
+    forward_passes = 0
+    ignores_classes = True
+    signed = False
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, seed: int = 0) -> None:
+        super().__init__()
+        self.grid = grid
+        self.seed = seed
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Draw heatmaps (B, P, P) for uint8 images (B, C, H, W); the classes (B,) have no influence."""
+        self.grid.check(images)
+        # The seed depends on the image only, so that the other images of the batch have no influence
+        seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
+        scores = [
+            torch.rand(self.grid.num_patches, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds
+        ]
+        return torch.stack(scores).to(images.device).unflatten(-1, (self.grid.side, -1))
+
+
+STEPS = 20
+"""Number of steps of a search by default; the default of `step` follows from it."""
+
+
+def candidate_counts(num_patches: int, candidates: int, step: int) -> list[int]:
+    """Count the patches that each step of `greedy_order` tries: first all, then at most `candidates` of the remaining.
+
+    >>> candidate_counts(num_patches=9, candidates=5, step=2)
+    [9, 5, 5, 3, 1]
+    """
+    return [num_patches] + [min(candidates, num_patches - chosen) for chosen in range(step, num_patches, step)]
+
+
+def greedy_order(
+    value: Callable[[Tensor], Tensor],
+    batch: int,
+    num_patches: int,
+    candidates: int,
+    step: int,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Order patches greedily: each step chooses the patches that raise the value of the chosen set most.
+
+    The gain of patch z is value(S ∪ {z}) − value(S), where S is the set chosen before. The first step computes it
+    for all patches. A later step computes it for the `candidates` whose gain was highest when last computed, and takes
+    the best `step` of them. Of two patches with equal gains, the one with the lower number comes first.
+
+    Args:
+        value: sets of patches, boolean (B, M, N) → their values (B, M).
+        batch: B, number of images.
+        num_patches: N, number of patches of an image.
+        candidates: number of patches that a step tries, at least `step`.
+        step: number of patches that a step chooses.
+        device: device of the sets that `value` gets.
+
+    Returns:
+        Patch numbers, the first chosen first: int64, (B, N).
+
+    Patches 0 and 1 are worth 4 and 3, but only the better of them counts; patch 2 is worth 2 and patch 3 nothing:
+
+    >>> def value(sets):
+    ...     return (sets * torch.tensor([4.0, 3.0, 0.0, 0.0])).amax(-1) + 2 * sets[..., 2]
+    >>> greedy_order(value, batch=1, num_patches=4, candidates=3, step=1).tolist()
+    [[0, 2, 1, 3]]
+    """
+    check_positive(candidates=candidates)
+    check_range(1, candidates, step=step)
+    single = torch.eye(num_patches, dtype=torch.bool, device=device)
+    chosen = torch.zeros(batch, num_patches, dtype=torch.bool, device=device)
+    gains, order = torch.zeros(batch, num_patches, device=device), []
+    for count in candidate_counts(num_patches, candidates, step):
+        best = gains.masked_fill(chosen, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+        tried = best[:, :count].sort(-1).values  # by number, so that the earlier of two equal patches is first
+        before = chosen[:, None]  # (B, 1, N)
+        values = value(torch.cat([before, before | single[tried]], 1))  # (B, 1 + count, N) → (B, 1 + count)
+        gain = values[:, 1:] - values[:, :1]
+        gains = gains.scatter(1, tried, gain.to(gains.dtype))
+        taken = tried.gather(1, gain.argsort(dim=-1, descending=True, stable=True)[:, :step])
+        chosen = chosen.scatter(1, taken, True)
+        order.append(taken)
+    return torch.cat(order, 1)
+
+
+class GreedyOrder(nn.Module):
+    """The order of patches that a greedy search finds best for deletion and insertion together.
+
+    Tables list it as a reference: it shows which values of these metrics an order of patches can reach. A better order
+    can exist, so it is no upper bound. It is no method for users either, because it maximises the metric that compares
+    explainers, and hides patches by the same `removal`. Heatmaps contain ranks: 1 for the first patch, then
+    (N − 1) / N, ..., and 1 / N for the last.
+
+    `greedy_order` maximises the value f(y | only S) − f(y | all but S), where f is the probability of the class and S
+    the set of the patches chosen so far. The mean of this value over the sizes of S is the area under the insertion
+    curve minus the area under the deletion curve, LeRF − MoRF of TRACE (Wang & Wang, 2024). TRACE reports that an order
+    searched for deletion alone is bad at insertion.
+
+    The method differs from MDA (Walker et al., 2025) in five points:
+
+    - It orders the patches of the grid; MDA orders the cells of SLIC.
+    - It has one criterion; MDA searches insertion up to 90 % of the response, and deletion after that.
+    - It selects candidates by their own gain, so it can search any model; MDA selects them by attention.
+    - Its heatmaps contain ranks; MDA computes magnitudes by a quadratic program.
+    - Patches that lower the probability come last; MDA's evaluation takes the absolute value of every map.
+
+    Args:
+        target: the model to explain.
+        grid: the patches that are ordered.
+        removal: what replaces hidden patches, see `masking.Removal`; the same as in the evaluation.
+        candidates: number of patches that a step tries, each in two forward passes; at least `step`.
+        step: number of patches that a step chooses; `None` for N / 20, rounded up, and at most `candidates`.
+        chunk_size: maximum number of masked images in memory.
+    """
+
+    signed = False
+
+    @checks_choices
+    def __init__(
+        self,
+        target: TargetModel,
+        grid: PatchGrid,
+        removal: Removal = "zero",
+        candidates: int = 28,
+        step: int | None = None,
+        chunk_size: int = 256,
+    ) -> None:
+        super().__init__()
+        check_removal(target, removal)
+        check_positive(candidates=candidates, chunk_size=chunk_size)
+        self.step = min(candidates, -(-grid.num_patches // STEPS)) if step is None else step
+        check_range(1, candidates, step=self.step)
+        target.check_grid(grid)
+        self.target = target.in_eval_mode()
+        self.grid = grid
+        self.removal = removal
+        self.candidates = candidates
+        self.chunk_size = chunk_size
+        counts = candidate_counts(grid.num_patches, candidates, self.step)
+        self.forward_passes = 2 * sum(1 + count for count in counts)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
+        normalised, patches = self.target.normalise(images), self.grid.num_patches
+
+        def value(sets: Tensor) -> Tensor:
+            keep = torch.cat([sets, ~sets], 1)
+            scores = masked_probabilities(
+                self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
+            )
+            inserted, deleted = scores.chunk(2, 1)
+            return inserted - deleted
+
+        order = greedy_order(value, len(images), patches, self.candidates, self.step, images.device)
+        return ((patches - order.argsort(-1)) / patches).unflatten(-1, (self.grid.side, -1))

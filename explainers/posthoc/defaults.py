@@ -1,0 +1,41 @@
+"""The methods that are taken where nobody names one."""
+
+from contextlib import suppress
+from typing import Any, Literal
+
+from torch import nn
+
+from explainers.errors import InputError
+from explainers.masking import PatchGrid
+from explainers.models import TargetModel
+from explainers.posthoc.names import build, labelled
+
+Purpose = Literal["classes", "texts", "likeness"]
+"""What is explained: classes, texts, or why images are alike."""
+
+SIGNED_CAM = {"GradCAM": {"relu": False}}
+"""Grad-CAM without the ReLU of its paper: refinement, texts and likeness need both signs."""
+
+DEFAULT_METHODS: dict[Purpose, tuple[Any, ...]] = {
+    "classes": ("DecompX-SkipPLUS", SIGNED_CAM, {"RISE": {"masks": 500}}, "IntegratedGradients", "Occlusion"),
+    "texts": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM, "IntegratedGradients"),
+    "likeness": ("DirectPaths", "CAM", "DecompX-SkipPLUS", SIGNED_CAM),
+}
+"""Methods in the order in which they are tried, if no trained explainer is known: for transformers, CNNs, any model.
+For classes: by the fidelities in docs/results/posthoc.md; DecompX-PLUS, which is as faithful, marks empty corners."""
+
+COMPARED_METHODS = (*DEFAULT_METHODS["classes"][:2], "GAE")
+"""Methods that are measured beside others where none are named, if they explain the model."""
+
+QUICK = 100
+"""Largest number of forward passes of a method that is measured on many images without being asked for."""
+
+
+def quick_method(target: TargetModel, grid: PatchGrid) -> dict[str, nn.Module]:
+    """Build the first default method for classes that takes `QUICK` passes at most: label → method; empty if none."""
+    for label, (name, options) in labelled(DEFAULT_METHODS["classes"]).items():
+        with suppress(InputError):
+            method = build(name, target, grid, options)
+            if getattr(method, "forward_passes", 1) <= QUICK:
+                return {label: method}
+    return {}

@@ -1,0 +1,115 @@
+"""`explainers.evaluate` computes what an evaluation computes, without Lightning, for any function that explains."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import timm_model
+from lightning import Trainer
+from PIL import Image
+from torch.utils.data import DataLoader
+from toys import SILENT
+
+import explainers
+from explainers.errors import InputError
+from explainers.evaluation import Evaluation, measure
+from explainers.evaluation.probes import PROBES
+from explainers.evaluation.result import CURVES
+from explainers.posthoc import GAE, Chance
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (5, 40, 32, 3), dtype=np.uint8)
+
+
+def edges(images, classes):
+    """A plain function that explains: the contrast of each patch of 8 × 8 pixels."""
+    return images.float().mean(1).unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).std(-1)
+
+
+def test_the_numbers_are_those_of_an_evaluation(target, grid, images):
+    method = GAE(target, grid)
+    measured = {
+        "Chance": Chance(None, grid),
+        "GAE": method,
+        "function": lambda images, classes: method(images, classes),
+    }
+    settings = Evaluation(grid, CURVES, 21, localization=(), agreement=())
+    results, scores = measure(target, measured, ({"image": part} for part in images.split(2)), settings)
+    samples = [{"image": image, "label": -1, "index": number} for number, image in enumerate(images)]
+    evaluation = Evaluation(grid, curves=CURVES, levels=21)(target, measured)
+    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(samples, batch_size=2), verbose=False)
+    for name, expected in evaluation.results.items():
+        for number in (*CURVES, *[f"{curve}_error" for curve in CURVES], "forward_passes"):
+            torch.testing.assert_close(results[name][number], expected[number])
+            if number in CURVES:
+                torch.testing.assert_close(scores.rows[name][number], evaluation.scores.rows[name][number])
+        assert results[name]["seconds_per_image"] > 0
+    assert all(results["function"][curve] == results["GAE"][curve] for curve in CURVES)
+
+
+def test_a_plain_function_takes_part_in_everything_that_an_evaluation_measures(target, grid, images):
+    def method(images, classes):
+        return edges(images, classes) + target(images).gather(-1, classes[:, None])[..., None]
+
+    settings = Evaluation(grid, levels=4, reference="GAE", probes=list(PROBES), removals=["zero", "drop"])
+    evaluation = settings(target, {"method": method, "GAE": GAE(target, grid)})
+    samples = [{"image": image, "label": 1, "index": number} for number, image in enumerate(images)]
+    Trainer(accelerator="cpu", inference_mode=False, **SILENT).test(
+        evaluation, DataLoader(samples, batch_size=2), verbose=False
+    )
+    row = evaluation.results["method"]
+    assert {*PROBES, "rank_correlation", "fidelity_plus_drop"} <= row.keys() and row["forward_passes"] == 1
+
+
+def test_functions_names_and_explainers_are_measured_beside_chance_and_print_as_a_table(tmp_path):
+    model = timm_model()
+    for number, pixels in enumerate(PIXELS):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    result = explainers.evaluate(model, {"edges": edges, "attention": "GAE"}, tmp_path, levels=5, batch_size=2)
+    assert isinstance(result, explainers.EvaluationResult)
+    assert list(result.numbers) == ["Chance", "edges", "attention"] and len(result.images) == 5
+    head, *rows = repr(result).splitlines()
+    assert head.split() == ["5", "images", "Fidelity⁺", "↑", "Fidelity⁻", "↓", "s/image", "↓", "Passes", "↓"]
+    assert [row.split()[0] for row in rows] == ["Chance", "edges", "attention"] and rows[2].count("±") == 2
+    for name, row in result.numbers.items():
+        for curve in CURVES:
+            assert row[curve] == pytest.approx(result.scores[name][curve].mean().item(), abs=1e-6)
+    again = explainers.evaluate(model, [edges, "GAE"], list(PIXELS), levels=5)
+    assert list(again.numbers) == ["Chance", "edges", "GAE"]
+    assert again.numbers["edges"]["fidelity_plus"] == pytest.approx(result.numbers["edges"]["fidelity_plus"], abs=1e-6)
+
+
+def test_the_class_that_is_wanted_is_measured():
+    model = timm_model(as_target=True)
+    one, each = (
+        explainers.evaluate(model, [edges], list(PIXELS), classes=classes, levels=5, curves=["deletion"])
+        for classes in (3, ["class 3", 3, 3, 3, 1])
+    )
+    scores = [result.scores["edges"]["deletion"] for result in (one, each)]
+    assert torch.equal(scores[0][:4], scores[1][:4]) and scores[0][4] != scores[1][4]
+
+
+def test_the_default_methods_are_those_that_explain_the_model(capsys):
+    result = explainers.evaluate(timm_model("test_resnet"), None, PIXELS[:2], levels=3)
+    assert list(result.numbers) == ["Chance", "GradCAM(relu=False)"]
+    assert "explained by GradCAM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"explainers": "GAE"}, "^explainers= needs a list or a dictionary, such as"),
+        ({"explainers": [edges, edges]}, "^explainers= has edges twice: give a dictionary with two names$"),
+        ({"explainers": ["GAEE"]}, "^expected a method of explainers.posthoc, got GAEE: did you mean GAE"),
+        (
+            {"explainers": [lambda images, classes: images]},
+            r"^expected heatmaps of shape \[2, 4, 4\] from <lambda>, got",
+        ),
+        ({"classes": [1]}, "^classes= needs one class, or one for each of 2 images, got 1"),
+        ({"batch_size": 0}, "^expected batch_size above 0"),
+        ({"removal": "blur"}, "^expected removals as a list of "),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(given, message):
+    settings = {"explainers": [edges], "images": PIXELS[:2], "levels": 3} | given
+    with pytest.raises(InputError, match=message) as error:
+        explainers.evaluate(timm_model(), **settings)
+    assert "\n" not in str(error.value)
