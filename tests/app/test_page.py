@@ -154,7 +154,7 @@ def test_the_picture_to_keep_has_all_methods_and_a_plain_name(shown):
 def test_the_documentation_has_the_file_of_the_space():
     root = Path(__file__).parents[2]
     text = (root / "explainers/app/page/space.py").read_text()
-    assert f"```python\n{text}```" in (root / "docs/page.md").read_text()
+    assert f"```python\n{text}```" in (root / "docs/explain.md").read_text()
     compile(text, "app.py", "exec")
 
 
