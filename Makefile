@@ -49,22 +49,22 @@ browser: ## install Chromium and its driver, for the tests of the gallery; needs
 demo demo-vectors: export OMP_NUM_THREADS ?= 1
 QUIET := hydra/hydra_logging=disabled callbacks.progress=null
 
-demo: setup ## train and measure TVE and AnyHead on the embedded digits: a table, curves and a gallery in runs/quickstart_eval
-	@$(BIN)/python train.py experiment=quickstart_target
-	@{ $(BIN)/python train.py -m experiment=quickstart_head data.task=odd,five_or_more,loop $(QUIET) \
-	    && $(BIN)/python train.py experiment=quickstart_anyhead; } & \
-	  $(BIN)/python train.py experiment=quickstart_tve && wait $$!
-	@$(BIN)/python eval.py experiment=quickstart_eval
+demo: setup ## train and measure TVE and AnyHead on the embedded digits: a table, curves and a gallery in runs/demo_eval
+	@$(BIN)/python train.py experiment=demo/target
+	@{ $(BIN)/python train.py -m experiment=demo/head data.task=odd,five_or_more,loop $(QUIET) \
+	    && $(BIN)/python train.py experiment=demo/anyhead; } & \
+	  $(BIN)/python train.py experiment=demo/tve && wait $$!
+	@$(BIN)/python eval.py experiment=demo/eval
 
 # Two processes at a time, one for each domain: $(call by_domain,<experiment>,<option that names the domain>,<options>)
 by_domain = $(BIN)/python train.py -m experiment=$(1) $(2)=plain $(3) & $(BIN)/python train.py -m experiment=$(1) $(2)=small $(3) && wait $$!
 
-demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/quickstart_vectors_eval
-	@$(BIN)/python train.py experiment=quickstart_base trainer=ddp trainer.devices=2
-	@$(call by_domain,quickstart_predicting,data.domain,$(QUIET))
-	@$(call by_domain,quickstart_source,data.without,$(QUIET))
-	@$(call by_domain,quickstart_vector,data.domain,hydra/hydra_logging=disabled)
-	@$(BIN)/python eval.py experiment=quickstart_vectors_eval trainer=ddp trainer.devices=2
+demo-vectors: setup ## train and measure explainability vectors on the digits: a table, curves and heatmaps in runs/demo_vectors_eval
+	@$(BIN)/python train.py experiment=demo/base trainer=ddp trainer.devices=2
+	@$(call by_domain,demo/predicting,data.domain,$(QUIET))
+	@$(call by_domain,demo/source,data.without,$(QUIET))
+	@$(call by_domain,demo/vector,data.domain,hydra/hydra_logging=disabled)
+	@$(BIN)/python eval.py experiment=demo/vectors_eval trainer=ddp trainer.devices=2
 
 # Python keeps compiled modules, so that processes of tests need not compile them again
 test check test-portable coverage: export PYTHONDONTWRITEBYTECODE :=

@@ -1,4 +1,4 @@
-"""Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=quickstart_eval`."""
+"""Explain and measure: every explainer on every task of one backbone. `python eval.py experiment=demo/eval`."""
 
 from pathlib import Path
 from typing import Any

@@ -4,7 +4,7 @@
     python benchmarks/explain.py --target vit_base --target swin_base --precision bf16 --output explain.json
     python benchmarks/explain.py --baselines --target vit_base --target resnet101    # TVE, Figure 6
 
-`--baselines` adds those of the TVE paper (`experiment=eval_tve`). `plain` is a prediction without an explanation.
+`--baselines` adds those of the TVE paper (`experiment=papers/tve`). `plain` is a prediction without an explanation.
 Every other method explains the predicted class of each image, `anyhead_all_classes` every class. The methods are built
 from `configs/` with random weights, which do not change the speed. In every round each method runs once, so that other
 work on the machine slows all methods alike. The first round is not counted. Compare numbers of the same run only.
@@ -72,7 +72,7 @@ def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, de
 
 
 def baselines_of(name: str, target: Any) -> dict[str, Any]:
-    """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=eval_tve`.
+    """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=papers/tve`.
 
     Args:
         name: name of the target's config in configs/target.
@@ -81,7 +81,7 @@ def baselines_of(name: str, target: Any) -> dict[str, Any]:
     network = "vit_shapley" if isinstance(target.backbone, VisionTransformer) else "shapley_light"
     overrides = [f"target={name}", f"explainers@explainers.vit_shapley.explainer={network}"]
     with initialize_config_dir(CONFIGS, version_base="1.3"):
-        cfg = compose("eval", ["experiment=eval_tve", *overrides])
+        cfg = compose("eval", ["experiment=papers/tve", *overrides])
     learned = {"kernel_shap": cfg.explainers.kernel_shap, network: cfg.explainers.vit_shapley.explainer}
     learned[network].weights = None
     modules = {method: instantiate(node, target=target) for method, node in learned.items()}

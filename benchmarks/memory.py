@@ -46,10 +46,10 @@ LARGER = (
 )
 """Experiments with other targets than their configs'."""
 CHECKS = {
-    "tve, light network": "experiment=quickstart_tve target=tiny cache=none explainer.network.width=96",
+    "tve, light network": "experiment=demo/tve target=tiny cache=none explainer.network.width=96",
     "tve, paper's network": "target=tiny data=digits explainers@explainer=tve_paper_small data.batch_size=16",
-    "anyhead": "experiment=quickstart_anyhead target=tiny cache=none",
-    "classifier": "experiment=quickstart_base target=digits_vit",
+    "anyhead": "experiment=demo/anyhead target=tiny cache=none",
+    "classifier": "experiment=demo/base target=digits_vit",
 }
 """Small steps → their overrides."""
 

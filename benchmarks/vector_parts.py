@@ -1,7 +1,7 @@
 """Which parts of an explainability vector does a transfer need? Fidelity and accuracy after parts of it were added.
 
     python benchmarks/vector_parts.py --weights vit_tiny_patch16_224.augreg_in1k.safetensors --precision bf16 \
-        --source runs/vector_vit_tiny_source/model.safetensors --onto runs/cats_vs_dogs_predicting/model.safetensors \
+        --source runs/studies_vector_source/model.safetensors --onto runs/cats_vs_dogs_predicting/model.safetensors \
         --data data/cats_vs_dogs
 
 The parts: low-rank approximations of every weight matrix, the largest entries alone, the last four blocks alone, and

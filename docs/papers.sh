@@ -12,7 +12,7 @@ models_tve() { # for a target: vit_base, swin_base or deit_base; experiment=tve_
   python train.py experiment=linear_head data=cats_vs_dogs $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=linear_head data=cifar10_torchvision name=cifar10_${target}_head $T module.optimizer.lr=2e-4 trainer.max_epochs=5 $W
   python train.py experiment=vit_shapley $T cache=none explainer.network.freeze=false module.loss.coalitions=32 module.optimizer.lr=1e-4 $W
-  python eval.py experiment=eval_tve $T data@tasks.cifar10.data=cifar10_torchvision $W
+  python eval.py experiment=papers/tve $T data@tasks.cifar10.data=cifar10_torchvision $W
   # Tables 6 to 8: target=vit_large data.batch_size=32 trainer.accumulate_grad_batches=2, heads of data=cifar100 and data=mura
 }
 
@@ -36,7 +36,7 @@ models_vectors() { # CLIP ViT-B/32 with text heads; data.download=true fetches w
     python train.py experiment=self_explaining data=$d name=${d}_predicting $PREDICTING $CLIP $TEXT $W
     python train.py experiment=self_explaining data=$d name=${d}_explaining $CLIP $TEXT $W
     python train.py experiment=explainability_vector source=imagenet data=$d name=vector_$d $CLIP $W
-    python eval.py experiment=eval_vectors tasks=$d tasks.$d.data.halve=true tasks.$d.data.limit.test=200 $W
+    python eval.py experiment=papers/vectors tasks=$d tasks.$d.data.halve=true tasks.$d.data.limit.test=200 $W
   done
 }
 
@@ -44,19 +44,19 @@ tve() {
   python train.py experiment=tve_vit_tiny module.loss.patches_per_image=4 $W_TINY
   python train.py experiment=linear_head data=imagenette data.limit.train=1000 data.limit.val=200 $W_TINY
   python train.py experiment=linear_head data=cats_vs_dogs data.limit.train=1000 data.limit.val=200 $W_TINY
-  python eval.py experiment=eval_tve explainers@explainers.tve=tve '~explainers.vit_shapley' 'tasks=[imagenette,cats_vs_dogs]' evaluation.levels=11 \
+  python eval.py experiment=papers/tve explainers@explainers.tve=tve '~explainers.vit_shapley' 'tasks=[imagenette,cats_vs_dogs]' evaluation.levels=11 \
     evaluation.chunk_size=64 tasks.imagenette.data.limit.test=30 tasks.cats_vs_dogs.data.limit.test=30 $W_TINY trainer.precision=bf16-mixed
   python eval.py experiment=eval_replot results.files=[docs/results/tve_imagenette.json,docs/results/tve_cats_vs_dogs.json] figures=[curves,bars]
   python benchmarks/explain.py --baselines --target vit_tiny --skip shared --skip paper --skip oracle --rounds 1 --batch-size 2 --tasks 1 --threads 1 --precision bf16
 }
 
 skipplus() {
-  python eval.py experiment=eval_skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 name=skipplus \
+  python eval.py experiment=papers/skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 name=skipplus \
     'methods=[AttentionRollout,AttIN-SkipPLUS,GlobEnc-Rollout,GlobEnc-SkipPLUS,ALTI-Rollout,{ALTI-Rollout:{sum_to:block}},ALTI-SkipPLUS,DecompX,DecompX-PLUS,DecompX-SkipPLUS,TokenGradient,TokenGradient-SkipPLUS,AttentionGradient,AttentionGradient-SkipPLUS,GAE,GradSAM,GenAtt-SkipPLUS,FullGrad,FullGrad-SkipPLUS,InputXGradient,CAT,InputXGradient-SkipPLUS,AttCAT,AttIxG-SkipPLUS,{GradCAM:{relu:false,tokens:input}},GradCAM-SkipPLUS,XGradCAMPlus-SkipPLUS,XGradCAM-SkipPLUS,GradCAMPlusPlus-SkipPLUS,{HiResCAM:{layer:-2,tokens:input}},ElementWiseCAM-SkipPLUS,LayerCAM-SkipPLUS,AttentionGradCAM]'
-  python eval.py experiment=eval_skipplus $W_TINY tasks=[ecssd] evaluation.classes=predicted evaluation.curves=[] figures=[] tasks.ecssd.data.test.limit=50 name=skipplus_ecssd
+  python eval.py experiment=papers/skipplus $W_TINY tasks=[ecssd] evaluation.classes=predicted evaluation.curves=[] figures=[] tasks.ecssd.data.test.limit=50 name=skipplus_ecssd
   python eval.py experiment=eval_replot results.files=[docs/results/skipplus.json] differences=DecompX-SkipPLUS figures=[radar] name=skipplus_radar \
     figures.radar.explainers=[chance,ALTI-SkipPLUS,AttCAT,GAE,InputXGradient-SkipPLUS,FullGrad-SkipPLUS,GradCAM-SkipPLUS,DecompX-SkipPLUS]
-  python eval.py experiment=eval_skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 explainers=[] figures=[cutoff] name=skipplus_cutoff \
+  python eval.py experiment=papers/skipplus $W_TINY tasks.imagenet_val.data.test.limit=50 evaluation.levels=6 explainers=[] figures=[cutoff] name=skipplus_cutoff \
     'methods=[{DecompX-PLUS:{start:[0,1,2,3,4,5,6,7,8,9,10,11]}},{AttIxG-PLUS:{start:[0,1,2,3,4,5,6,7,8,9,10,11]}}]'
   python eval.py experiment=eval_replot figures=[cutoff] results.files=[docs/results/skipplus_cutoff.json] name=skipplus_cutoff_again
   python eval.py experiment=explain $W_TINY data.root=photos/ 'pictures.classes=[espresso,Egyptian cat]' name=skipplus_classes \
@@ -64,15 +64,15 @@ skipplus() {
 }
 
 tokentm() {
-  python eval.py experiment=eval_tokentm $W_TINY trainer.precision=bf16-mixed tasks=[imagenet_val] tasks.imagenet_val.data.test.limit=50 name=tokentm
-  python eval.py experiment=eval_tokentm $W_TINY tasks=[ecssd] evaluation.curves=[] ~figures tasks.ecssd.data.test.limit=50 name=tokentm_ecssd
+  python eval.py experiment=papers/tokentm $W_TINY trainer.precision=bf16-mixed tasks=[imagenet_val] tasks.imagenet_val.data.test.limit=50 name=tokentm
+  python eval.py experiment=papers/tokentm $W_TINY tasks=[ecssd] evaluation.curves=[] ~figures tasks.ecssd.data.test.limit=50 name=tokentm_ecssd
   python eval.py experiment=eval_replot results.files=[docs/results/tokentm.json,docs/results/tokentm_ecssd.json] ~figures name=tokentm_again
 }
 
 vit_cx() {
-  python eval.py experiment=eval_vit_cx $W_TINY trainer.precision=bf16-mixed evaluation.levels=6 tasks.imagenet_val.data.test.limit=50 name=vit_cx \
+  python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed evaluation.levels=6 tasks.imagenet_val.data.test.limit=50 name=vit_cx \
     'methods=[ViTCX,{ViTCX:{delta:0}},{ViTCX:{random:100}},{ViTCX:{sigma:0}},{ViTCX:{combine:sum}},{ViTCX:{sigma:0,combine:sum}},{ViTCX:{features:norm,released:true}},AttentionRollout,PartialLRP,TransformerAttribution,GAE,{TAM:{steps:10}},{RISE:{masks:100}},{GradCAM:{relu:false,tokens:input}},{IntegratedGradients:{steps:10}},{SmoothGrad:{samples:10}}]'
-  python eval.py experiment=eval_vit_cx $W_TINY trainer.precision=bf16-mixed explainers=[] evaluation.curves=[] ~figures tasks.imagenet_val.data.test.limit=50 \
+  python eval.py experiment=papers/vit_cx $W_TINY trainer.precision=bf16-mixed explainers=[] evaluation.curves=[] ~figures tasks.imagenet_val.data.test.limit=50 \
     name=vit_cx_coverage 'evaluation.reference=ViTCX\(combine\=coverage\)' 'methods=[ViTCX,{ViTCX:{combine:sum}},{ViTCX:{combine:coverage}}]'
   python eval.py experiment=eval_replot results.files=[docs/results/vit_cx.json] figures=[bars] reference=paper name=vit_cx_again
 }

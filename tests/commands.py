@@ -34,7 +34,7 @@ NO_PICTURES = "callbacks=train"  # matplotlib takes longer for them than the tra
 NO_FIGURES = ("pictures=null", "figures=[]")  # and than the evaluation
 SMALL_NETWORK = ("explainers@explainer=tve", "explainer.network.width=24", "explainer.hops=[1]")
 TVE_RUN = ("target=tiny", *SMALL_NETWORK, "logger=csv", NO_PICTURES, *QUIET)
-TINY_RUN = ("experiment=quickstart_tve", "target=tiny", "logger=csv", *QUIET, "explainer.network.width=24")
+TINY_RUN = ("experiment=demo/tve", "target=tiny", "logger=csv", *QUIET, "explainer.network.width=24")
 
 
 def composed(*overrides, folder, config="train"):

@@ -30,5 +30,5 @@ def text(*overrides, context=remembering):
     ids=" ".join,
 )
 def test_a_config_of_remembered_parts_is_the_one_that_hydra_composes(values):
-    for overrides in (["experiment=quickstart_tve", "seed=2"], ["experiment=quickstart_tve", *values]):
+    for overrides in (["experiment=demo/tve", "seed=2"], ["experiment=demo/tve", *values]):
         assert text(*overrides) == text(*overrides, context=nullcontext)

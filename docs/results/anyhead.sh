@@ -8,18 +8,18 @@ train() { # the explainer that is shipped, and the heads of the other tasks
 }
 
 tasks() {
-  python eval.py experiment=eval_anyhead trainer=ddp trainer.devices=2 $W
+  python eval.py experiment=studies/anyhead trainer=ddp trainer.devices=2 $W
   python eval.py experiment=eval_replot results.files=[docs/results/anyhead.json] figures=[curves] differences=AttnLRP-PLUS name=anyhead_replot
 }
 
 images() { # all 500 images
-  python eval.py experiment=eval_anyhead $W explainers=[anyhead] methods=[AttnLRP-PLUS] ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 \
+  python eval.py experiment=studies/anyhead $W explainers=[anyhead] methods=[AttnLRP-PLUS] ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 \
     tasks.imagenet_val.data.test.limit=null figures=[] name=eval_500
 }
 
 parts() { # likewise the other rows; for paths=direct the second command also needs explainers.anyhead.network.paths=direct
   python train.py experiment=anyhead_vit_tiny $W data.train.limit=1100 name=anyhead_1100
-  python eval.py experiment=eval_anyhead $W explainers=[anyhead] methods=[] evaluation.reference=null evaluation.removals=[zero,drop] \
+  python eval.py experiment=studies/anyhead $W explainers=[anyhead] methods=[] evaluation.reference=null evaluation.removals=[zero,drop] \
     ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 figures=[] explainers.anyhead.weights=runs/anyhead_1100/explainer.safetensors name=ablation_1100
 }
 

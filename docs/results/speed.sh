@@ -24,7 +24,7 @@ peers() { # after `make peers`
 }
 
 steps() {
-  OMP_NUM_THREADS=1 python train.py experiment=quickstart_tve debug=profile target=vit_tiny target.model.pretrained=false cache=none \
+  OMP_NUM_THREADS=1 python train.py experiment=demo/tve debug=profile target=vit_tiny target.model.pretrained=false cache=none \
     module.loss.patches_per_image=1 data.batch_size=8 'data.size={train:80,val:8,test:8}'
   python benchmarks/throughput.py --threads 1 --rounds 5
 }

@@ -8,7 +8,7 @@ transfer() {
   python train.py experiment=linear_head data=cats_vs_dogs $W
   python train.py experiment=linear_head data=cifar10 $W
   python train.py experiment=vit_shapley data.train.limit=2500 data.val.limit=100 trainer.max_epochs=5 $W
-  python eval.py experiment=eval_tve name=transfer explainers@explainers.tve=tve 'explainers=[chance,oracle]' '~explainers.kernel_shap' methods=[] \
+  python eval.py experiment=papers/tve name=transfer explainers@explainers.tve=tve 'explainers=[chance,oracle]' '~explainers.kernel_shap' methods=[] \
     evaluation.reference=oracle evaluation.levels=11 'tasks=[imagenet_val,imagenette,cats_vs_dogs,cifar10]' tasks.imagenet_val.data.test.limit=50 \
     tasks.imagenette.data.limit.test=100 tasks.cats_vs_dogs.data.limit.test=100 tasks.cifar10.data.limit.test=100 $W
   python eval.py experiment=eval_replot results.files=[docs/results/transfer.json] \
@@ -26,27 +26,27 @@ finetuned() { # after `transfer`, and for AnyHead experiment=anyhead_vit_tiny
     T="task=$task target.model.num_classes=$classes data_dir=data"
     python train.py experiment=tve_finetune data.train.limit=1000 data.val.limit=50 $T
     python train.py experiment=tve_finetune explainer.weights=null arm=from_scratch data.train.limit=1000 data.val.limit=50 $T
-    python eval.py experiment=eval_finetuned $T
+    python eval.py experiment=papers/tve_finetuned $T
     python eval.py experiment=eval_replot name=losses_$task figures=losses \
       figures.losses.files="{LFScratch:runs/tve_from_scratch_${task}_vit_tiny/csv/version_0/metrics.csv,TVE-FT:runs/tve_finetune_${task}_vit_tiny/csv/version_0/metrics.csv}"
   done
   python train.py experiment=anyhead_finetune name=anyhead_finetune_cats_vs_dogs task=cats_vs_dogs target.model.num_classes=2 data_dir=data
-  python eval.py experiment=eval_finetuned task=cats_vs_dogs target.model.num_classes=2 data_dir=data 'methods=[DecompX-PLUS]' \
+  python eval.py experiment=papers/tve_finetuned task=cats_vs_dogs target.model.num_classes=2 data_dir=data 'methods=[DecompX-PLUS]' \
     '~explainers.lfscratch' '~explainers.tve_pt' '~explainers.tve_ft'
   python eval.py experiment=eval_replot results.files=[docs/results/finetuned_imagenette.json] figures=[curves] # likewise finetuned_cats_vs_dogs, finetuned_anyhead
 }
 
 networks() {
   BIG="data.scraps=4 data.size={train:3000,val:300}"
-  python train.py experiment=quickstart_target data.scraps=4 data.size.train=6000 trainer.max_epochs=10
-  python train.py -m experiment=quickstart_head $BIG data.task=odd,five_or_more,loop
-  python train.py experiment=quickstart_tve $BIG
-  python train.py experiment=quickstart_tve $BIG explainers@explainer=tve_paper_small trainer.max_epochs=8 name=quickstart_tve_paper
-  python train.py experiment=quickstart_tve $BIG explainers@explainer=tve_paper_small trainer.max_epochs=8 name=quickstart_tve_shared \
+  python train.py experiment=demo/target data.scraps=4 data.size.train=6000 trainer.max_epochs=10
+  python train.py -m experiment=demo/head $BIG data.task=odd,five_or_more,loop
+  python train.py experiment=demo/tve $BIG
+  python train.py experiment=demo/tve $BIG explainers@explainer=tve_paper_small trainer.max_epochs=8 name=demo_tve_paper
+  python train.py experiment=demo/tve $BIG explainers@explainer=tve_paper_small trainer.max_epochs=8 name=demo_tve_shared \
     explainer.network.shared_trunk=true
-  python eval.py experiment=quickstart_eval name=eval_networks 'explainers.oracle.cache_dir=${cache_dir}/oracle' \
-    +explainers@explainers.tve_paper=tve_paper_small explainers.tve_paper.weights=runs/quickstart_tve_paper/explainer.safetensors \
-    +explainers@explainers.tve_shared=tve_paper_small explainers.tve_shared.weights=runs/quickstart_tve_shared/explainer.safetensors \
+  python eval.py experiment=demo/eval name=eval_networks 'explainers.oracle.cache_dir=${cache_dir}/oracle' \
+    +explainers@explainers.tve_paper=tve_paper_small explainers.tve_paper.weights=runs/demo_tve_paper/explainer.safetensors \
+    +explainers@explainers.tve_shared=tve_paper_small explainers.tve_shared.weights=runs/demo_tve_shared/explainer.safetensors \
     explainers.tve_paper.hops=[1] explainers.tve_shared.hops=[1] explainers.tve_shared.network.shared_trunk=true evaluation.levels=21 \
     tasks.odd.data.scraps=4 tasks.five_or_more.data.scraps=4 tasks.loop.data.scraps=4 \
     tasks.odd.data.size.test=200 tasks.five_or_more.data.size.test=200 tasks.loop.data.size.test=200

@@ -27,18 +27,18 @@ END
 
 real() {
   data
-  python train.py experiment=vector_vit_tiny_source $TWO $W112
-  python train.py experiment=vector_vit_tiny_source name=source_propagation teacher@module.labels=propagation ~module.labels.pairs \
+  python train.py experiment=studies/vector_source $TWO $W112
+  python train.py experiment=studies/vector_source name=source_propagation teacher@module.labels=propagation ~module.labels.pairs \
     ~module.labels.fit 'module.labels.functionals=[predicted,other,difference,mixture]' module.reading=difference \
     module.predictions=teacher module.last_blocks=null module.optimizer.lr=1e-4 trainer.max_epochs=6 \
     'data.train.roots=[data/imagenet_samples,data/imagenette/train,data/caltech]' $TWO $W112
   for t in $TASKS; do
-    python train.py experiment=vector_vit_tiny_target task=$t name=${t}_predicting $TWO $W112
-    python train.py experiment=vector_vit_tiny task=$t name=vector_$t $W112
-    python train.py experiment=vector_vit_tiny task=$t name=vector_${t}_propagation source=runs/source_propagation/model.safetensors \
+    python train.py experiment=studies/vector_target task=$t name=${t}_predicting $TWO $W112
+    python train.py experiment=studies/vector task=$t name=vector_$t $W112
+    python train.py experiment=studies/vector task=$t name=vector_${t}_propagation source=runs/source_propagation/model.safetensors \
       'module.lambda_2=[0.0,0.25,0.5,0.75,1.0,1.25,1.5,1.75,2.0]' module.tolerance=0.02 module.restore=0 $W112
   done
-  python eval.py experiment=eval_vectors_vit_tiny trainer=ddp trainer.devices=2 $W112
+  python eval.py experiment=studies/vectors trainer=ddp trainer.devices=2 $W112
   CURVES="" # the sweeps of λ₂
   for t in $TASKS; do CURVES="$CURVES,$t:runs/vector_$t/csv/version_0/metrics.csv"; done
   python eval.py experiment=eval_replot name=vectors_real figures=lambdas "figures.lambdas.files={${CURVES:1}}"
@@ -47,19 +47,19 @@ real() {
 parts() {
   for t in cats_vs_dogs cifar10; do
     python benchmarks/vector_parts.py --weights vit_tiny_patch16_224.augreg_in1k.safetensors --precision bf16 \
-      --source runs/vector_vit_tiny_source/model.safetensors --onto runs/${t}_predicting/model.safetensors --data data/$t
+      --source runs/studies_vector_source/model.safetensors --onto runs/${t}_predicting/model.safetensors --data data/$t
   done
 }
 
 digits() {
-  python train.py experiment=quickstart_base trainer=ddp trainer.devices=2
-  python train.py -m experiment=quickstart_predicting data.domain=$DOMAINS
-  python train.py -m experiment=quickstart_source data.without=$DOMAINS
-  python train.py -m experiment=quickstart_vector data.domain=$DOMAINS
-  python train.py -m experiment=quickstart_source name=quickstart_explaining data.domain=$DOMAINS data.without=null \
-    'module.weights=runs/quickstart_predicting/${data.domain}/model.safetensors' 'module.teacher=${module.weights}' \
+  python train.py experiment=demo/base trainer=ddp trainer.devices=2
+  python train.py -m experiment=demo/predicting data.domain=$DOMAINS
+  python train.py -m experiment=demo/source data.without=$DOMAINS
+  python train.py -m experiment=demo/vector data.domain=$DOMAINS
+  python train.py -m experiment=demo/source name=demo_explaining data.domain=$DOMAINS data.without=null \
+    'module.weights=runs/demo_predicting/${data.domain}/model.safetensors' 'module.teacher=${module.weights}' \
     'title=A model of ${data.domain} digits that predicts and explains itself' 'hydra.sweep.subdir=${data.domain}'
-  python eval.py experiment=eval_vectors_digits trainer=ddp trainer.devices=2
+  python eval.py experiment=studies/vectors_digits trainer=ddp trainer.devices=2
   change default
   change propagation teacher@module.labels=propagation ~module.labels.pairs
   change teacher module.predictions=teacher
@@ -70,20 +70,20 @@ digits() {
 }
 
 change() { # its name, and the options of the source
-  python train.py -m experiment=quickstart_source name=source_$1 data.without=$DOMAINS "${@:2}"
-  python train.py -m experiment=quickstart_vector name=vector_$1 sources=runs/source_$1 data.domain=$DOMAINS module.labels.prior=null \
+  python train.py -m experiment=demo/source name=source_$1 data.without=$DOMAINS "${@:2}"
+  python train.py -m experiment=demo/vector name=vector_$1 sources=runs/source_$1 data.domain=$DOMAINS module.labels.prior=null \
     module.labels.budget=200 data.size.val=400
 }
 
 transfers() {
-  python train.py -m experiment=quickstart_vector name=transfers source=$DOMAINS data.domain=$DOMAINS sources=runs/quickstart_explaining \
+  python train.py -m experiment=demo/vector name=transfers source=$DOMAINS data.domain=$DOMAINS sources=runs/demo_explaining \
     'module.predicting=${models}/${source}/model.safetensors' 'hydra.sweep.subdir=${source}/${data.domain}'
   for s in $TASKS; do
-    python train.py experiment=vector_vit_tiny_source name=${s}_explaining module.weights=runs/${s}_predicting/model.safetensors \
+    python train.py experiment=studies/vector_source name=${s}_explaining module.weights=runs/${s}_predicting/model.safetensors \
       'module.teacher=${module.weights}' data.train.roots=[data/$s/train] 'data.train.exclude=[]' data.train.limit=500 \
       data.val.roots=[data/$s/val] data.val.limit=60 trainer.max_epochs=6 module.optimizer.lr=1e-3 callbacks=train $TWO $W112
     for t in $TASKS; do
-      python train.py experiment=vector_vit_tiny task=$t name=transfers/$s/$t source=runs/${s}_explaining/model.safetensors \
+      python train.py experiment=studies/vector task=$t name=transfers/$s/$t source=runs/${s}_explaining/model.safetensors \
         module.predicting=runs/${s}_predicting/model.safetensors $W112
     done
   done
@@ -95,8 +95,8 @@ transfers() {
 }
 
 sum_of() { # the target, and its sources
-  p=$(printf ',runs/quickstart_predicting/%s/model.safetensors' "${@:2}") e=$(printf ',runs/quickstart_explaining/%s/model.safetensors' "${@:2}")
-  python train.py experiment=quickstart_vector name=quickstart_sum/$1 data.domain=$1 "module.predicting=[${p:1}]" "module.explaining=[${e:1}]"
+  p=$(printf ',runs/demo_predicting/%s/model.safetensors' "${@:2}") e=$(printf ',runs/demo_explaining/%s/model.safetensors' "${@:2}")
+  python train.py experiment=demo/vector name=demo_sum/$1 data.domain=$1 "module.predicting=[${p:1}]" "module.explaining=[${e:1}]"
 }
 
 "$1"

@@ -4,10 +4,10 @@ W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir
 A=explainers/shipped/vit_tiny_patch16_224.augreg_in21k_ft_in1k/anyhead/explainer.safetensors
 
 texts() {
-  python eval.py experiment=eval_text $W explainers.anyhead.weights=$A
-  python eval.py experiment=eval_text $W explainers.anyhead.weights=$A tasks=[ecssd] ~tasks.imagenet_val tasks.ecssd.data.num_workers=1 \
+  python eval.py experiment=studies/text $W explainers.anyhead.weights=$A
+  python eval.py experiment=studies/text $W explainers.anyhead.weights=$A tasks=[ecssd] ~tasks.imagenet_val tasks.ecssd.data.num_workers=1 \
     tasks.ecssd.data.eval_batch_size=10 evaluation.classes=predicted name=eval_text_ecssd
-  python eval.py experiment=eval_text_score $W explainers.anyhead.weights=$A trainer.precision=bf16-mixed
+  python eval.py experiment=studies/text_score $W explainers.anyhead.weights=$A trainer.precision=bf16-mixed
   python eval.py experiment=eval_replot 'results.files=[docs/results/text.json,docs/results/text_ecssd.json]' 'figures=[]' differences=anyhead_other_text
 }
 

@@ -44,7 +44,9 @@ def experiments_of(program: str, configs: Path) -> dict[str, str]:
         program: name of its file, such as `train.py`.
         configs: folder of the config files.
     """
-    heads = {path.stem: path.read_text() for path in sorted((configs / "experiment").glob("*.yaml"))}
+    folder = configs / "experiment"
+    paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+    heads = {path.relative_to(folder).with_suffix("").as_posix(): path.read_text() for path in paths}
     own = {name: head for name, head in heads.items() if (found := COMMAND.search(head)) and found[1] == program}
     texts = {name: head.partition("\n# ")[2].replace("\n# ", " ") for name, head in own.items()}
     return {name: re.split(r"\.\s|(?<=\?)\s", text)[0] for name, text in texts.items()}

@@ -37,8 +37,8 @@ def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
         weights = ["--weights", model["checkpoint_path"]] if model.get("checkpoint_path") else []
         return shlex.join([*explain, *weights, "--head", f"{folder}/head.safetensors"])
     if kind == "ExplainerTraining" and (module.get("loss") or {}).get("functionals", "head") not in WITHOUT_CLASSES:
-        file = model.get("checkpoint_path") or (model.get("pretrained_cfg_overlay") or {}).get("file")
-        file = cfg.explainer.get("surrogate") or file
+        resized = (model.get("pretrained_cfg_overlay") or {}).get("file")
+        file = cfg.explainer.get("surrogate") or model.get("checkpoint_path") or resized
         if model.keys() - OF_TIMM or not (file or model.get("pretrained")):
             return f'explainers.load("{folder}", target=...) in Python'
         own = ["--model", model["model_name"], "--weights", file] if file else []  # the explainer names those of timm

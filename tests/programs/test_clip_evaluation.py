@@ -1,4 +1,4 @@
-"""experiment=eval_clip: a small CLIP with random weights, and the classes of ImageNet."""
+"""experiment=papers/grad_eclip: a small CLIP with random weights, and the classes of ImageNet."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def test_every_method_explains_a_zero_shot_classifier_of_imagenet(tmp_path):
     ]
     (root / "annotations.json").write_text(json.dumps(boxes))
     evaluate(
-        *("experiment=eval_clip", *SMALL, *QUIET, *NO_FIGURES),
+        *("experiment=papers/grad_eclip", *SMALL, *QUIET, *NO_FIGURES),
         *(f"data_dir={tmp_path / 'data'}", "tasks.imagenet_val.data.num_workers=0"),
         folder=tmp_path / "run",
     )
@@ -52,10 +52,10 @@ def test_the_command_for_masks_measures_segmentation_of_the_predicted_class(tmp_
         mask = Image.new("L", Image.open(path).size)
         mask.paste(255, (20, 20, 50, 50))
         mask.save(tmp_path / f"imagenet_segmentation/masks/{path.stem}.png")
-    head = (ROOT / "configs/experiment/eval_clip.yaml").read_text().replace(" \\\n#    ", "")
+    head = (ROOT / "configs/experiment/papers/grad_eclip.yaml").read_text().replace(" \\\n#    ", "")
     (command,) = re.findall(r"(tasks=\[imagenet_segmentation\] .*?);", head)
     given = *SMALL, *QUIET, "pictures=null", f"data_dir={tmp_path}", "tasks.imagenet_segmentation.data.num_workers=0"
-    evaluate("experiment=eval_clip", *command.split(), *given, folder=tmp_path / "run")
+    evaluate("experiment=papers/grad_eclip", *command.split(), *given, folder=tmp_path / "run")
     rows = json.loads((tmp_path / "run/results.json").read_text())["results"]["imagenet_segmentation"]
     assert [*rows] == METHODS
     assert all(math.isfinite(row[number]) for row in rows.values() for number in ("pixel_accuracy", "mean_iou"))

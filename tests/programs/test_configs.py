@@ -28,7 +28,9 @@ from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
 
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml"))
+FOLDER = ROOT / "configs/experiment"
+PATHS = sorted(FOLDER.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+EXPERIMENTS = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in PATHS]
 EVALUATIONS = [
     name
     for name in EXPERIMENTS
@@ -91,7 +93,7 @@ def test_every_experiment_composes_resolves_and_is_named_after_its_file(experime
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     check_types(cfg)
     by_rule = "${" in OmegaConf.to_container(cfg, resolve=False)["name"]  # of its target, data or task
-    assert cfg.name == experiment or by_rule
+    assert cfg.name == experiment.replace("/", "_") or by_rule
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -241,7 +243,7 @@ def test_every_projection_composes(tmp_path):
 @pytest.mark.slow
 def test_every_option_of_the_metrics_composes(tmp_path):
     for path in (ROOT / "configs/metrics").glob("*.yaml"):
-        cfg = composed("experiment=quickstart_eval", f"metrics={path.stem}", folder=tmp_path, config="eval")
+        cfg = composed("experiment=demo/eval", f"metrics={path.stem}", folder=tmp_path, config="eval")
         assert "_target_" in OmegaConf.to_container(cfg.evaluation, resolve=True)
 
 
@@ -257,25 +259,25 @@ def test_a_misspelt_key_on_the_command_line_fails_and_is_named(key, tmp_path):
     "node", ["explainer", "explainer.network", "data", "cache", "trainer", "target", "callbacks.best"]
 )
 def test_a_misspelt_key_in_a_file_fails_and_is_named(node, tmp_path):
-    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
+    tiny = ("experiment=demo/tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
     with pytest.raises(SystemExit, match="(?s)^error: .*misspelt"):
         train(*tiny, f"+{node}.misspelt=1", folder=tmp_path)
 
 
 def test_a_name_without_the_group_of_its_file_is_refused_with_the_override_that_works(tmp_path):
     with pytest.raises(SystemExit, match="^error: expected teacher@module.loss=propagation, .* got module.loss="):
-        train("experiment=quickstart_anyhead", "module.loss=propagation", folder=tmp_path)
+        train("experiment=demo/anyhead", "module.loss=propagation", folder=tmp_path)
 
 
 def test_an_override_may_interpolate_relatively(tmp_path):
-    cfg = composed("experiment=quickstart_tve", "module.optimizer.lr=${.weight_decay}", folder=tmp_path)
+    cfg = composed("experiment=demo/tve", "module.optimizer.lr=${.weight_decay}", folder=tmp_path)
     check_keys(cfg, ROOT / "configs/train.yaml")
     assert cfg.module.optimizer.lr == cfg.module.optimizer.weight_decay
 
 
 @pytest.mark.slow
 def test_debug_overfit_lowers_the_loss_of_its_two_batches(tmp_path):
-    tiny = ("experiment=quickstart_tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
+    tiny = ("experiment=demo/tve", "target=tiny", "data=digits", "logger=csv", *SMALL_DIGITS, *QUIET)
     folder = tmp_path / "run"
     train(*tiny, NO_PICTURES, "debug=overfit", "trainer.max_epochs=12", "trainer.log_every_n_steps=1", folder=folder)
     losses = column(folder / "csv/version_0/metrics.csv", "train/loss")

@@ -118,7 +118,7 @@ def test_the_bar_ends_with_an_error(target, grid, images):
 
 @pytest.mark.slow
 def test_a_run_ends_with_one_line_that_says_what_how_well_how_long_and_where(tmp_path, capsys):
-    run = ("experiment=quickstart_tve", "target=tiny", *SMALL_DIGITS, "cache=none", "trainer.max_epochs=1", *QUIET)
+    run = ("experiment=demo/tve", "target=tiny", *SMALL_DIGITS, "cache=none", "trainer.max_epochs=1", *QUIET)
     loss = train(*run, "explainer.network.width=24", folder=tmp_path / "run")
     *table, line, following = capsys.readouterr().out.splitlines()
     assert "Fidelity" in table[0] and [row.split()[0] for row in table[1:]] == ["TVE", "DecompX-SkipPLUS", "chance"]

@@ -39,7 +39,7 @@ def test_the_demo_leaves_numbers_a_table_curves_and_a_gallery(tmp_path, monkeypa
         process = fork(run, [*words, *SMALL[words[0]]])
         join(process, 120)
         assert process.exitcode == 0, command
-    folder = tmp_path / "runs/quickstart_eval"
+    folder = tmp_path / "runs/demo_eval"
     written = json.loads((folder / "results.json").read_text())
     for task in TASKS:
         assert set(written["results"][task]) == {"chance", "oracle", "tve_untrained", "tve", "anyhead"}
@@ -50,4 +50,4 @@ def test_the_demo_leaves_numbers_a_table_curves_and_a_gallery(tmp_path, monkeypa
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("curves", *TASKS))
     assert len((folder / "results.csv").read_text().splitlines()) == 1 + 3 * 5
     assert len((folder / "table.md").read_text().splitlines()) == 2 + 3 * 5
-    assert "quickstart_eval" in (folder / "gallery.html").read_text()
+    assert "demo_eval" in (folder / "gallery.html").read_text()

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from explainers.errors import InputError
 from explainers.running import program
 
-EVALUATION = ("experiment=quickstart_eval", "target=tiny", "evaluation.levels=3", *QUIET)
+EVALUATION = ("experiment=demo/eval", "target=tiny", "evaluation.levels=3", *QUIET)
 DIGITS_EVALUATION = ("tasks=[digits]", "target=tiny", "evaluation.levels=3", *QUIET)
 
 
@@ -67,7 +67,7 @@ def test_missing_images_of_the_last_task_show_before_the_first_is_measured(tmp_p
 
 
 def test_settings_of_a_task_or_an_explainer_that_is_not_asked_for_are_named(tmp_path):
-    message = error(evaluate, "experiment=eval_anyhead", "tasks=[digits]", *QUIET, folder=tmp_path)
+    message = error(evaluate, "experiment=studies/anyhead", "tasks=[digits]", *QUIET, folder=tmp_path)
     assert "expected tasks=[...] to name imagenet_val, got only settings of it" in message
     few = (*EVALUATION, "tasks.odd.data.size.test=4", "explainers=[chance]", "tasks.odd.target.head=null")
     message = error(evaluate, *few, "tasks.odd.data.task=digit", folder=tmp_path)

@@ -16,7 +16,7 @@ UNTRAINED = ("explainers.tve.weights=null", "explainers.vit_shapley.explainer.we
 
 @pytest.mark.slow
 def test_the_explainer_its_ablations_and_seven_baselines_are_measured(tmp_path):
-    evaluate("experiment=eval_tve", *SMALL, *LIGHT, *UNTRAINED, *QUIET, *ONE_FIGURE, folder=tmp_path)
+    evaluate("experiment=papers/tve", *SMALL, *LIGHT, *UNTRAINED, *QUIET, *ONE_FIGURE, folder=tmp_path)
     (measured,) = json.loads((tmp_path / "results.json").read_text())["results"].values()
     gradients = ("IntegratedGradients", "DeepLift", "GradientSHAP")
     learned = {"chance", "kernel_shap", "vit_shapley", "tve_untrained", "tve_hg", "tve"}
@@ -30,7 +30,7 @@ def test_the_explainer_its_ablations_and_seven_baselines_are_measured(tmp_path):
 def test_runs_are_found_by_the_name_of_the_target(tmp_path):
     given = ("target=swin_base", "explainers@explainers.vit_shapley.explainer=shapley_light", "tasks=[cifar100,mura]")
     wanted = OmegaConf.to_container(
-        composed("experiment=eval_tve", *given, folder=tmp_path, config="eval"), resolve=True
+        composed("experiment=papers/tve", *given, folder=tmp_path, config="eval"), resolve=True
     )
     runs = {
         "tve_vitb": wanted["explainers"]["tve"]["weights"],
@@ -48,7 +48,7 @@ def test_runs_are_found_by_the_name_of_the_target(tmp_path):
 def test_the_arms_of_fine_tuning_are_found_by_task_and_target(tmp_path):
     of_base = ("task=cats_vs_dogs", "target.model.num_classes=2", "target=vit_base")
     given = (*of_base, "explainers@explainers.tve_pt=tve_paper")
-    cfg = composed("experiment=eval_finetuned", *given, folder=tmp_path, config="eval")
+    cfg = composed("experiment=papers/tve_finetuned", *given, folder=tmp_path, config="eval")
     found = OmegaConf.to_container(cfg, resolve=True)
     arms = {"finetune": found["explainers"]["tve_ft"], "from_scratch": found["explainers"]["lfscratch"]}
     for arm, explainer in arms.items():

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
 ]
-RUN = ("experiment=quickstart_tve", "target=tiny", *SMALL_DIGITS, "explainer.network.width=24", "trainer.max_epochs=1")
+RUN = ("experiment=demo/tve", "target=tiny", *SMALL_DIGITS, "explainer.network.width=24", "trainer.max_epochs=1")
 EXPLAINERS = ("chance", "oracle", "kernel_shap", "tve", "tve_hg")
 
 

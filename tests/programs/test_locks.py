@@ -105,7 +105,7 @@ def test_training_and_evaluation_in_the_folder_of_a_running_command_end_with_one
     folder = tmp_path / "run"
     with forked("train.py", *ENDLESS, folder=folder) as process:
         wait_for(folder / "checkpoints/last.ckpt", process)
-        for command in (("train.py", *ENDLESS), ("eval.py", "experiment=quickstart_eval", "target=tiny")):
+        for command in (("train.py", *ENDLESS), ("eval.py", "experiment=demo/eval", "target=tiny")):
             with forked(*command, folder=folder) as second:
                 second.join(120)
             assert second.exitcode == 1

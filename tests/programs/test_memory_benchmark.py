@@ -39,10 +39,10 @@ def test_the_computed_memory_of_a_step_is_the_measured_one():
 @pytest.mark.slow
 def test_parts_of_the_memory_are_counted_by_hand():
     """A linear head of 2 classes, AdamW with two numbers for each weight, and the buckets of DDP."""
-    several = ("experiment=quickstart_head", "trainer=ddp", "trainer.precision=32-true")
+    several = ("experiment=demo/head", "trainer=ddp", "trainer.precision=32-true")
     found, views = account(composed(*several, "trainer.strategy=ddp")), account(composed(*several))
-    alone = account(composed("experiment=quickstart_head"))
-    width = build(composed("experiment=quickstart_head")).target.embed_dim
+    alone = account(composed("experiment=demo/head"))
+    width = build(composed("experiment=demo/head")).target.embed_dim
     assert found.trained == found.gradients == found.buckets == 4 * (2 * width + 2) and alone.buckets == 0
     assert views.gradients == 0 and views.buckets == found.buckets and views.step < found.step
     assert found.states == 2 * found.trained + 2 * 4  # two means of each weight, and two numbers of steps

@@ -20,9 +20,9 @@ def after(*overrides, folder, run="runs/x=1", target="vit_tiny"):
         (("experiment=anyhead", "data.root=my/images"), "explainers explain my/photo.jpg --explainer runs/x=1"),
         (("experiment=tve_vitb",), "explainers explain my/photo.jpg --explainer runs/x=1"),
         (
-            ("experiment=quickstart_tve",),
+            ("experiment=demo/tve",),
             "explainers explain my/photo.jpg --explainer runs/x=1"
-            " --model test_resnet --weights runs/quickstart_target/target.safetensors",
+            " --model test_resnet --weights runs/demo_target/target.safetensors",
         ),
         (("experiment=vit_shapley",), "explainers explain my/photo.jpg --explainer runs/x=1"),
         (

@@ -134,7 +134,7 @@ def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_p
     tasks = ("odd",)
     command = [
         *(
-            "experiment=quickstart_eval",
+            "experiment=demo/eval",
             "target=tiny",
             "evaluation.levels=3",
             "~explainers.tve",

@@ -218,12 +218,12 @@ def test_parts_inside_one_another_count_for_the_innermost(monkeypatch):
     assert watch.seconds == dict.fromkeys(PARTS, 0) | {"loader": 2, "other": 1 + 3 + 5, "network": 4}
 
 
-RUN = ("experiment=quickstart_tve", "target=tiny", "cache=none", "data=digits", *SMALL_DIGITS, *QUIET, NO_PICTURES)
+RUN = ("experiment=demo/tve", "target=tiny", "cache=none", "data=digits", *SMALL_DIGITS, *QUIET, NO_PICTURES)
 
 
 @pytest.mark.slow
 def test_debug_profile_prints_the_table(tmp_path, capsys):
-    train("experiment=quickstart_tve", *RUN[1:], "debug=profile", "trainer.max_steps=8", folder=tmp_path)
+    train("experiment=demo/tve", *RUN[1:], "debug=profile", "trainer.max_steps=8", folder=tmp_path)
     milliseconds, shares, last = rows(capsys.readouterr().out)
     assert last.startswith("3 steps, ") and shares["total"] == 100
     assert min(milliseconds[name] for name in PARTS if name != "communication") > 0

@@ -168,10 +168,10 @@ def test_a_replaced_teacher_is_refused_even_with_ckpt_path(tmp_path):
     run, teacher = tmp_path / "run", tmp_path / "teacher.safetensors"
     for seed in (0, 1):
         own = (f"seed={seed}", epochs(1))
-        train("experiment=quickstart_predicting", *tiny, *sizes, *own, folder=tmp_path / str(seed))
+        train("experiment=demo/predicting", *tiny, *sizes, *own, folder=tmp_path / str(seed))
     shutil.copy(tmp_path / "0/model.safetensors", teacher)
     learns = (
-        *("experiment=quickstart_source", "data.domain=plain", "data.without=null"),
+        *("experiment=demo/source", "data.domain=plain", "data.without=null"),
         *tiny,
         *sizes,
         "module.labels.pairs=2",

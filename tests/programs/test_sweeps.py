@@ -88,8 +88,8 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_name(command, sweep):
     ("command", "jobs"),
     [
         (
-            "experiment=quickstart_vector data.domain=plain module.lambda_2=[0.2],[0.4]",
-            {f"quickstart_vector/plain,module.lambda_2=[{value}]" for value in (0.2, 0.4)},
+            "experiment=demo/vector data.domain=plain module.lambda_2=[0.2],[0.4]",
+            {f"demo_vector/plain,module.lambda_2=[{value}]" for value in (0.2, 0.4)},
         ),
         (
             "experiment=tve_vitb target=tiny,swin_base seed=0,1",
@@ -106,7 +106,7 @@ def test_a_job_is_called_after_the_overrides_in_which_it_differs(command, jobs, 
         assert any(given == name or name.endswith(",") and given.startswith(name) for given in names), names
 
 
-@pytest.mark.parametrize("evaluation", ["quickstart_eval", "quickstart_vectors_eval", "eval_anyhead"])
+@pytest.mark.parametrize("evaluation", ["demo/eval", "demo/vectors_eval", "studies/anyhead"])
 def test_an_evaluation_finds_the_files_of_the_documented_sweeps(evaluation, sweep):
     cfg = composed_once("eval", f"experiment={evaluation}")
     settings = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["tasks", "explainers", "figures"]))

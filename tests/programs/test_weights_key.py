@@ -43,14 +43,14 @@ def test_it_is_the_config_of_the_longer_settings(config, target, file, tmp_path)
 
 
 def test_of_a_model_at_another_size_it_is_the_file_whose_position_embedding_timm_resizes(file, tmp_path):
-    model = resolved("experiment=vector_vit_tiny_source", f"weights={file}", folder=tmp_path)["target"]["model"]
+    model = resolved("experiment=studies/vector_source", f"weights={file}", folder=tmp_path)["target"]["model"]
     assert model["pretrained"] and model["pretrained_cfg_overlay"] == {"file": file} and not model["checkpoint_path"]
 
 
 def test_a_run_goes_on_whichever_way_its_weights_are_given(file, tmp_path):
     """And is that of the file's weights."""
     for number, given in enumerate([(f"weights={file}",), [text.format(file) for text in LONG], ()]):
-        cfg = composed("experiment=quickstart_tve", "target=tiny", *given, folder=tmp_path)
+        cfg = composed("experiment=demo/tve", "target=tiny", *given, folder=tmp_path)
         use_weights(cfg)
         if number == 2:
             with pytest.raises(Exception, match="holds a run of another config: target.model.checkpoint_path"):
@@ -110,7 +110,7 @@ def test_weights_that_cannot_be_used_are_refused_in_one_line(file, tmp_path):
             {"module.projection.pretrained": ""},
         ),
         (["experiment=tve_vitb", "target=tiny", "explainer.network.mae={file}"], {}),
-        (["experiment=vector_vit_tiny_source", "weights={file}"], {}),
+        (["experiment=studies/vector_source", "weights={file}"], {}),
     ],
 )
 def test_debug_downloads_no_weights(overrides, replaced, file, tmp_path, capsys):

@@ -103,7 +103,7 @@ def test_any_number_may_have_a_published_value():
 
 
 def test_the_papers_values_are_found(tmp_path):
-    cfg = composed("experiment=quickstart_eval", "reference=paper", folder=tmp_path, config="eval")
+    cfg = composed("experiment=demo/eval", "reference=paper", folder=tmp_path, config="eval")
     reference = instantiate(cfg.reference)
     assert reference.value("cats_vs_dogs", "tve", "fidelity_plus") == 0.16
     assert reference.value("cats_vs_dogs", "tve", "fidelity_minus") == 0.09
@@ -111,7 +111,7 @@ def test_the_papers_values_are_found(tmp_path):
     assert reference.value("odd", "tve", "fidelity_minus") is None
     assert reference.value("imagenet_val", "ViTCX", "pointing_game") == 0.8642
     assert reference.value("imagenet_val", "ViTCX(sigma=0)", "deletion") is None  # its ablation is of DeiT
-    deit = composed("experiment=eval_vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")
+    deit = composed("experiment=papers/vit_cx", "reference.target=DeiT-Base", folder=tmp_path, config="eval")
     printed = [instantiate(deit.reference).value("imagenet_val", label, "deletion") for label in labelled(deit.methods)]
     assert printed[:7] == [0.211, 0.232, 0.323, 0.281, 0.303, 0.339, 0.406]
 

@@ -12,7 +12,7 @@ from explainers.results.settings import BATCHES, NOT_MEASURED, explainers_of, ha
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
-    "experiment=quickstart_eval",
+    "experiment=demo/eval",
     "explainers=[chance,tve,tve_paper,tve_hg,vit_shapley_general,kernel_shap,oracle]",
     "methods=[GAE,{TokenTM:{scale:softmax}}]",
     "reference=paper",

@@ -179,7 +179,7 @@ def test_the_model_card_says_what_is_explained_and_how_it_was_trained(run, targe
     (tmp_path / "eval/table.md").write_text("| Task | Fidelity |\n|---|---|\n| digits | 0.5 |\n")
     loaded = explainers.load(run, target)
     versions = json.loads((run / "versions.json").read_text()) | {
-        "command": ["train.py", "experiment=quickstart_tve", "a=b c"]
+        "command": ["train.py", "experiment=demo/tve", "a=b c"]
     }
     loaded.record = loaded.record | {"versions.json": json.dumps(versions)}
     loaded.save_pretrained(tmp_path, evaluation=tmp_path / "eval", license="mit")
@@ -187,7 +187,7 @@ def test_the_model_card_says_what_is_explained_and_how_it_was_trained(run, targe
     assert card.data.license == "mit" and card.data.library_name == "transferable-explainers"
     assert "tve" in card.data.tags and card.data.base_model is None  # not the architecture of timm's weights
     assert loaded.identity()["target"]["backbone_sha256"] in card.text and "8 × 8 patches" in card.text
-    assert "python train.py experiment=quickstart_tve 'a=b c'" in card.text
+    assert "python train.py experiment=demo/tve 'a=b c'" in card.text
     assert card.text.rstrip().endswith("| digits | 0.5 |") and f"torch {versions['packages']['torch']}" in card.text
     with torch.device("meta"):
         resnet = TargetModel(timm.create_model("resnet50"))

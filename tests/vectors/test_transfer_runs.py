@@ -186,7 +186,7 @@ def test_a_vector_between_two_tasks_is_refused(build, target, grid, tmp_path, cl
 
 
 def test_models_of_one_task_may_read_patches_differently(build, target, grid, files, tmp_path):
-    """As experiment=quickstart_predicting and the upper bound of quickstart_source do."""
+    """As experiment=demo/predicting and the upper bound of demo_source do."""
     module = SelfExplaining(copy.deepcopy(target), grid, reading="difference", alpha=0.8, weights=files["predicting"])
     module.target.head.patch_scale.fill_(0.3)
     transferred = build(explaining=str(module.export(tmp_path)))

@@ -23,13 +23,13 @@ def runs(tmp_path_factory):
     source, onto = root / "source/model.safetensors", root / "predicting/model.safetensors"
     fast = (*TINY, *FAST, cache)
     pairs = "module.labels.pairs=2"
-    train("experiment=quickstart_source", *fast, pairs, "data.without=small", folder=root / "source")
-    train("experiment=quickstart_predicting", *fast, "data.domain=small", folder=root / "predicting")
+    train("experiment=demo/source", *fast, pairs, "data.without=small", folder=root / "source")
+    train("experiment=demo/predicting", *fast, "data.domain=small", folder=root / "predicting")
     learns = (pairs, "data.domain=small", f"module.weights={onto}")
     own_domain = ("data.without=null", "module.teacher=${module.weights}")
-    train("experiment=quickstart_source", *fast, *learns, *own_domain, folder=root / "explaining")
+    train("experiment=demo/source", *fast, *learns, *own_domain, folder=root / "explaining")
     train(
-        "experiment=quickstart_vector",
+        "experiment=demo/vector",
         *(
             "target=tiny",
             "grid.patch_size=16",
@@ -90,7 +90,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
         **{"transferred": "vector/model", "upper_bound": "explaining/model"},
     }
     evaluate(
-        "experiment=eval_vectors_digits",
+        "experiment=studies/vectors_digits",
         *(
             "target=tiny",
             "grid.patch_size=16",
@@ -130,16 +130,16 @@ def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
     command = shlex.split(re.sub(r"\\\n# *", "", head[head.index("python train.py") :]))
     swept = {"source": "source=plain", "data.domain": "data.domain=small"}
     cfg = composed_once("train", *(swept.get(word.split("=")[0], word) for word in command if "=" in word))
-    assert cfg.module.predicting == "runs/quickstart_predicting/plain/model.safetensors"
-    assert cfg.module.explaining == "runs/quickstart_explaining/plain/model.safetensors"
-    assert cfg.module.onto == "runs/quickstart_predicting/small/model.safetensors"
-    assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/quickstart_transfers/plain/small"
-    assert "runs/quickstart_transfers" in (ROOT / "configs/figures/similarity.yaml").read_text().split("folder:")[1]
+    assert cfg.module.predicting == "runs/demo_predicting/plain/model.safetensors"
+    assert cfg.module.explaining == "runs/demo_explaining/plain/model.safetensors"
+    assert cfg.module.onto == "runs/demo_predicting/small/model.safetensors"
+    assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/demo_transfers/plain/small"
+    assert "runs/demo_transfers" in (ROOT / "configs/figures/similarity.yaml").read_text().split("folder:")[1]
 
 
 def test_the_models_of_a_task_are_found_by_its_name():
     """Where experiment=self_explaining and explainability_vector leave them in docs/papers.md."""
-    cfg = composed_once("eval", "experiment=eval_vectors", "tasks=[cars]")
+    cfg = composed_once("eval", "experiment=papers/vectors", "tasks=[cars]")
     assert cfg.tasks.cars.target.head == cfg.explainers.no_transfer.weights == "runs/cars_predicting/model.safetensors"
     assert cfg.explainers.upper_bound.weights == "runs/cars_explaining/model.safetensors"
     assert cfg.explainers.transferred.weights == "runs/vector_cars/model.safetensors"
