@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from explainers.models import TargetModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
-"""Holds `<name of the model in timm, with its tag>/<explainer>/`, folders that `shipping.ship` writes."""
+"""Holds `<name of the model in timm, with its tag>/<explainer>/`, folders that `benchmarks/shipping.py` writes."""
 
 WEIGHTS = "explainer.safetensors"
 MEASURED = "measured.json"

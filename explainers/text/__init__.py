@@ -1,7 +1,7 @@
 """Texts as functionals of a backbone's embedding: text towers, text heads, and explaining what texts describe."""
 
 from explainers.text.explaining import TextExplainer
-from explainers.text.fitting import fit_text_head, unseen_head, unseen_texts
+from explainers.text.fitting import fit_text_head
 from explainers.text.heads import TextHead, clip_text_head
 from explainers.text.two_towers import hugging_face_text_head, two_towers
 from explainers.text.zero_shot import zero_shot_head
@@ -13,7 +13,5 @@ __all__ = [
     "fit_text_head",
     "hugging_face_text_head",
     "two_towers",
-    "unseen_head",
-    "unseen_texts",
     "zero_shot_head",
 ]

@@ -1,20 +1,14 @@
 """An open vocabulary for any classifier: text heads that are fitted to the rows of its own head."""
 
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError
-from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.functionals import class_rows
-from explainers.text.encoders import AS_IT_IS, Encoder, stored_encoder, text_embeddings
-from explainers.text.explaining import TextExplainer
+from explainers.text.encoders import AS_IT_IS, Encoder, text_embeddings
 from explainers.text.heads import TextHead
 from explainers.text.ridge import FOLDS, RIDGE, held_out_accuracy, ridge_map, unseen_rows
 
@@ -45,7 +39,7 @@ def fit_text_head(
     Raises:
         InputError: unless there is one text for each class, or for a head that is not linear.
     """
-    rows = _rows(target, texts)
+    rows = class_rows_of_texts(target, texts)
     embedded = text_embeddings(encode, texts, templates).to(rows.device)
     centre = embedded.mean(0)
     projection = ridge_map(embedded - centre, rows, ridge)
@@ -59,65 +53,7 @@ def fit_text_head(
     return TextHead(encode, projection, centre, normalise=False, templates=templates)
 
 
-def unseen_head(target: TargetModel, embeddings: str | Path, prompts: str | Path, ridge: float = RIDGE) -> nn.Linear:
-    """A linear head in which the row of every class comes from its text alone, by a fit to the other classes.
-
-    Args:
-        target: a classifier with a linear head of K classes.
-        embeddings: safetensors file of embeddings of texts, see `stored_encoder`.
-        prompts: JSON file of these texts, whose entry `imagenet` lists the text of each class.
-        ridge: λ of the regression.
-    """
-    texts = json.loads(Path(prompts).read_text(encoding="utf-8"))["imagenet"]
-    rows = _rows(target, texts)
-    embedded = text_embeddings(stored_encoder(embeddings, prompts), texts).to(rows.device)
-    head = nn.Linear(target.embed_dim, len(rows), bias=False)
-    head.load_state_dict({"weight": unseen_rows(embedded, rows, ridge)})
-    return head
-
-
-def unseen_texts(
-    target: TargetModel,
-    grid: PatchGrid,
-    explainer: Callable[..., Any],
-    embeddings: str | Path,
-    prompts: str | Path,
-    ridge: float = RIDGE,
-    other: bool = False,
-    classifier: TargetModel | None = None,
-) -> TextExplainer:
-    """Explain each class by its text alone, by a fit that has not seen it: a measurement of text heads.
-
-    For other arguments see `unseen_head`.
-
-    Args:
-        target: the model to explain, with K classes.
-        grid: the patches that are explained.
-        explainer: builds an explainer of functionals from `target` and `grid`.
-        other: explain the text of another class, drawn at random: a control, because heatmaps of any text mark what is
-            salient.
-        classifier: the model to whose head the text head is fitted; `None` for `target`.
-    """
-    rows = unseen_head(classifier or target, embeddings, prompts, ridge).weight.detach()
-    if other:
-        rows = rows[_others(len(rows))]
-    head = TextHead(_no_encoder, normalise=False)
-    return TextExplainer(explainer(target=target, grid=grid), head, rows.to(target.mean.device))
-
-
-def _others(count: int) -> Tensor:
-    """Another class for each of `count` classes: each follows the one before it in a random cycle."""
-    cycle = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    others = torch.empty_like(cycle)
-    others[cycle] = cycle.roll(1)
-    return others
-
-
-def _no_encoder(texts: Sequence[str]) -> Tensor:
-    raise InputError(f"expected one of the classes, got the text {texts[0]!r:.60}: make a head by fit_text_head")
-
-
-def _rows(target: TargetModel, texts: Sequence[str]) -> Tensor:
+def class_rows_of_texts(target: TargetModel, texts: Sequence[str]) -> Tensor:
     """The rows of a linear head relative to their mean, (K, D), one for each text."""
     rows = class_rows(target.head, target.embed_dim, target.mean).float()
     if len(texts) != len(rows):

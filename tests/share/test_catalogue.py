@@ -9,11 +9,11 @@ from conftest import timm_model, wake
 from toys import VECTORS
 
 import explainers
+from benchmarks.shipping import ship
 from explainers.anyhead import AnyHead
 from explainers.errors import InputError
 from explainers.saved.weights import read_weights
 from explainers.share import catalogue
-from explainers.share.shipping import ship
 
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 MEASURED = {"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}
