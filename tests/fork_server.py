@@ -16,6 +16,8 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
+from importlib import import_module
 
 LARGEST_JOB = 2**17
 FORK = multiprocessing.get_context("fork")
@@ -55,6 +57,8 @@ def serve(jobs):
     """Start a fork, and a process that watches it, for each job, until the process that sends them has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchers leave no zombies
+    with suppress(ImportError):
+        import_module("ffcv.writer")  # seconds, in each fork that writes a .beton
     gc.freeze()  # or the collector of a fork would look at, and so copy, all that is imported
     while True:
         job, files, *_ = socket.recv_fds(jobs, LARGEST_JOB, 3)

@@ -26,7 +26,7 @@ def test_a_program_or_another_key_reads_every_key_at_the_top(program, tmp_path):
 @pytest.mark.parametrize(
     ("experiment", "short", "key"),
     [
-        ("demo_anyhead", "explainer=tve", "explainer"),
+        ("demo/anyhead", "explainer=tve", "explainer"),
         ("anyhead_vit_tiny", "teacher=propagation", "module.loss"),
         ("self_explaining", "labels=method", "module.labels"),
         ("self_explaining", "projection=simplex", "module.projection"),
