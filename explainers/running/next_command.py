@@ -38,9 +38,11 @@ def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
         return shlex.join([*explain, *weights, "--head", f"{folder}/head.safetensors"])
     if kind == "ExplainerTraining" and (module.get("loss") or {}).get("functionals", "head") not in WITHOUT_CLASSES:
         resized = (model.get("pretrained_cfg_overlay") or {}).get("file")
-        file = cfg.explainer.get("surrogate") or model.get("checkpoint_path") or resized
-        if model.keys() - OF_TIMM or not (file or model.get("pretrained")):
+        trained_for = cfg.explainer.get("surrogate") or model.get("checkpoint_path") or resized
+        if model.keys() - OF_TIMM or not (trained_for or model.get("pretrained")):
             return f'explainers.load("{folder}", target=...) in Python'
-        own = ["--model", model["model_name"], "--weights", file] if file else []  # the explainer names those of timm
+        own = (
+            ["--model", model["model_name"], "--weights", trained_for] if trained_for else []
+        )  # the explainer names those of timm
         return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(folder), *own])
     return f"the model is in {folder}" if kind == "Classifier" else f'explainers.load("{folder}") in Python'
