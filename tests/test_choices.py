@@ -19,7 +19,6 @@ from explainers import posthoc
 from explainers.anyhead.functionals import random_functionals
 from explainers.anyhead.propagation_teacher import PropagationTeacher
 from explainers.app import choosing
-from explainers.app.evaluating import evaluate
 from explainers.app.page.answers import curves
 from explainers.app.session import Session
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
@@ -36,7 +35,6 @@ from explainers.vectors import ExplainabilityVector
 EXCLUDED = {
     choosing._choose_default: "choose checks its purpose",
     choosing._fits: "choose checks its purpose",
-    evaluate: "Evaluation checks its curves and its removal",
     Session: "choose checks its purpose",
     blocks.attention_features: "ViTCX checks its features",
     blocks.attention_module: "ViTCX checks its features",

@@ -11,7 +11,7 @@ from explainers import Explainer
 from explainers.app.choosing import Method, choose, passes_of
 from explainers.app.photos import Images, Photo, decoded_batches, photos_of
 from explainers.app.session import Classes, Session
-from explainers.errors import InputError, check_positive
+from explainers.errors import InputError, check_positive, checks_choices
 from explainers.evaluation.evaluation import Evaluation, measure
 from explainers.evaluation.result import CURVES, EvaluationResult, columns_of
 from explainers.masking import PatchGrid, Removal
@@ -26,6 +26,7 @@ LEVELS = 21
 """Number of sparsities, including 0 and 1."""
 
 
+@checks_choices
 def evaluate(
     model: str | nn.Module,
     explainers: Mapping[str, Method] | Sequence[Method] | None,

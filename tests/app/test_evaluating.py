@@ -105,7 +105,7 @@ def test_the_default_methods_are_those_that_explain_the_model(capsys):
         ),
         ({"classes": [1]}, "^classes= needs one class, or one for each of 2 images, got 1"),
         ({"batch_size": 0}, "^expected batch_size above 0"),
-        ({"removal": "blur"}, "^expected removals as a list of "),
+        ({"removal": "blur"}, "^expected removal "),
     ],
 )
 def test_bad_input_is_refused_in_one_line(given, message):
