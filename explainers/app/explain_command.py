@@ -79,7 +79,8 @@ def each_image(
     except InputError as error:
         if len(images) == 1:
             yield images[0], error
-        for image in images if len(images) > 1 else ():
+            return
+        for image in images:
             yield from each_image([image], draw)
         return
     yield from zip(images, drawn, strict=True)
@@ -88,7 +89,7 @@ def each_image(
 def explainer_of(sessions: Sequence[Session], options: Namespace) -> Callable[[Sequence[Path]], list[list[Drawn]]]:
     """A function of a batch of images: the explanations of each, by each method, of all classes or texts wanted."""
     indices: list[int | None] = [class_of(sessions[0], wanted) for wanted in options.classes or ()]
-    indices = indices or [*range(len(options.texts))] if options.texts else indices or [None]
+    indices = indices or ([*range(len(options.texts))] if options.texts else [None])
 
     def explain_batch(images: Sequence[Path]) -> list[list[Drawn]]:
         photos, pixels = read_photos(images, sessions[0].target.grid.image_size, sessions[0].resampling)

@@ -43,9 +43,12 @@ def of_the_command(error: Exception, configs: Path) -> str:
     text = " ".join(str(error).split())
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        files = (configs / ("data" if group == "tasks" else group)).glob("*.yaml")  # a task for all data
-        names = sorted(path.stem for path in files)
+        missing = str(error.missing_cfg_file)
+        in_folders = missing.startswith("experiment/")  # the one group whose names have folders
+        group, _, name = missing.partition("/") if in_folders else missing.rpartition("/")
+        folder = configs / ("data" if group == "tasks" else group)  # a task for all data
+        files = folder.glob("**/*.yaml" if in_folders else "*.yaml")
+        names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
         if group == "target":
             return f"no target named {name}: {similar_targets(name, names)}"
         return f"no {group or 'config'} named {name}: {meant(name, names)}"

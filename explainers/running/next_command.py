@@ -41,8 +41,7 @@ def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
         trained_for = cfg.explainer.get("surrogate") or model.get("checkpoint_path") or resized
         if model.keys() - OF_TIMM or not (trained_for or model.get("pretrained")):
             return f'explainers.load("{folder}", target=...) in Python'
-        own = (
-            ["--model", model["model_name"], "--weights", trained_for] if trained_for else []
-        )  # the explainer names those of timm
+        # The explainer names a model of timm itself
+        own = ["--model", model["model_name"], "--weights", trained_for] if trained_for else []
         return shlex.join(["explainers", "explain", PHOTO, "--explainer", str(folder), *own])
     return f"the model is in {folder}" if kind == "Classifier" else f'explainers.load("{folder}") in Python'

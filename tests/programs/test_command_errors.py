@@ -32,6 +32,9 @@ COMMANDS = {
     ("train", "target=qqqq"): "no target named qqqq: there are clip_vit_b16, ",
     ("train", "experiment=nothing"): "no experiment named nothing: there are anyhead, ",
     ("train", "experiment=tve_vitg"): "no experiment named tve_vitg: did you mean tve_vitb",
+    ("train", "experiment=demo/tvee"): "no experiment named demo/tvee: did you mean demo/tve",
+    ("eval", "experiment=skipplus"): "no experiment named skipplus: did you mean papers/skipplus",
+    ("train", "hydra/launcher=slurmm"): "no hydra/launcher named slurmm: did you mean slurm?",
     (
         "train",
         "explainers=[chance]",
