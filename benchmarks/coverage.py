@@ -70,7 +70,7 @@ def vit_tiny(options: argparse.Namespace) -> tuple[TargetModel, Tensor, Any]:
     return target, torch.stack([sample["image"] for sample in read]), explainers.load(MODEL, target=target).eval()
 
 
-def centred(heatmaps: Tensor) -> Tensor:
+def centre(heatmaps: Tensor) -> Tensor:
     """Heatmaps (B, P, P) minus their means, float64 (B, N)."""
     flat = heatmaps.flatten(1).double()
     return flat - flat.mean(1, keepdim=True)
@@ -95,7 +95,7 @@ def independent(pool: Refinement, prior: Any, options: argparse.Namespace) -> Ru
             one = torch.ones(len(keep), 1)
             fit = fit_pairs(keep[:, chosen], observed[:, chosen], like, one, total, some)
             values, errors = fit.heatmaps(one[:, None])
-            found[-1].append((centred(values[:, 0]), errors[:, 0]))
+            found[-1].append((centre(values[:, 0]), errors[:, 0]))
     heatmaps, errors = (torch.stack([torch.stack([row[i] for row in rows]) for rows in found]) for i in (0, 1))
     return heatmaps, errors, least_squares(keep, observed, total, weights)
 
@@ -108,26 +108,26 @@ def least_squares(keep: Tensor, observed: Tensor, total: Tensor | None, weights:
         signs = signs - signs.mean(-1, keepdim=True)
     root = torch.ones_like(observed) if weights is None else weights.double().sqrt()[..., None]
     values = torch.linalg.pinv(root * signs) @ (root * observed)
-    return centred(values)
+    return centre(values)
 
 
 def adaptive(target: TargetModel, images: Tensor, prior: Any, options: argparse.Namespace) -> Runs:
     """Repetitions of `ranking`, whose coalitions depend on those before."""
 
-    def started(seed: int) -> Refinement:
+    def start(seed: int) -> Refinement:
         settings = {"target": target, "removal": options.removal, "chunk_size": options.chunk_size}
         return refine(prior, images, None, options.passes[0], seed=seed, **settings)
 
-    limits = [started(FIRST_SEED + i).more(2 * options.pool - options.passes[0]) for i in range(options.limits)]
-    truth = torch.stack([centred(limit.heatmaps) for limit in limits]).mean(0)
+    limits = [start(FIRST_SEED + i).more(2 * options.pool - options.passes[0]) for i in range(options.limits)]
+    truth = torch.stack([centre(limit.heatmaps) for limit in limits]).mean(0)
     heatmaps, errors = [], []
     with progress("coverage of ranking", options.repetitions, "run") as bar:
         for seed in range(FIRST_SEED + options.limits, FIRST_SEED + options.limits + options.repetitions):
-            run = started(seed)
+            run = start(seed)
             estimates = []
             for passes in options.passes:
                 run = run.more(passes - run.passes) if passes > run.passes else run
-                estimates.append((centred(run.heatmaps), run.errors.flatten(1).double()))
+                estimates.append((centre(run.heatmaps), run.errors.flatten(1).double()))
             heatmaps.append(torch.stack([values for values, _ in estimates]))
             errors.append(torch.stack([error for _, error in estimates]))
             bar.update(1)
@@ -147,10 +147,10 @@ def summary(runs: Runs, passes: Sequence[int]) -> dict[str, Any]:
     }
     precision = errors.median(-1).values / heatmaps.std(-1)  # (R, T, B)
     true = wrong.square().mean(-1).sqrt() / spread
-    return {"passes": rows, "tolerances": stopped(precision, true, passes)}
+    return {"passes": rows, "tolerances": stop_images(precision, true, passes)}
 
 
-def stopped(precision: Tensor, true: Tensor, passes: Sequence[int]) -> dict[str, Any]:
+def stop_images(precision: Tensor, true: Tensor, passes: Sequence[int]) -> dict[str, Any]:
     """Tolerance → means of passes, claimed and true error where single images stop, (R, T, B) each."""
     rounds = torch.tensor(passes)
     found = {}
@@ -163,7 +163,7 @@ def stopped(precision: Tensor, true: Tensor, passes: Sequence[int]) -> dict[str,
     return found
 
 
-def measured(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """`<draw> <prior>` → `summary`."""
     target, images, prior = vit_tiny(options) if options.data else small_vit()
     priors = {"AnyHead" if options.data else "DecompX-PLUS": prior, "none": None}
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine = versions() | {"device": device_name(torch.device("cpu"))}
     results: dict[str, Any] = {"settings": settings, "machine": machine, "numbers": {}}
     with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-        for name, numbers in measured(options):
+        for name, numbers in measure(options):
             results["numbers"][name] = numbers
             write_atomically(options.output, json.dumps(results))
     print(tables(results))

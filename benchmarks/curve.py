@@ -25,8 +25,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
 import explainers
-from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refined, seconds
-from benchmarks.curve_tables import figure_of, joined, tables
+from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refine_heatmaps, seconds
+from benchmarks.curve_tables import draw_figure, join_files, tables
 from benchmarks.explain import device_name
 from datamodules.ilsvrc import imagenet_boxes
 from explainers.errors import InputError
@@ -49,7 +49,7 @@ SHARED = ("model", "weights", "anyhead", "images", "batch_size", "removals", "pa
 """Options on which the numbers depend: files with others are neither continued nor joined."""
 
 
-def explainer_of(name: str, target: TargetModel, folder: str | None) -> Any:
+def build_explainer(name: str, target: TargetModel, folder: str | None) -> Any:
     """Build an explainer by its name: AnyHead from a folder or the shipped one, or a method without training."""
     if name == "AnyHead":
         return explainers.load(folder or MODEL, target=target).eval()
@@ -70,20 +70,22 @@ def fidelity(batch: Batch, heatmaps: Tensor, index: Tensor, levels: int) -> dict
     return {side: values.tolist() for side, values in curves.named("", curves.rows()).items()}
 
 
-def measured(name: str, batch: Batch, index: Tensor, options: argparse.Namespace, first: bool) -> dict[str, Any]:
+def measure_explainer(
+    name: str, batch: Batch, index: Tensor, options: argparse.Namespace, first: bool
+) -> dict[str, Any]:
     """The numbers of every image of a batch for one explainer and removal; the time of the `first` batch alone."""
     if name == "cost":
-        return {"cost": seconds(explainer_of("AnyHead", batch.target, options.anyhead), batch) if first else {}}
+        return {"cost": seconds(build_explainer("AnyHead", batch.target, options.anyhead), batch) if first else {}}
     numbers: dict[str, Any] = {}
     if name in BASELINES:
         heatmaps = BASELINES[name](batch)
     else:
-        prior = explainer_of(name, batch.target, options.anyhead)
-        heatmaps, refinement = refined(prior, batch, options.fit, options.seed)
+        prior = build_explainer(name, batch.target, options.anyhead)
+        heatmaps, refinement = refine_heatmaps(prior, batch, options.fit, options.seed)
         best = heatmaps[max(heatmaps)].flatten(1)
         numbers["yardstick"] = {"halves": halves(refinement).tolist()}
         for other in YARDSTICK if name in ("AnyHead", "none") else ():
-            quick = explainer_of(other, batch.target, options.anyhead)(batch.images, batch.classes)
+            quick = build_explainer(other, batch.target, options.anyhead)(batch.images, batch.classes)
             numbers["yardstick"][other] = spearman(quick.detach().flatten(1), best).tolist()
     numbers["fidelity"] = {
         str(passes): fidelity(batch, each, index, options.levels) for passes, each in heatmaps.items()
@@ -123,7 +125,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 kept = results["numbers"].setdefault(name, {})
                 if key not in kept:
                     with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-                        kept[key] = measured(name, batch, index, options, key.endswith("/0"))
+                        kept[key] = measure_explainer(name, batch, index, options, key.endswith("/0"))
                     write_atomically(options.output, json.dumps(results))
                 bar.update()
     return results
@@ -155,10 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.read and options.data is None:
         parser.error("--data or --read is needed")
     found = [json.loads(path.read_text()) for path in options.read] if options.read else [measure(options)]
-    results = joined(found)
+    results = join_files(found)
     print(tables(results))
     if options.figure:
-        figure_of(results).savefig(options.figure, dpi=120)
+        draw_figure(results).savefig(options.figure, dpi=120)
 
 
 if __name__ == "__main__":

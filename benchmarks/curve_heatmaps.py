@@ -61,7 +61,7 @@ Heatmaps = dict[int, Tensor]
 """Number of passes → heatmaps, (B, P, P)."""
 
 
-def refined(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tuple[Heatmaps, Refinement]:
+def refine_heatmaps(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tuple[Heatmaps, Refinement]:
     """Heatmaps of `refine`; 0 passes are the prior itself."""
     start = min(batch.passes)
     refinement = refine(

@@ -23,7 +23,7 @@ FACTOR = 4
 """How many times as many passes the others get."""
 
 
-def joined(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def join_files(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the numbers of files with equal settings, each of which has other explainers or batches.
 
     Raises:
@@ -41,7 +41,7 @@ def joined(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**files[0], "numbers": numbers}
 
 
-def of_removal(numbers: Mapping[str, Any], removal: str) -> dict[str, list[Any]]:
+def select_removal(numbers: Mapping[str, Any], removal: str) -> dict[str, list[Any]]:
     """Explainer → its entries of a removal, of the batches that all explainers with entries have, in their order."""
     entries = {
         name: {key: each for key, each in kept.items() if key.split("/")[0] == removal and "fidelity" in each}
@@ -53,7 +53,7 @@ def of_removal(numbers: Mapping[str, Any], removal: str) -> dict[str, list[Any]]
     return {name: [kept[key] for key in ordered] for name, kept in entries.items() if ordered}
 
 
-def areas_of(results: Mapping[str, Any]) -> Areas:
+def arrange_areas(results: Mapping[str, Any]) -> Areas:
     """Arrange the fidelities of the images that all explainers have."""
     areas: Areas = {}
     for removal in results["settings"]["removals"]:
@@ -64,12 +64,12 @@ def areas_of(results: Mapping[str, Any]) -> Areas:
                 ).mT
                 for passes in entries[0]["fidelity"]
             }
-            for name, entries in of_removal(results["numbers"], removal).items()
+            for name, entries in select_removal(results["numbers"], removal).items()
         }
     return areas
 
 
-def needed(curve: Mapping[int, float], wanted: float, sign: int) -> str:
+def find_passes(curve: Mapping[int, float], wanted: float, sign: int) -> str:
     """The passes at which a curve of means reaches a value, by interpolation on the logarithm of the passes.
 
     Args:
@@ -101,10 +101,10 @@ def difference(first: Tensor, second: Tensor) -> str:
 def tables(results: Mapping[str, Any]) -> str:
     """All tables, as Markdown."""
     lines: list[str] = []
-    for removal, of_explainers in areas_of(results).items():
+    for removal, of_explainers in arrange_areas(results).items():
         count = max((len(each) for curve in of_explainers.values() for each in curve.values()), default=0)
         lines += [f"\n## {removal}, {count} of {results['settings']['images']} images\n", *_means(of_explainers)]
-        lines += _paired(of_explainers)
+        lines += _compare_pairs(of_explainers)
         lines += _passes_needed(of_explainers)
         lines += _yardsticks(results["numbers"], removal)
         lines += _costs(results["numbers"].get("cost", {}), removal)
@@ -123,7 +123,7 @@ def _means(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
     return lines
 
 
-def _paired(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+def _compare_pairs(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
     lines = ["\n| Refined minus other | Fidelity⁺ ↑ | Fidelity⁻ ↓ |", "| --- | --- | --- |"]
     for name, curve in of_explainers.items():
         for passes, area in curve.items():
@@ -149,7 +149,7 @@ def _passes_needed(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[st
             for other in others:
                 means = {p: each.mean(0).tolist() for p, each in of_explainers[other].items()}
                 sides = [
-                    needed({p: mean[side] for p, mean in means.items()}, wanted[side], sign)
+                    find_passes({p: mean[side] for p, mean in means.items()}, wanted[side], sign)
                     for side, sign in enumerate((1, -1))
                 ]
                 cells.append(", ".join(sides))
@@ -159,7 +159,7 @@ def _passes_needed(of_explainers: Mapping[str, Mapping[int, Tensor]]) -> list[st
 
 def _yardsticks(numbers: Mapping[str, Any], removal: str) -> list[str]:
     lines = ["\n| Rank correlation with the most passes | Reference | Mean | Error |", "| --- | --- | --- | --- |"]
-    for reference, entries in of_removal(numbers, removal).items():
+    for reference, entries in select_removal(numbers, removal).items():
         for name in entries[0].get("yardstick", ()):
             values = torch.tensor([value for entry in entries for value in entry["yardstick"][name]]).double()
             mean, _, error = (each.item() for each in moments(values[:, None]))
@@ -176,12 +176,12 @@ def _costs(kept: Mapping[str, Any], removal: str) -> list[str]:
     return lines if entries else []
 
 
-def figure_of(results: Mapping[str, Any]) -> Figure:
+def draw_figure(results: Mapping[str, Any]) -> Figure:
     """Fidelity⁺ and Fidelity⁻ against passes: a column for each removal, a line for each explainer.
 
     A heatmap of a method that needs no masked pass stands at 1.
     """
-    areas = areas_of(results)
+    areas = arrange_areas(results)
     figure = Figure(figsize=(1 + 4 * len(areas), 6.6), layout="constrained")
     axes = figure.subplots(2, len(areas), squeeze=False, sharex=True, sharey="row")
     colours = colours_of(name for name in results["numbers"] if name != "cost")

@@ -71,7 +71,7 @@ def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, de
     return {method: modules[method].to(device).eval() for method in methods}
 
 
-def baselines_of(name: str, target: Any) -> dict[str, Any]:
+def build_baselines(name: str, target: Any) -> dict[str, Any]:
     """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=papers/tve`.
 
     Args:
@@ -119,7 +119,7 @@ def seconds(
     return {name: durations[warm_up:] for name, durations in taken.items()}
 
 
-def device_of(choice: str) -> torch.device:
+def choose_device(choice: str) -> torch.device:
     """The device of an option `--device`: auto takes a GPU if there is one."""
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(auto if choice == "auto" else choice)
@@ -168,7 +168,7 @@ def compare_methods(modules: dict[str, Any], images: Tensor, rounds: int) -> dic
     return costs
 
 
-def one_by_one(tve: Any, heads: Sequence[nn.Module], images: Tensor) -> None:
+def explain_one_by_one(tve: Any, heads: Sequence[nn.Module], images: Tensor) -> None:
     """Explain each task separately, as if it were the only one, then restore the target's head."""
     own_head = tve.target.head
     for head in heads:
@@ -190,7 +190,7 @@ def compare_tasks(tve: Any, images: Tensor, most: int, rounds: int) -> dict[str,
     calls: dict[str, Call] = {}
     for t in counts:
         calls[f"tasks {t}"] = partial(tve.explain_tasks, heads=heads[:t])
-        calls[f"tasks_one_by_one {t}"] = partial(one_by_one, tve, heads[:t])
+        calls[f"tasks_one_by_one {t}"] = partial(explain_one_by_one, tve, heads[:t])
     taken = {name: median(durations) / len(images) for name, durations in seconds(calls, images, rounds).items()}
     return {key: {str(t): taken[f"{key} {t}"] for t in counts} for key in ("tasks", "tasks_one_by_one")}
 
@@ -207,14 +207,14 @@ def device_name(device: torch.device) -> str:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = choose_device(options.device)
     machine = {key: vars(options)[key] for key in ("threads", "precision", "batch_size", "rounds", "classes")}
     results: dict[str, Any] = {"machine": versions() | {"device": device_name(device)} | machine, "networks": {}}
     for target in options.target:
         methods = [name for name in METHODS if name not in options.skip]
         modules = build(target, methods, options.checkpoint, options.classes, device)
         if options.baselines:
-            modules |= baselines_of(target, modules["plain"])
+            modules |= build_baselines(target, modules["plain"])
         size = modules["light"].grid.image_size
         images = torch.randint(0, 256, (options.batch_size, 3, size, size), dtype=torch.uint8, device=device)
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):

@@ -32,7 +32,7 @@ from torchmetrics import Metric
 sys.path.insert(0, str(Path(__file__).parents[1]))  # configs name modules of this folder that are not installed
 
 from benchmarks.explain import CONFIGS
-from benchmarks.fake_tensors import cuda_autocast, fake, sizes_of
+from benchmarks.fake_tensors import count_bytes, cuda_autocast, fake
 from explainers.models import TargetModel
 from explainers.text import TextHead
 from explainers.vectors.fixed_head import FixedHead
@@ -42,7 +42,7 @@ CLASSES = 10
 """Number of classes where the config takes it from the images."""
 
 
-def composed(*overrides: str) -> DictConfig:
+def compose_config(*overrides: str) -> DictConfig:
     """The config of `python train.py *overrides`, with random weights instead of files and downloads."""
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         cfg = compose("train", list(overrides), return_hydra_config=True)
@@ -65,7 +65,7 @@ def composed(*overrides: str) -> DictConfig:
     return cfg
 
 
-def texts_of(target: TargetModel) -> TextHead:
+def make_text_head(target: TargetModel) -> TextHead:
     """A text head of a tower, with texts of the right width in place of those of a text tower."""
     projection = getattr(target.head, "weight", None)
     width = target.embed_dim if projection is None else len(projection)
@@ -94,7 +94,7 @@ def build(cfg: DictConfig) -> Any:
     return module
 
 
-def batch_of(cfg: DictConfig, module: Any, images: int, device: str = "cpu") -> dict[str, Tensor]:
+def make_batch(cfg: DictConfig, module: Any, images: int, device: str = "cpu") -> dict[str, Tensor]:
     """A batch: images, or with `cache=sources` the rows that the module's sources compute of them."""
     side = cfg.grid.image_size
     batch = {
@@ -115,7 +115,7 @@ def batch_of(cfg: DictConfig, module: Any, images: int, device: str = "cpu") -> 
 def row_shapes(cfg: DictConfig, module: Any, device: str = "cpu") -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and type of the cached rows of one image, from calls of the sources with two images."""
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    images = batch_of(DictConfig({"grid": OmegaConf.to_container(cfg.grid, resolve=True)}), module, 2, device)
+    images = make_batch(DictConfig({"grid": OmegaConf.to_container(cfg.grid, resolve=True)}), module, 2, device)
     was_training = module.training
     module.eval()
     for source in module.sources:
@@ -230,16 +230,16 @@ def account(cfg: DictConfig, cuda: bool = True) -> Account:
     with fake(partial(build, cfg)) as (module, memory):
         weights = memory.current
         steps = Steps(cfg, module, cuda=cuda)
-        trained = sizes_of(steps.trained)
+        trained = count_bytes(steps.trained)
         gradients = 0 if steps.views else trained
-        buckets = sizes_of([steps.buckets])
-        states = sizes_of(tree_leaves(dict(steps.optimizer.state)))
-        batch = batch_of(cfg, module, images)
+        buckets = count_bytes([steps.buckets])
+        states = count_bytes(tree_leaves(dict(steps.optimizer.state)))
+        batch = make_batch(cfg, module, images)
         memory.restart()
         steps.train(batch)
         step = memory.peak
         del batch
-        batch = batch_of(cfg, module, cfg.data.get("eval_batch_size") or images)
+        batch = make_batch(cfg, module, cfg.data.get("eval_batch_size") or images)
         memory.restart()
         steps.evaluate(batch)
         return Account(images, weights - trained, trained, gradients, states, buckets, step, memory.peak)

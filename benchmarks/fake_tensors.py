@@ -172,6 +172,6 @@ def fake(build: Callable[[], Any]) -> Iterator[tuple[Any, Memory]]:
             yield module, memory
 
 
-def sizes_of(tensors: Iterable[Any]) -> int:
+def count_bytes(tensors: Iterable[Any]) -> int:
     """Bytes of all tensors among these."""
     return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import device_name, device_of, wait
+from benchmarks.explain import choose_device, device_name, wait
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
@@ -141,7 +141,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    device = device_of(options.device)
+    device = choose_device(options.device)
     target, grid = build(options.target_size, device)
     images = random_images(options.images, grid.image_size, device)
     calls = {"ours": partial(explain_ours, target, grid, options.chunk_size)}

@@ -43,7 +43,7 @@ Scores = dict[tuple[str, str, str], list[Tensor]]
 """Explainer, centre and other image → hit rate and average precision of each batch, (B, 2); `SRG` → gains, (B, 1)."""
 
 
-def embedded(session: Session, folders: Sequence[str]) -> Tensor:
+def embed_folders(session: Session, folders: Sequence[str]) -> Tensor:
     """The embeddings (M, D) of all images below folders."""
     parts = []
     for _, pixels, _ in session.batches(photos_of(list(folders)), "embedding"):
@@ -70,7 +70,7 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
         with torch.no_grad():
             own = target.embed(target.normalise(images))
         noise = torch.rand(len(images), target.grid.side, target.grid.side, generator=generator)
-        scores.setdefault(("chance", "", ""), []).append(scored(noise, truth))
+        scores.setdefault(("chance", "", ""), []).append(score_heatmaps(noise, truth))
         drawn = gallery[torch.randint(len(gallery), (len(images),), generator=generator)]
         few = max(min(options.faithful - seen, len(images)), 0)
         seen += len(images)
@@ -83,7 +83,7 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
                     gains = relevance_gains(target, images[:few], heatmaps[:few, 0], closest[:few], centre)
                     scores.setdefault((name, label, "SRG"), []).append(gains)
                 for number, other in enumerate(OTHERS):
-                    scores.setdefault((name, label, other), []).append(scored(heatmaps[:, number], truth))
+                    scores.setdefault((name, label, other), []).append(score_heatmaps(heatmaps[:, number], truth))
     return scores
 
 
@@ -106,7 +106,7 @@ def relevance_gains(target: TargetModel, images: Tensor, heatmaps: Tensor, other
     return metric.rows()
 
 
-def scored(heatmaps: Tensor, truth: Tensor) -> Tensor:
+def score_heatmaps(heatmaps: Tensor, truth: Tensor) -> Tensor:
     """Hit rate and average precision of heatmaps (B, P, P): (B, 2)."""
     return torch.stack([hits(heatmaps, truth), average_precision(heatmaps, truth)], 1)
 
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     if options.explainer:
         methods["AnyHead"] = explainers.load(options.explainer, target=target).eval()
-    gallery = embedded(session, options.gallery)
+    gallery = embed_folders(session, options.gallery)
     scores = measure(target, methods, gallery, options)
     count = len(torch.cat(scores["chance", "", ""]))
     print(f"{options.model}: {count} images of {Path(options.root).name}, {len(gallery)} images in the gallery\n")

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks.comparison import peak_memory
 from benchmarks.explain import CONFIGS
-from benchmarks.fake_steps import Account, Steps, account, batch_of, build, composed
-from benchmarks.fake_tensors import sizes_of
+from benchmarks.fake_steps import Account, Steps, account, build, compose_config, make_batch
+from benchmarks.fake_tensors import count_bytes
 
 GIB = 2**30
 CARD = 23.5
@@ -60,7 +60,7 @@ def experiments() -> list[str]:
     return [path.stem for path in paths if "# Command: python train.py" in path.read_text()]
 
 
-def overrides_of(name: str) -> list[str]:
+def training_overrides(name: str) -> list[str]:
     """The arguments of train.py for a row of the table, such as `tve_vitb target=vit_large`."""
     first, *others = name.split()
     return [f"experiment={first}", *others]
@@ -73,10 +73,10 @@ def fits(needed: Account) -> bool:
 
 def remedy(overrides: Sequence[str]) -> str:
     """The settings with the largest chunks, or else the largest batch, that make an experiment fit."""
-    for choices in smaller(composed(*overrides)):
-        if choices and fits(account(composed(*overrides, *choices[-1]))):
+    for choices in smaller(compose_config(*overrides)):
+        if choices and fits(account(compose_config(*overrides, *choices[-1]))):
             for settings in choices:
-                needed = account(composed(*overrides, *settings))
+                needed = account(compose_config(*overrides, *settings))
                 if fits(needed):
                     return f"{' '.join(settings)}: {needed.peak / GIB:.2f}"
     return "no size does"
@@ -101,7 +101,7 @@ def halves(number: int) -> list[int]:
 
 def row(name: str) -> str:
     """The line of an experiment."""
-    cfg = composed(*overrides_of(name))
+    cfg = compose_config(*training_overrides(name))
     if not cfg.fit:
         return f"| {name} |{' – |' * 9} trains nothing (fit=false) |"
     needed = account(cfg)
@@ -109,7 +109,7 @@ def row(name: str) -> str:
     cells = [f"{count / GIB:.3f}" for count in counts] + [
         f"{peak / GIB:.2f}" for peak in (needed.step, needed.evaluation)
     ]
-    verdict = "yes" if fits(needed) else f"no; {remedy(overrides_of(name))}"
+    verdict = "yes" if fits(needed) else f"no; {remedy(training_overrides(name))}"
     return f"| {' | '.join([name, str(needed.images), *cells, verdict])} |"
 
 
@@ -128,15 +128,15 @@ def table(names: Sequence[str]) -> Iterator[str]:
         yield row(name)
 
 
-def compared(overrides: Sequence[str], device: str) -> tuple[float, float]:
+def compare_step(overrides: Sequence[str], device: str) -> tuple[float, float]:
     """GiB of a training step: computed, and measured by a real step on the device."""
-    cfg, cuda = composed(*overrides), device == "cuda"
+    cfg, cuda = compose_config(*overrides), device == "cuda"
     computed = account(cfg, cuda=cuda).step
     module = build(cfg).to(device)
-    weights = sizes_of([*module.parameters(), *module.buffers()])
+    weights = count_bytes([*module.parameters(), *module.buffers()])
 
     def step() -> torch.Tensor:  # with all that the step frees
-        batch = batch_of(cfg, module, cfg.data.batch_size, device)
+        batch = make_batch(cfg, module, cfg.data.batch_size, device)
         Steps(cfg, module, device, cuda).train(batch)
         return torch.empty(0)
 
@@ -147,7 +147,7 @@ def comparison(rows: dict[str, Sequence[str]], device: str) -> Iterator[str]:
     """A table of computed and measured memory."""
     yield header(f"Step on {device}", "Computed (MiB)", "Measured (MiB)", "Difference (%)")
     for name, overrides in rows.items():
-        computed, measured = compared(overrides, device)
+        computed, measured = compare_step(overrides, device)
         difference = 100 * (computed / measured - 1)
         yield f"| {name} | {1024 * computed:.2f} | {1024 * measured:.2f} | {difference:+.1f} |"
 
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.check:
         lines = comparison({name: overrides.split() for name, overrides in CHECKS.items()}, "cpu")
     elif options.measure:
-        lines = comparison({name: overrides_of(name) for name in options.only or ["tve_vitb"]}, "cuda")
+        lines = comparison({name: training_overrides(name) for name in options.only or ["tve_vitb"]}, "cuda")
     else:
         lines = table(options.only or [*experiments(), *LARGER])
     for line in lines:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import Call, device_name, device_of, gflops, seconds
+from benchmarks.explain import Call, choose_device, device_name, gflops, seconds
 from benchmarks.kernelshap import SIZES, build, random_images
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
@@ -151,7 +151,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    device = device_of(options.device)
+    device = choose_device(options.device)
     target, own = build(options.target_size, device)
     target.requires_grad_(False).head.weight.mul_(0.1)  # otherwise one class has all the probability, under every mask
     grid = PatchGrid(own.image_size, own.image_size // options.patches_per_side)

@@ -45,14 +45,14 @@ class Visitor:
         return self.ask("open_image", name=name, data=base64.b64encode(data).decode())
 
 
-def encoded(image: Image.Image, kind: str) -> bytes:
+def encode(image: Image.Image, kind: str) -> bytes:
     """An image file."""
     file = io.BytesIO()
     image.save(file, kind)
     return file.getvalue()
 
 
-def varied(file: bytes, number: int, kind: str) -> bytes:
+def vary(file: bytes, number: int, kind: str) -> bytes:
     """Another file with the same pixels: bytes after the end of an image are ignored."""
     return file + number.to_bytes(4, "big") if kind == "JPEG" else file + b"%d" % number
 
@@ -67,10 +67,10 @@ def flood(port: int, process: subprocess.Popen[str], folder: Path) -> None:
     """Print what hostile uploads cost."""
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
     files = {
-        "177 megapixels": (encoded(Image.new("RGB", (13300, 13300)), "PNG"), "PNG"),
-        "1 x 170,000,000": (encoded(Image.new("1", (1, 170_000_000)), "PNG"), "PNG"),
-        "48 megapixels": (encoded(noise.resize((8000, 6000)), "JPEG"), "JPEG"),
-        "12 megapixels": (encoded(noise.resize((4000, 3000), Image.Resampling.NEAREST), "PNG"), "PNG"),
+        "177 megapixels": (encode(Image.new("RGB", (13300, 13300)), "PNG"), "PNG"),
+        "1 x 170,000,000": (encode(Image.new("1", (1, 170_000_000)), "PNG"), "PNG"),
+        "48 megapixels": (encode(noise.resize((8000, 6000)), "JPEG"), "JPEG"),
+        "12 megapixels": (encode(noise.resize((4000, 3000), Image.Resampling.NEAREST), "PNG"), "PNG"),
     }
     print("files:", ", ".join(f"{name} {len(file) / 1000:.0f} kB" for name, (file, _) in files.items()))
     before, start = memory(process), time.perf_counter()
@@ -79,7 +79,7 @@ def flood(port: int, process: subprocess.Popen[str], folder: Path) -> None:
 
     def upload(number: int) -> str:
         name = names[number % len(names)]
-        reply = visitors[number % len(visitors)].open(name, varied(files[name][0], number, files[name][1]))
+        reply = visitors[number % len(visitors)].open(name, vary(files[name][0], number, files[name][1]))
         return f"{name}: {reply.get('error', 'opened')}"
 
     with ThreadPoolExecutor(len(visitors)) as threads:
@@ -108,10 +108,10 @@ def longest_wait(port: int, image: bytes) -> str:
 
 def crowd(port: int, process: subprocess.Popen[str], photo: Image.Image) -> None:
     """Print the waits of a visitor alone, beside twenty with a slow method, and once they have left."""
-    print("alone:", longest_wait(port, encoded(photo, "PNG")))
+    print("alone:", longest_wait(port, encode(photo, "PNG")))
     visitors = [Visitor(port) for _ in range(VISITORS)]
     keys = [
-        visitor.open("slow.jpg", varied(encoded(photo, "JPEG"), number, "JPEG"))["key"]
+        visitor.open("slow.jpg", vary(encode(photo, "JPEG"), number, "JPEG"))["key"]
         for number, visitor in enumerate(visitors)
     ]
 
@@ -125,7 +125,7 @@ def crowd(port: int, process: subprocess.Popen[str], photo: Image.Image) -> None
     with ThreadPoolExecutor(VISITORS) as threads:
         slow = [threads.submit(leave, visitor, key) for visitor, key in zip(visitors, keys, strict=True)]
         time.sleep(5)
-        print(f"beside {VISITORS}:", longest_wait(port, encoded(photo.rotate(90), "PNG")), f"; {memory(process)} MB")
+        print(f"beside {VISITORS}:", longest_wait(port, encode(photo.rotate(90), "PNG")), f"; {memory(process)} MB")
         finished = sum(each.done() for each in slow)
     time.sleep(2)
     spent = cpu_time(process)

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks import forward_decomposition
 from benchmarks.comparison import Comparison, compare
-from benchmarks.explain import device_name, device_of
+from benchmarks.explain import choose_device, device_name
 from benchmarks.kernelshap import SIZES, build, random_images
 from explainers import posthoc
 from explainers.evaluation.sweep import Sweep
@@ -59,19 +59,19 @@ def comparisons(options: argparse.Namespace, device: torch.device) -> Iterator[t
     images = random_images(options.images, grid.image_size, device)
     classes = target(images).argmax(-1)
     groups: dict[str, Callable[[], Iterator[Comparison]]] = {
-        "decompx": partial(of_decompx, target, grid, images, classes),
-        "plus": partial(of_plus, target, grid, images, classes),
-        "masks": partial(of_masks, target, grid, images[:1], classes[:1], options.masks, options.chunk_size),
-        "batch": partial(of_batch, target, grid, images, classes),
-        "sweep": partial(of_sweep, target, grid, images, classes, options.chunk_size),
-        "globenc": partial(of_globenc, target, images),
+        "decompx": partial(compare_decompx, target, grid, images, classes),
+        "plus": partial(compare_plus, target, grid, images, classes),
+        "masks": partial(compare_masks, target, grid, images[:1], classes[:1], options.masks, options.chunk_size),
+        "batch": partial(compare_batch, target, grid, images, classes),
+        "sweep": partial(compare_sweep, target, grid, images, classes, options.chunk_size),
+        "globenc": partial(compare_globenc, target, images),
     }
     for group in GROUPS:
         if group not in options.skip:
             yield from ((group, comparison) for comparison in groups[group]())
 
 
-def of_decompx(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
+def compare_decompx(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
     ours = partial(posthoc.build("DecompX-SkipPLUS", target, grid), images, classes)
     other = partial(forward_decomposition.decompx_skip_plus, target, grid, images[:1], classes[:1])
     yield Comparison(
@@ -79,7 +79,7 @@ def of_decompx(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Te
     )
 
 
-def of_plus(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
+def compare_plus(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
     for name in ("InputXGradient", "DecompX", "GradCAM", "FullGrad"):
         layer_0, plus = (
             partial(method, images, classes)
@@ -88,7 +88,7 @@ def of_plus(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tenso
         yield Comparison(f"{name}-PLUS", "layer 0", (plus, len(images)), (layer_0, len(images)), False, 1.3)
 
 
-def of_masks(
+def compare_masks(
     target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor, masks: int, chunk_size: int
 ) -> Iterator[Comparison]:
     methods: dict[str, Callable[..., Any]] = {
@@ -102,17 +102,17 @@ def of_masks(
         yield Comparison(name, "one masked image at a time", (chunked, len(images)), (alone, len(images)), time_aim=1)
 
 
-def of_batch(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
-    def one_by_one(method: Callable[..., Tensor]) -> Tensor:
+def compare_batch(target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor) -> Iterator[Comparison]:
+    def explain_one_by_one(method: Callable[..., Tensor]) -> Tensor:
         return torch.cat([method(images[i : i + 1], classes[i : i + 1]) for i in range(len(images))])
 
     for name in ("AttentionRollout", "GAE"):
         method = posthoc.build(name, target, grid)
-        batch, alone = partial(method, images, classes), partial(one_by_one, method)
+        batch, alone = partial(method, images, classes), partial(explain_one_by_one, method)
         yield Comparison(name, "one image at a time", (batch, len(images)), (alone, len(images)), time_aim=1)
 
 
-def of_sweep(
+def compare_sweep(
     target: TargetModel, grid: PatchGrid, images: Tensor, classes: Tensor, chunk_size: int
 ) -> Iterator[Comparison]:
     normalised, heatmaps = target.normalise(images), torch.rand(len(images), grid.side, grid.side, device=images.device)
@@ -127,7 +127,7 @@ def of_sweep(
     yield Comparison("sweep of drop", "sweep of zero", (drop, len(images)), (zero, len(images)), False, 1)
 
 
-def of_globenc(target: TargetModel, images: Tensor) -> Iterator[Comparison]:
+def compare_globenc(target: TargetModel, images: Tensor) -> Iterator[Comparison]:
     with record_pass(target, attention=True) as record:
         target.embed(target.normalise(images))
     numbers = record.attention[-1], value_paths(target, record.values[-1], -1), record.inputs[-1]
@@ -139,7 +139,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All measured numbers, the settings and the machine, as written by `--output`."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    device = device_of(options.device)
+    device = choose_device(options.device)
     keys = ("threads", "precision", "target_size", "images", "masks", "chunk_size", "rounds", "seconds")
     machine = versions() | {"device": device_name(device)} | {key: vars(options)[key] for key in keys}
     results: dict[str, Any] = {"machine": machine, "groups": {}}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.explain import CONFIGS, Call, device_name, device_of, seconds
+from benchmarks.explain import CONFIGS, Call, choose_device, device_name, seconds
 from explainers import posthoc
 from explainers.saved.records import versions
 
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    device = device_of(options.device)
+    device = choose_device(options.device)
     targets = {name: measure_target(name, options, device) for name in options.target or ["clip_vit_b32"]}
     machine = {key: vars(options)[key] for key in ("threads", "precision", "batch_size", "rounds", "prompts")}
     print(f"{device_name(device)}, {options.threads} threads, {options.precision}; milliseconds per image\n")

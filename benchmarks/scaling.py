@@ -28,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.fake_steps import Steps, batch_of, build, composed, row_shapes
-from benchmarks.fake_tensors import fake, sizes_of
-from benchmarks.memory import FASTSHAP, header, overrides_of
+from benchmarks.fake_steps import Steps, build, compose_config, make_batch, row_shapes
+from benchmarks.fake_tensors import count_bytes, fake
+from benchmarks.memory import FASTSHAP, header, training_overrides
 from datamodules.write_beton import write_beton
 from explainers.errors import InputError
 from explainers.training.sources import complete
@@ -62,9 +62,9 @@ CACHED = (
 @cache
 def flops(name: str) -> tuple[float, float]:
     """Operations of a training step for one image: of the sources, and of everything else."""
-    cfg = composed(*overrides_of(name), "cache=none", f"data.batch_size={BATCH}")
+    cfg = compose_config(*training_overrides(name), "cache=none", f"data.batch_size={BATCH}")
     with fake(partial(build, cfg)) as (module, _):
-        steps, batch = Steps(cfg, module), batch_of(cfg, module, BATCH)
+        steps, batch = Steps(cfg, module), make_batch(cfg, module, BATCH)
         with FlopCounterMode(display=False) as whole:
             steps.loss(batch).backward()
         with FlopCounterMode(display=False) as frozen, suppress(InputError):  # raised if the whole model is trained
@@ -76,7 +76,7 @@ def flops(name: str) -> tuple[float, float]:
 @cache
 def row_bytes(name: str) -> int:
     """Bytes of the cached rows of one image: float16, and other numbers as they are."""
-    cfg = composed(*overrides_of(name))
+    cfg = compose_config(*training_overrides(name))
     with fake(partial(build, cfg)) as (module, _):
         shapes = row_shapes(cfg, module)
     sizes = [(math.prod(shape), 2 if dtype.is_floating_point else dtype.itemsize) for shape, dtype in shapes.values()]
@@ -94,14 +94,14 @@ def flops_table(options: argparse.Namespace) -> Iterator[str]:
 def days_table(options: argparse.Namespace) -> Iterator[str]:
     yield header("Experiment", "Images of the training", *(f"{n} × {gpu}, days" for gpu in GPUS for n in (1, 4)))
     for name in ON_IMAGENET:
-        images = trained_images(name)
+        images = count_training_images(name)
         seconds = [images * sum(flops(name)) / (options.fraction * peak * n) for peak in GPUS.values() for n in (1, 4)]
         yield f"| {name} | {images:,} | {' | '.join(f'{each / 86400:.2f}' for each in seconds)} |"
 
 
-def trained_images(name: str) -> int:
+def count_training_images(name: str) -> int:
     """Images of the configured training; a config of all GPUs of the machine has 4."""
-    cfg = composed(*overrides_of(name))
+    cfg = compose_config(*training_overrides(name))
     if cfg.trainer.max_steps < 0:
         return int(cfg.trainer.max_epochs * IMAGENET["train"])
     devices = 4 if cfg.trainer.devices == -1 else cfg.trainer.devices
@@ -131,9 +131,9 @@ def traffic_table(options: argparse.Namespace) -> Iterator[str]:
         *(f"At {options.link} GB/s, ms", f"Step on {gpu}, ms"),
     )
     for name in ON_IMAGENET:
-        cfg = composed(*overrides_of(name))
+        cfg = compose_config(*training_overrides(name))
         with fake(partial(build, cfg)) as (module, _):
-            size = sizes_of(weight for weight in module.parameters() if weight.requires_grad)
+            size = count_bytes(weight for weight in module.parameters() if weight.requires_grad)
         sent = 2 * (n - 1) / n * size  # a ring: every part is added up, and then spread
         step = cfg.data.batch_size * sum(flops(name)) / (options.fraction * GPUS[gpu])
         cells = [f"{size / 1e6:.0f}", f"{sent / 1e6:.0f}", f"{sent / options.link / 1e6:.0f}", f"{1e3 * step:.0f}"]

@@ -47,14 +47,14 @@ def ship(
     halve(explainer.export(folder))
     header, kind = read_header(folder / WEIGHTS), type(explainer)
     what = (kind.__doc__ or "").partition("\n")[0]
-    table = table_of(measured)
+    table = make_table(measured)
     card = model_card(kind.__name__, what, header, versions, table, source=folder.parent.name, images=images)
     write_atomically(folder / CARD, card)
     write_atomically(folder / MEASURED, json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
     return folder
 
 
-def table_of(measured: Mapping[str, Mapping[str, Any]]) -> str:
+def make_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Measurements as a Markdown table: a row for each explainer, a column for each number.
 
     >>> print(table_of({"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}))

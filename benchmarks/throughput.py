@@ -34,8 +34,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import METHODS, build, device_name, device_of, wait
-from benchmarks.fake_steps import composed
+from benchmarks.explain import METHODS, build, choose_device, device_name, wait
+from benchmarks.fake_steps import compose_config
 from explainers.training.sources import complete
 
 CASES = {"light": "TVE with the light network", "anyhead": "AnyHead"}
@@ -63,13 +63,13 @@ class Option:
     autocast: bool = False
 
     def loss(self, module: Any, batch: Batch) -> Tensor:
-        return self._changed(module, batch, lambda changed: module.training_step(changed, 0))
+        return self._call_with(module, batch, lambda changed: module.training_step(changed, 0))
 
     def rows(self, module: Any, batch: Batch) -> Batch:
         """What the network learns from."""
-        return self._changed(module, batch, lambda changed: complete(changed, module.sources))
+        return self._call_with(module, batch, lambda changed: complete(changed, module.sources))
 
-    def _changed(self, module: Any, batch: Batch, call: Any) -> Any:
+    def _call_with(self, module: Any, batch: Batch, call: Any) -> Any:
         with ExitStack() as stack:
             for name, value in self.target.items():
                 stack.enter_context(patch.object(module.explainer.target, name, value))
@@ -119,13 +119,13 @@ def processor_time() -> float:
     return time.process_time() + sum(os.times()[2:4])
 
 
-def optimizer_of(module: Any, option: Option) -> torch.optim.Optimizer:
+def build_optimizer(module: Any, option: Option) -> torch.optim.Optimizer:
     return module.optimizer([weight for weight in module.parameters() if weight.requires_grad], **option.optimizer)
 
 
 def compare(module: Any, group: Sequence[Option], batch: Batch, rounds: int) -> Iterator[list[str]]:
     """Lines of a table: option, ms/step, relative time with its extremes, largest difference."""
-    optimizers = [optimizer_of(module, option) for option in group]
+    optimizers = [build_optimizer(module, option) for option in group]
     taken = []
     for _ in range(1 + rounds):
         pairs = zip(group, optimizers, strict=True)
@@ -179,10 +179,10 @@ def operations(option: Option, module: Any, batch: Batch) -> float:
     return counted[0] + (counted[1] - counted[0]) * (len(batch["index"]) - 2) / 2
 
 
-def achieved(module: Any, batch: Batch, rounds: int, rate: float) -> list[str]:
+def measure_rates(module: Any, batch: Batch, rounds: int, rate: float) -> list[str]:
     """Cells of a table: images, ms/step, TFLOP/step, TFLOP/s, and that relative to `rate`, of steps in bf16."""
     option = Option("bf16", autocast=True)
-    optimizer = optimizer_of(module, option)
+    optimizer = build_optimizer(module, option)
     taken = median([seconds(option, module, optimizer, batch) for _ in range(1 + rounds)][1:])
     count = operations(option, module, batch)
     numbers = 1e3 * taken, count / 1e12, count / taken / 1e12, count / taken / rate
@@ -202,11 +202,11 @@ def random_batch(count: int, side: int, device: torch.device) -> Batch:
 
 def trainings(target: str, modules: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Case → the training of its explainer."""
-    cfgs = {case: composed(f"target={target}", *METHODS[case]) for case in CASES}
-    return {case: prepared(instantiate(cfg.module, explainer=modules[case]), device) for case, cfg in cfgs.items()}
+    cfgs = {case: compose_config(f"target={target}", *METHODS[case]) for case in CASES}
+    return {case: prepare(instantiate(cfg.module, explainer=modules[case]), device) for case, cfg in cfgs.items()}
 
 
-def prepared(module: Any, device: torch.device) -> Any:
+def prepare(module: Any, device: torch.device) -> Any:
     """The training of an explainer, which logs nothing because it has no trainer."""
     module.log = lambda *_, **__: None
     return module.to(device).train()
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
-    device = device_of(given.device)
+    device = choose_device(given.device)
     print(f"{device_name(device)}, torch {torch.__version__}, {given.threads} threads, {given.target}\n", flush=True)
     modules = build(given.target, ["plain", *CASES], "", 1000, device)
     side = modules["light"].grid.image_size
@@ -243,10 +243,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"Product of 8192 × 8192 matrices in bf16: {rate / 1e12:.0f} TFLOP/s\n")
         rows = []
         for experiment in EXPERIMENTS:
-            cfg = composed(f"experiment={experiment}")
-            module = prepared(instantiate(cfg.module), device)
+            cfg = compose_config(f"experiment={experiment}")
+            module = prepare(instantiate(cfg.module), device)
             large = random_batch(cfg.data.batch_size, module.explainer.grid.image_size, device)
-            rows.append([experiment, *achieved(module, large, given.rounds, rate)])
+            rows.append([experiment, *measure_rates(module, large, given.rounds, rate)])
         print(markdown("Experiment; Images; ms/step; TFLOP/step; TFLOP/s; Of the product", rows))
 
 

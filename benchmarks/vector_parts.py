@@ -43,11 +43,11 @@ CURVES: tuple[Curve, Curve] = ("fidelity_plus", "fidelity_minus")
 def low_rank(tau: State, rank: int) -> State:
     """Approximate every weight matrix of a vector by one of a low rank."""
 
-    def approximated(matrix: Tensor) -> Tensor:
+    def approximate(matrix: Tensor) -> Tensor:
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         return (left[:, :rank] * values[:rank]) @ right[:rank]
 
-    return {name: approximated(value) if value.dim() == 2 else value for name, value in tau.items()}
+    return {name: approximate(value) if value.dim() == 2 else value for name, value in tau.items()}
 
 
 def largest(tau: State, share: float) -> State:
@@ -63,7 +63,7 @@ def where(tau: State, kept: Callable[[str], bool]) -> State:
     return {name: value if kept(name) else torch.zeros_like(value) for name, value in tau.items()}
 
 
-def parts_of(tau: State, ranks: list[int], lambdas: list[float]) -> dict[str, State]:
+def split_vector(tau: State, ranks: list[int], lambdas: list[float]) -> dict[str, State]:
     """Name → part of the vector."""
     depth = 1 + max(int(name.split(".")[1]) for name in tau if name.startswith("blocks."))
     last = tuple(f"blocks.{number}." for number in range(depth - 4, depth)) + ("norm.",)
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, str]]:
     explainer = SelfExplaining(base, grid, alpha=1, weights=options.onto, reading=reading, temperature=TEMPERATURE)
     explainer.eval().requires_grad_(False)  # otherwise autocast keeps the weights of the first part
     explainer.target.head.patch_scale.fill_(scale)
-    states = {"no vector": where(tau, lambda name: False)} | parts_of(tau, options.ranks, options.lambdas)
+    states = {"no vector": where(tau, lambda name: False)} | split_vector(tau, options.ranks, options.lambdas)
 
     def load(name: str) -> TargetModel:
         explainer.target.backbone.load_state_dict(transfer(start, start, states[name]))

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import memory
-from benchmarks.fake_steps import account, build, composed
+from benchmarks.fake_steps import account, build, compose_config
 from benchmarks.fake_tensors import Memory, cuda_autocast
 
 TRAININGS = [
@@ -32,7 +32,7 @@ def test_every_experiment_that_trains_has_a_row(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_computed_memory_of_a_step_is_the_measured_one():
-    computed, measured = memory.compared(memory.CHECKS["tve, light network"].split(), "cpu")
+    computed, measured = memory.compare_step(memory.CHECKS["tve, light network"].split(), "cpu")
     assert computed == pytest.approx(measured, rel=0.1)
 
 
@@ -40,9 +40,9 @@ def test_the_computed_memory_of_a_step_is_the_measured_one():
 def test_parts_of_the_memory_are_counted_by_hand():
     """A linear head of 2 classes, AdamW with two numbers for each weight, and the buckets of DDP."""
     several = ("experiment=demo/head", "trainer=ddp", "trainer.precision=32-true")
-    found, views = account(composed(*several, "trainer.strategy=ddp")), account(composed(*several))
-    alone = account(composed("experiment=demo/head"))
-    width = build(composed("experiment=demo/head")).target.embed_dim
+    found, views = account(compose_config(*several, "trainer.strategy=ddp")), account(compose_config(*several))
+    alone = account(compose_config("experiment=demo/head"))
+    width = build(compose_config("experiment=demo/head")).target.embed_dim
     assert found.trained == found.gradients == found.buckets == 4 * (2 * width + 2) and alone.buckets == 0
     assert views.gradients == 0 and views.buckets == found.buckets and views.step < found.step
     assert found.states == 2 * found.trained + 2 * 4  # two means of each weight, and two numbers of steps

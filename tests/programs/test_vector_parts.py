@@ -19,7 +19,7 @@ def test_parts_of_a_vector():
     names = [f"blocks.{number}.{layer}.weight" for number in range(6) for layer in ("mlp.fc1", "attn")]
     tau = {name: torch.randn(6, 6, generator=generator) for name in names}
     tau["norm.bias"] = torch.randn(6, generator=generator)
-    parts = vector_parts.parts_of(tau, [2], [0.5])
+    parts = vector_parts.split_vector(tau, [2], [0.5])
     assert list(parts) == ["λ₂ = 0.5", "rank 2", *list(parts)[2:]] and len(parts) == 7
     for name, matrix in parts["rank 2"].items():
         if matrix.dim() == 2:
@@ -57,7 +57,7 @@ def test_every_part_is_added_and_measured(tmp_path, capsys):
     ]
     assert [row[0] for row in rows[2:]] == [
         "no vector",
-        *vector_parts.parts_of({"blocks.0.w": torch.ones(2)}, [4], [0.5, 0.75, 1.0]),
+        *vector_parts.split_vector({"blocks.0.w": torch.ones(2)}, [4], [0.5, 0.75, 1.0]),
     ]
     assert len({tuple(row[1:4]) for row in rows[2:]}) > 6  # the weights of no part are those of another one
     for row in rows[2:]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.curve import main
-from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refined
-from benchmarks.curve_tables import figure_of, joined, tables
+from benchmarks.curve_heatmaps import BASELINES, Batch, halves, refine_heatmaps
+from benchmarks.curve_tables import draw_figure, join_files, tables
 from explainers.errors import InputError
 from explainers.posthoc import LIME, RISE
 from explainers.refinement import refine
@@ -33,7 +33,7 @@ def test_a_prefix_of_many_passes_is_the_explainer_with_few(name, removal, target
 
 
 def test_refined_heatmaps_are_those_of_refine(target, grid, images):
-    found, refinement = refined(None, Batch(target, grid, images, CLASSES, PASSES))
+    found, refinement = refine_heatmaps(None, Batch(target, grid, images, CLASSES, PASSES))
     for passes in PASSES:
         torch.testing.assert_close(found[passes], refine(None, images, CLASSES, passes, target=target).heatmaps)
 
@@ -73,7 +73,7 @@ def test_tables_and_the_figure_have_what_was_measured():
     assert "| AnyHead 16 − LIME 64 | +0.000 ± 0.000 | +0.000 ± 0.000 |" in text
     assert "| AnyHead 0 | ≤ 16, ≤ 16 |" in text and "| AnyHead 16 | 64, 64 |" in text
     assert "| GAE | AnyHead | 0.750 | 0.250 |" in text and "| 16 | 1.500 |" in text
-    assert [axis.get_xscale() for axis in figure_of(found).axes] == ["log", "log"]
+    assert [axis.get_xscale() for axis in draw_figure(found).axes] == ["log", "log"]
 
 
 def test_a_table_has_the_images_that_all_explainers_have():
@@ -91,12 +91,12 @@ def test_a_table_has_the_images_that_all_explainers_have():
 def test_files_are_joined_if_nothing_contradicts():
     first, second = results(), results()
     second["numbers"] = {"AnyHead": {"zero/2": second["numbers"]["AnyHead"]["zero/0"]}}
-    found = joined([first, second])["numbers"]
+    found = join_files([first, second])["numbers"]
     assert found.keys() == {"AnyHead", "LIME", "cost"} and found["AnyHead"].keys() == {"zero/0", "zero/2"}
     with pytest.raises(InputError, match="^expected files with equal settings, got"):
-        joined([results(), results(levels=3)])
+        join_files([results(), results(levels=3)])
     with pytest.raises(InputError, match="^expected a batch in one file, got AnyHead zero/0 in two: leave out one"):
-        joined([results(), results()])
+        join_files([results(), results()])
 
 
 def test_without_images_or_files_nothing_is_measured(capsys):
