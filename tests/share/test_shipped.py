@@ -1,4 +1,4 @@
-"""The explainer that comes with the package keeps its heatmaps: golden numbers, on a backbone that needs no download."""
+"""The shipped explainer keeps its heatmap: golden numbers, on a backbone that needs no download."""
 
 import timm
 import torch
