@@ -78,7 +78,7 @@ def read_transfers(folder: str | Path) -> list[Transfer]:
     if len(between) < 4:
         raise InputError(
             f"expected 4 transfers or more between different tasks, {folder}/<source>/<target>/metrics.json, got"
-            f" {len(between)}: sweep over source and target tasks, as the head of configs/figures/similarity.yaml shows"
+            f" {len(between)}: sweep over source and target tasks, as configs/names/figures.yaml shows"
         )
     return [_read(path) for path in paths]
 

@@ -27,12 +27,12 @@ All of them: {page}"""
 COMMON = {
     "--cfg job": "prints the config, with all keys that can be set",
     "--hydra-help": "lists the flags of Hydra, which composes the config",
-    "GROUP=NAME": "takes another file of configs/GROUP: target=vit_tiny",
+    "GROUP=NAME": "takes another file of configs/GROUP, or name in configs/names: target=vit_tiny",
     "weights=FILE": "reads the target's weights from a file",
 }
 OWN = {
     "train.py": {"debug=fast": "one batch: does it run?", "-m KEY=A,B": "a sweep: one run for each value"},
-    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names in configs/data, and of `explainers list`"},
+    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names of data, and of `explainers list`"},
 }
 PAGES = {"train.py": "docs/training.md", "eval.py": "docs/evaluation.md"}
 

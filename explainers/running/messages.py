@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from explainers.errors import InputError, meant
 from explainers.models.fetching import difference, similar_targets
 from explainers.running.keys import unknown_key
+from explainers.running.targets import named_options
 
 FULL = "free space on its disk, or write to another one"
 DENIED = "change its permissions, or use another path"
@@ -46,9 +47,10 @@ def of_the_command(error: Exception, configs: Path) -> str:
         missing = str(error.missing_cfg_file)
         in_folders = missing.startswith("experiment/")  # the one group whose names have folders
         group, _, name = missing.partition("/") if in_folders else missing.rpartition("/")
-        folder = configs / ("data" if group == "tasks" else group)  # a task for all data
-        files = folder.glob("**/*.yaml" if in_folders else "*.yaml")
-        names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in files)
+        listed = "data" if group == "tasks" else group  # a task for all data
+        files = (configs / listed).glob("**/*.yaml" if in_folders else "*.yaml")
+        of_files = {path.relative_to(configs / listed).with_suffix("").as_posix() for path in files}
+        names = sorted(of_files | named_options(listed).keys())
         if group == "target":
             return f"no target named {name}: {similar_targets(name, names)}"
         return f"no {group or 'config'} named {name}: {meant(name, names)}"

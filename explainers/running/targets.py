@@ -1,4 +1,4 @@
-"""Configs without a file: targets by their names in timm, tasks by those of data; settings that follow from a model."""
+"""Configs without a file of their own: short names, models of timm, tasks; and settings that follow from a model."""
 
 import json
 from functools import cache
@@ -26,8 +26,16 @@ from explainers.transformer.direct_paths import default_direct
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+@cache
+def named_options(group: str) -> dict[str, Any]:
+    """Name → what it stands for, of the options of a group that share the file configs/names/GROUP.yaml."""
+    path = CONFIGS / f"names/{group}.yaml"
+    content: Any = OmegaConf.to_container(OmegaConf.create(path.read_text())) if path.is_file() else {}
+    return content
+
+
 class WithoutFiles(ConfigSource):
-    """Hydra's source of configs that need no file: `target/NAME` of timm's models, `tasks/NAME` of our data."""
+    """Hydra's source of `named_options`, and of `target/NAME` of timm's models and `tasks/NAME` of our data."""
 
     @staticmethod
     def scheme() -> str:
@@ -35,28 +43,33 @@ class WithoutFiles(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
+        content = named_options(group).get(name, name)
         if group == "target":
-            content: Any = {"defaults": ["timm"], "target": {"model": {"model_name": name}}}
-        else:
+            content = {"defaults": ["timm"], "target": {"model": {"model_name": content}}}
+        elif group == "tasks":
             head = f"${{oc.select:heads.{name},${{target.head}}}}"
             content = {"defaults": [{f"/data@tasks.{name}.data": name}], "tasks": {name: {"target": {"head": head}}}}
+        elif group == "figures":
+            content = {name: content}
+        package = "_global_" if group in ("target", "tasks") else None
         config = OmegaConf.create(content)
-        return ConfigResult(self.provider, self.full_path(), config, header={"package": "_global_"})
+        return ConfigResult(self.provider, self.full_path(), config, header={"package": package})
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        is_task = group == "tasks" and (CONFIGS / f"data/{name}.yaml").is_file()
-        return is_task or (group == "target" and is_in_timm(name))
+        is_task = group == "tasks" and ((CONFIGS / f"data/{name}.yaml").is_file() or name in named_options("data"))
+        return is_task or name in named_options(group) or (group == "target" and is_in_timm(name))
 
     def is_group(self, config_path: str) -> bool:
-        return config_path.rstrip("/") in ("", "target", "tasks")
+        group = config_path.rstrip("/")
+        return group in ("", "target", "tasks") or bool(named_options(group))
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """List nothing: `--help` would show a thousand names."""
-        return []
+        """List the short names, not the thousand of timm."""
+        return sorted(named_options(config_path.rstrip("/")))
 
 
 class SearchedLast(SearchPathPlugin):
@@ -75,7 +88,7 @@ def check_not_hidden() -> None:
     name = str(runtime.choices.get("target"))
     files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
     own = {provider: file for provider, file in files.items() if file.is_file()}
-    if is_in_timm(name) and own and "main" not in own:
+    if (is_in_timm(name) or name in named_options("target")) and own and "main" not in own:
         raise InputError(f"expected a file of another name than a model of timm, got {[*own.values()][0]}: rename it")
 
 

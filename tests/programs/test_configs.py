@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from explainers.running.keys import check_keys, check_types
+from explainers.running.targets import named_options
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -49,11 +50,15 @@ EXPLAINERS = sorted(
     path.stem for path in (ROOT / "configs/explainers").glob("*.yaml") if not path.stem.endswith("_common")
 )
 SELF_EXPLAINING = ("explainability_vector", "self_explainer", "self_explaining")  # they need what a training leaves
+
+
+def options_of(group):
+    """The names of a group: those of its files, and those in configs/names."""
+    return {path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} | named_options(group).keys()
+
+
 GROUPS = ("cache", "callbacks", "data", "logger", "module", "target", "trainer")
-OPTIONS = {
-    group: sorted(f"{group}={path.stem}" for path in (ROOT / f"configs/{group}").glob("*.yaml"))
-    for group in (*GROUPS, "debug")
-}
+OPTIONS = {group: sorted(f"{group}={name}" for name in options_of(group)) for group in (*GROUPS, "debug")}
 OPTIONS["target"].remove("target=timm")  # the base of the others, without a model
 OPTIONS["explainers"] = [f"explainers@explainer={name}" for name in EXPLAINERS]
 ROWS = [tuple(filter(None, row)) for row in zip_longest(*(OPTIONS[group] for group in (*GROUPS, "explainers")))]
@@ -185,7 +190,7 @@ def test_every_option_of_every_group_composes(row, tmp_path):
 
 
 def test_every_group_of_configs_is_tested_here():
-    elsewhere = {"experiment", "figures", "labels", "metrics", "projection"}
+    elsewhere = {"experiment", "figures", "labels", "metrics", "names", "projection"}
     elsewhere |= {"reference", "sweeps", "tasks", "teacher"}
     assert {path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")} == elsewhere | OPTIONS.keys()
 
@@ -204,9 +209,7 @@ def test_every_explainer_that_an_evaluation_can_name_is_built_from_a_target_and_
 
 @pytest.mark.slow
 def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp_path):
-    names = [
-        path.stem for path in (ROOT / "configs/data").glob("*.yaml") if path.stem not in ("torchvision", "unlabelled")
-    ]
+    names = sorted(options_of("data") - {"torchvision", "unlabelled"})
     cfg = composed(f"tasks=[{','.join(names)}]", folder=tmp_path, config="eval")
     assert set(cfg.tasks) == set(names)
     for name in names:

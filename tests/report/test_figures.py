@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from commands import ROOT, composed
+from commands import composed
 from hydra.utils import get_method
 from matplotlib import rc_context
 from matplotlib.colors import to_hex
@@ -29,6 +29,7 @@ from explainers.report.figures import (
     quality_against_passes,
 )
 from explainers.report.rankings import radar, ranking
+from explainers.running.targets import named_options
 
 
 def found(plus, minus):
@@ -358,7 +359,7 @@ def test_a_benchmark_without_the_part_is_named(tmp_path):
         cost_of_tasks(tmp_path / "nowhere.json")
 
 
-@pytest.mark.parametrize("option", sorted(path.stem for path in (ROOT / "configs/figures").glob("*.yaml")))
+@pytest.mark.parametrize("option", ["default", *named_options("figures")])
 def test_every_option_of_the_figures_composes_and_fits_its_function(option, tmp_path):
     cfg = composed("experiment=eval_replot", f"figures={option}", folder=tmp_path, config="eval")
     assert len(cfg.figures) == (2 if option == "default" else 1)

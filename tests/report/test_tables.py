@@ -15,6 +15,7 @@ from explainers.posthoc import method_names
 from explainers.posthoc.names import labelled
 from explainers.report.reference import Reference
 from explainers.report.tables import comma_separated, latex, markdown, rows
+from explainers.running.targets import named_options
 
 GROUPS = ("data", "explainers")
 
@@ -118,7 +119,8 @@ def test_the_papers_values_are_found(tmp_path):
 
 def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path):
     """What `tasks=[...]`, `explainers=[...]`, `methods=[...]` and the settings of an evaluation take."""
-    tasks, explainers = ({path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS)
+    files = {group: {path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS}
+    tasks, explainers = files["data"] | named_options("data").keys(), files["explainers"]
     values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
     settings = {"curves": list(CURVES), "probes": list(PROBES), "localization": list(LOCALIZATIONS)}
     numbers = Evaluation(agreement=list(AGREEMENTS), removals=["zero", "black", "drop"], **settings).columns
