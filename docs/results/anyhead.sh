@@ -1,4 +1,4 @@
-# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|parts|curve
+# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|differences|parts|curve
 set -e
 W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
 
@@ -26,6 +26,18 @@ parts() { # likewise the other rows; for paths=direct the second command also ne
 curve() {
   python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny_patch16_224.augreg_in1k.safetensors --bf16 --output curve.json --figure docs/results/curve.png
   python benchmarks/curve.py --read docs/results/curve.json
+}
+
+differences() { # after `images`, whose results are committed
+  python - <<'END'
+from safetensors.torch import load_file
+
+scores = load_file("docs/results/anyhead_500_scores.safetensors")
+for removal in ("", "_black", "_drop"):
+    for column in ("fidelity_plus", "fidelity_minus"):
+        ours, other = (scores[f"imagenet_val/{name}/{column}{removal}"] for name in ("anyhead", "AttnLRP-PLUS"))
+        print(column + removal, f"{(ours - other).mean():+.3f} ± {(ours - other).std() / len(ours) ** 0.5:.3f}")
+END
 }
 
 "$1"
