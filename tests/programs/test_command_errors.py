@@ -40,7 +40,7 @@ COMMANDS = {
         "explainers=[chance]",
     ): "in the config of this program: did you mean explainers@explainer?",
     ("train", "experiment=explain"): "one of eval.py: run python eval.py experiment=explain",
-    ("train", "callbacks=null"): "got callbacks=null: leave the group out with ~, as in ~callbacks",
+    ("train", "callbacks=null"): "got null: leave a group out with ~, as in ~callbacks",
     ("train", "trainer.max_epochs"): "cannot read 'trainer.max_epochs': ",
     ("train", "trainer.max_epochs=3=4"): "cannot read 'trainer.max_epochs=3=4': ",
     ("eval", "classes=label"): "no setting classes: did you mean pictures.classes, evaluation.classes?",

@@ -23,7 +23,7 @@ from lightning import seed_everything
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from explainers.running.keys import check_keys, check_types
+from explainers.running.settings import check_keys, check_types
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining

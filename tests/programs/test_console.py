@@ -24,7 +24,7 @@ from datamodules.images import Images
 from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.baselines import Chance
 from explainers.running import program
-from explainers.running.trainer import accelerator_of, build_trainer, fastest_precision
+from explainers.running.trainer import build_trainer, choose_accelerator, fastest_precision
 from explainers.saved.files import file_hashes
 from explainers.training import ExplainerTraining
 from explainers.tve import TVE, TVELoss
@@ -167,11 +167,11 @@ def mac(monkeypatch):
     """A machine with an Apple GPU, for torch and for Lightning, which asks for the processor as well."""
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(platform, "processor", lambda: "arm")
-    for remembered in (accelerator_of, FabricMPS.is_available):
+    for remembered in (choose_accelerator, FabricMPS.is_available):
         remembered.cache_clear()
     assert MPSAccelerator.is_available()
     yield
-    for remembered in (accelerator_of, FabricMPS.is_available):
+    for remembered in (choose_accelerator, FabricMPS.is_available):
         remembered.cache_clear()
 
 
@@ -226,7 +226,7 @@ def test_a_test_has_a_bar_over_its_batches(target, grid, images):
     ],
 )
 def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message, shown, monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", program.with_place)
+    monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         program.quiet_libraries()
@@ -239,7 +239,7 @@ def test_notices_of_libraries_are_silent_and_warnings_of_the_run_are_not(message
 )
 def test_a_warning_is_one_line_and_what_all_processes_know_is_said_once(inherited, rank, said, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", rank, raising=False)
-    monkeypatch.setattr(warnings, "formatwarning", program.with_place)
+    monkeypatch.setattr(warnings, "formatwarning", program.format_with_place)
     if inherited:
         monkeypatch.setenv(program.LOCKED, inherited)
     with warnings.catch_warnings(record=True) as warned:

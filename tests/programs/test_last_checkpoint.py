@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from callbacks.last_checkpoint import LastCheckpoint
 from explainers.errors import InputError
-from explainers.running.signals import ignore_lightnings_signals
+from explainers.running.trainer import ignore_lightnings_signals
 
 EPOCHS, STEPS = 2, 4
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
 from explainers.running import folder as run_folder
-from explainers.running.folder import RECORD, locked
+from explainers.running.folder import RECORD, lock_folder
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
@@ -26,7 +26,7 @@ def wait_for(path, process):
 
 
 def hold(folder, wait=100.0):
-    with locked(folder):
+    with lock_folder(folder):
         (folder / "held").touch()
         time.sleep(wait)
 
@@ -43,7 +43,7 @@ def held(tmp_path):
 
 def free(folder):
     try:
-        with locked(folder):
+        with lock_folder(folder):
             return True
     except InputError:
         return False
@@ -54,7 +54,7 @@ def test_a_folder_with_nothing_but_a_record_is_removed(left, tmp_path, monkeypat
     (tmp_path / "runs/other").mkdir(parents=True)
     folder = tmp_path / "runs/debug/now"
     monkeypatch.chdir(tmp_path)
-    with locked(folder):
+    with lock_folder(folder):
         for name in RECORD | {left} - {""}:
             (folder / name).touch()
     assert folder.exists() == bool(left) and folder.parent.exists() == bool(left)
@@ -65,7 +65,7 @@ def test_a_second_command_names_the_process_that_has_the_folder(held, monkeypatc
     folder, process = held
     monkeypatch.setattr(run_folder.socket, "gethostname", lambda: "elsewhere")
     told = rf"{folder} is in use by process {process.pid} on \S+: wait until .*name=\.\.\."
-    with pytest.raises(InputError, match=told) as raised, locked(folder):
+    with pytest.raises(InputError, match=told) as raised, lock_folder(folder):
         pass
     assert "elsewhere" not in str(raised.value)
 
@@ -79,7 +79,7 @@ def test_a_killed_process_leaves_no_lock(held):
 
 
 def test_processes_that_the_holder_starts_work_under_its_lock_and_do_not_end_it(tmp_path):
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         child = fork(hold, tmp_path, 0.0)
         child.join()
         assert child.exitcode == 0

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from explainers.report.pictures import read_pictures
 from explainers.running import processes
-from explainers.running.resuming import progress_of
+from explainers.running.trainer import read_progress
 from explainers.saved.files import file_name
 
 RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
@@ -203,7 +203,7 @@ def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_pa
     finally:
         ending = command.ending(0)
     saved = re.search(r"SIGTERM: saved step (\d+), from which the same command resumes", ending.output)
-    assert ending.code not in (0, None) and saved and int(saved[1]) == progress_of(checkpoint)[0]
+    assert ending.code not in (0, None) and saved and int(saved[1]) == read_progress(checkpoint)[0]
 
 
 def test_the_folder_of_a_job_has_a_name_that_every_file_system_takes():

@@ -10,7 +10,7 @@ import torch
 from commands import DIGITS, NO_PICTURES, QUIET, TVE_RUN, composed, csv_rows, train
 
 from explainers.errors import InputError
-from explainers.running.record import model_files, start_record
+from explainers.running.record import hash_model_files, start_record
 
 RUN = (*TVE_RUN, *DIGITS, "trainer.log_every_n_steps=1")
 HISTORY = "csv/version_0/metrics.csv"
@@ -156,8 +156,8 @@ def test_files_of_models_are_recorded_wherever_the_config_names_them(key, tmp_pa
     node[last] = paths[0]
     if key.endswith("1"):
         config["explainer"]["heads"] = [paths[1], paths[0]]
-    assert list(model_files(config, tmp_path / "run")) == [key]
-    assert not model_files(config, tmp_path)  # the run itself has written it
+    assert list(hash_model_files(config, tmp_path / "run")) == [key]
+    assert not hash_model_files(config, tmp_path)  # the run itself has written it
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed.run
 from fork_server import fork, join
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
@@ -90,7 +91,7 @@ def rank(number, **told):
     for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL), strict=True):
         signal.signal(each, handler)
     os.environ.update(told)
-    signals.rank_zero_only.rank = 1
+    rank_zero_only.rank = 1
     signals.answer_signals()
     os.kill(os.getpid(), number)
 

@@ -8,7 +8,7 @@ from commands import composed
 from omegaconf import OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.targets import check_not_hidden, model_settings
+from explainers.running.targets import check_not_hidden, read_model_settings
 
 FOLLOW = ("image_size", "patch_size", "blocks", "direct")
 TWELVE = (list(range(12)), list(range(4, 12)))
@@ -50,7 +50,7 @@ def test_the_settings_of_a_file_follow_from_its_model(name, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_settings_of_a_model_without_a_file_follow_from_it(name):
     model = json.dumps({"_target_": "timm.create_model", "model_name": name, "pretrained": True})
-    assert tuple(model_settings(model)[key] for key in FOLLOW) == MODELS[name]
+    assert tuple(read_model_settings(model)[key] for key in FOLLOW) == MODELS[name]
 
 
 @pytest.mark.parametrize(("name", "fit"), [("test_vit", "ranking"), ("test_resnet", "regions")])
@@ -113,5 +113,5 @@ def test_a_user_may_set_what_follows_from_the_model(tmp_path):
 
 def test_random_numbers_stay_as_they_are():
     before = torch.get_rng_state()
-    model_settings.__wrapped__(json.dumps({"_target_": "timm.create_model", "model_name": "test_vit"}))
+    read_model_settings.__wrapped__(json.dumps({"_target_": "timm.create_model", "model_name": "test_vit"}))
     assert torch.equal(torch.get_rng_state(), before)

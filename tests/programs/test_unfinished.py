@@ -18,7 +18,7 @@ from explainers.evaluation.evaluation import Evaluation
 from explainers.posthoc.baselines import Chance
 from explainers.posthoc.propagation import DecompX
 from explainers.report.pictures import Pictures, read_pictures
-from explainers.running.resuming import UnfinishedTest
+from explainers.running.resumption import ResumeTest
 
 
 class Killed(Exception):
@@ -52,7 +52,7 @@ def run(tmp_path, make_target, grid):
         explainers = {"chance": Counted(None, grid), "DecompX": DecompX(target, grid)}
         settings = {"curves": ["fidelity_plus", "deletion_accuracy"], "levels": 4, "reference": "DecompX"}
         evaluation = Evaluation(grid, probes=["saco"], **settings)(target, explainers)
-        unfinished = UnfinishedTest(tmp_path / folder / "unfinished", "digit", key, seconds)
+        unfinished = ResumeTest(tmp_path / folder / "unfinished", "digit", key, seconds)
         kill = [Kill(after, kind)] if after else []
         callbacks = [Pictures(str(tmp_path / folder), "digit", images=5), unfinished, *kill]
         trainer = Trainer(inference_mode=False, callbacks=callbacks, **SILENT, **(device or {"accelerator": "cpu"}))

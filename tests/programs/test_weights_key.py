@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from explainers.running.record import start_record
-from explainers.running.weights import use_random_weights, use_weights
+from explainers.running.settings import use_random_weights, use_weights
 from explainers.saved.records import leaves
 
 LONG = ("target.model.pretrained=false", "target.model.checkpoint_path={}")
