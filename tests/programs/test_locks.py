@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, TVE_RUN
 from fork_server import fork
-from forks import forked
+from forks import forked, wait_for
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
@@ -15,14 +15,6 @@ from explainers.running import folder as run_folder
 from explainers.running.folder import RECORD, lock_folder
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
-
-
-def wait_for(path, process):
-    deadline = time.monotonic() + 120
-    while not path.exists() and process.is_alive():
-        assert time.monotonic() < deadline, f"no {path} in time"
-        time.sleep(0.05)
-    assert process.is_alive()
 
 
 def hold(folder, wait=100.0):
@@ -35,7 +27,7 @@ def hold(folder, wait=100.0):
 def held(tmp_path):
     """A folder that another process has locked, and that process."""
     process = fork(hold, tmp_path)
-    wait_for(tmp_path / "held", process)
+    wait_for((tmp_path / "held").exists, 120, "no lock in time")
     yield tmp_path, process
     process.kill()
     process.join()
@@ -104,7 +96,7 @@ def test_of_processes_that_torchrun_or_slurm_start_only_the_first_needs_the_lock
 def test_training_and_evaluation_in_the_folder_of_a_running_command_end_with_one_line(tmp_path):
     folder = tmp_path / "run"
     with forked("train.py", *ENDLESS, folder=folder) as process:
-        wait_for(folder / "checkpoints/last.ckpt", process)
+        wait_for((folder / "checkpoints/last.ckpt").exists, 120, "no checkpoint in time")
         for command in (("train.py", *ENDLESS), ("eval.py", "experiment=demo/eval", "target=tiny")):
             with forked(*command, folder=folder) as second:
                 second.join(120)

@@ -11,6 +11,7 @@ from benchmarks import memory
 from benchmarks.fake_steps import account, build, composed
 from benchmarks.fake_tensors import Memory, cuda_autocast
 
+
 @pytest.mark.slow
 def test_the_computed_memory_of_a_step_is_the_measured_one():
     computed, measured = memory.compared(memory.CHECKS["tve, light network"].split(), "cpu")

@@ -139,7 +139,5 @@ def test_other_steps_begin_with_an_epoch_and_not_inside_one(tmp_path):
     steps = [int(row["step"]) for row in results(tmp_path)[1]]
     assert max(steps) == STEPS + (EPOCHS - 1) * ((8 * STEPS + 2) // 6) - 1
     killed(*TORCH, saved=3, step=4, folder=tmp_path / "inside")
-    with pytest.raises(
-        SystemExit, match="whole batches of 5 images, got one after 24 images of an epoch: resume with as many"
-    ):
+    with pytest.raises(SystemExit, match="whole batches of 5 images, got one after 24 images of an epoch"):
         train(*TORCH, "data.batch_size=5", "ckpt_path=last", folder=tmp_path / "inside")

@@ -1,7 +1,6 @@
 """The table of `debug=profile`: what sleeps in a part of a step is in its row, and nothing is left behind."""
 
 import json
-import re
 import time
 from contextlib import nullcontext
 from functools import partial

@@ -88,10 +88,6 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_name(command, sweep):
     ("command", "jobs"),
     [
         (
-            "experiment=demo/vector data.domain=plain module.lambda_2=[0.2],[0.4]",
-            {f"demo_vector/plain,module.lambda_2=[{value}]" for value in (0.2, 0.4)},
-        ),
-        (
             "experiment=tve_vitb target=tiny,swin_base seed=0,1",
             {f"tve_{target},seed={seed}" for target in ("tiny", "swin_base") for seed in (0, 1)},
         ),
