@@ -80,10 +80,7 @@ class SearchedLast(SearchPathPlugin):
 
 
 def check_not_hidden() -> None:
-    """Raise an InputError if the chosen model of timm hides a file in a folder that the command adds.
-
-    Hydra asks plugins before folders of --config-dir and hydra.searchpath.
-    """
+    """Raise an InputError if a model of timm hides a file of --config-dir or hydra.searchpath, which come later."""
     runtime = HydraConfig.get().runtime
     name = str(runtime.choices.get("target"))
     files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
@@ -92,8 +89,8 @@ def check_not_hidden() -> None:
         raise InputError(f"expected a file of another name than a model of timm, got {[*own.values()][0]}: rename it")
 
 
-def of_model(name: str, *, _root_: DictConfig) -> Any:
-    """Return a setting that follows from `target.model`; resolves `${of_model:blocks}` in configs/target/timm.yaml.
+def model_default(name: str, *, _root_: DictConfig) -> Any:
+    """The setting that follows from `target.model`; resolves `${model_default:blocks}` in configs/target/timm.yaml.
 
     Args:
         name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals`, `functionals` or `coalitions`.
@@ -102,17 +99,17 @@ def of_model(name: str, *, _root_: DictConfig) -> Any:
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
     settings = OmegaConf.to_container(_root_.target.model, resolve=True)
     headed = OmegaConf.select(_root_, "target.head") is not None
-    value = model_settings(json.dumps(settings, sort_keys=True), headed)[name]
+    value = read_model_settings(json.dumps(settings, sort_keys=True), headed)[name]
     return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
 
 
 @cache
-def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
-    """Return all settings that follow from a model, which is built without weights.
+def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
+    """All settings that follow from a model, which is built without weights.
 
     Args:
         settings: those of `target.model`, as JSON.
-        headed: it gets a head for another task.
+        headed: whether it gets a head for another task.
 
     Raises:
         InputError: if timm has no model of this name.
@@ -126,7 +123,7 @@ def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
         model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
         target = TargetModel(model, nn.Identity())
     direct = default_direct(target)
-    functionals = "head" if headed else _functionals(model)
+    functionals = "head" if headed else _choose_functionals(model)
     return {
         "image_size": target.grid.image_size,
         "patch_size": target.grid.patch_size,
@@ -139,7 +136,7 @@ def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     }
 
 
-def _functionals(model: Any) -> str:
+def _choose_functionals(model: Any) -> str:
     """What AnyHead learns to explain: classes, texts for towers whose text tower open_clip has, otherwise likeness."""
     config = getattr(model, "pretrained_cfg", {})
     name, tag = config.get("architecture", ""), config.get("tag") or ""
@@ -150,4 +147,4 @@ def _functionals(model: Any) -> str:
 
 for plugin in (WithoutFiles, SearchedLast):
     Plugins.instance().register(plugin)
-OmegaConf.register_new_resolver("of_model", of_model, replace=True)
+OmegaConf.register_new_resolver("model_default", model_default, replace=True)
