@@ -18,7 +18,7 @@ transfer() {
   python train.py experiment=vit_shapley explainers@explainer=fastshap cache=none name=fastshap data.train.limit=500 data.val.limit=50 trainer.max_epochs=2 $W
 }
 
-finetuned() { # after `transfer`, and for AnyHead experiment=anyhead_vit_tiny
+finetuned() { # after `transfer`, and for AnyHead anyhead.sh train
   python train.py experiment=full_finetuning data=imagenette data.batch_size=64 trainer.max_epochs=1 $W
   python train.py experiment=full_finetuning data=cats_vs_dogs data.batch_size=64 trainer.max_epochs=2 $W
   for task in imagenette cats_vs_dogs; do

@@ -27,7 +27,7 @@ def test_a_program_or_another_key_reads_every_key_at_the_top(program, tmp_path):
     ("experiment", "short", "key"),
     [
         ("demo/anyhead", "explainer=tve", "explainer"),
-        ("anyhead_vit_tiny", "teacher=propagation", "module.loss"),
+        ("anyhead", "teacher=propagation", "module.loss"),
         ("self_explaining", "labels=method", "module.labels"),
         ("self_explaining", "projection=simplex", "module.projection"),
     ],
