@@ -80,13 +80,13 @@ class SearchedLast(SearchPathPlugin):
 
 
 def check_not_hidden() -> None:
-    """Raise an InputError if a model of timm hides a file of --config-dir or hydra.searchpath, which come later."""
+    """Raise an InputError if a known target hides a file of --config-dir or hydra.searchpath, which come later."""
     runtime = HydraConfig.get().runtime
     name = str(runtime.choices.get("target"))
     files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
     own = {provider: file for provider, file in files.items() if file.is_file()}
     if (is_in_timm(name) or name in named_options("target")) and own and "main" not in own:
-        raise InputError(f"expected a file of another name than a model of timm, got {[*own.values()][0]}: rename it")
+        raise InputError(f"expected a file of another name than a known target, got {[*own.values()][0]}: rename it")
 
 
 def model_default(name: str, *, _root_: DictConfig) -> Any:

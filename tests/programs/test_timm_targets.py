@@ -81,14 +81,15 @@ def test_a_name_of_timm_is_a_file_that_names_the_model(config, tmp_path):
     assert OmegaConf.to_container(got, resolve=True) == OmegaConf.to_container(expected, resolve=True)
 
 
-def test_a_file_that_a_model_of_timm_hides_is_told(tmp_path):
+@pytest.mark.parametrize("name", ["test_vit", "vit_tiny"])
+def test_a_file_that_a_known_target_hides_is_told(name, tmp_path):
     (tmp_path / "target").mkdir()
-    file = tmp_path / "target/test_vit.yaml"
+    file = tmp_path / f"target/{name}.yaml"
     file.write_text("# @package _global_\ndefaults: [tiny]\n")
-    composed("target=test_vit", f"hydra.searchpath=[file://{tmp_path}]", folder=tmp_path)
-    with pytest.raises(InputError, match=f"of another name than a model of timm, got {file}: rename it"):
+    composed(f"target={name}", f"hydra.searchpath=[file://{tmp_path}]", folder=tmp_path)
+    with pytest.raises(InputError, match=f"of another name than a known target, got {file}: rename it"):
         check_not_hidden()
-    composed("target=test_vit", folder=tmp_path)
+    composed(f"target={name}", folder=tmp_path)
     check_not_hidden()
 
 
