@@ -212,10 +212,10 @@ def test_every_task_that_an_evaluation_can_name_says_its_data_and_its_target(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["cifar100", "mura"])
-def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, tmp_path):
+@pytest.mark.parametrize(("task", "file"), [("cifar100", "names/data.yaml"), ("mura", "data/mura.yaml")])
+def test_the_commands_of_a_task_compose_with_its_data_and_a_head_for_them(task, file, tmp_path):
     """One trains a head, another one measures with it; MURA has also a model of a single logit."""
-    text = (ROOT / f"configs/data/{task}.yaml").read_text()
+    text = (ROOT / "configs" / file).read_text()
     commands = re.findall(r"^#   python (train|eval)\.py (.*)$", text, re.MULTILINE)
     train_of, *evals = [composed(*line.split(), folder=tmp_path, config=script) for script, line in commands]
     for cfg in evals:
