@@ -3,16 +3,30 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError, checks_choices
-from explainers.metrics.means import MeanOfImages, PerImage
-from explainers.metrics.object_boxes import BoxAccuracy, check_truth
-from explainers.metrics.optional import MetricCollection
+from explainers.errors import InputError, checks_choices, needs
+from explainers.metrics.means import MeanOfImages, MetricCollection, PerImage, moments
 
 Localized = Literal["pointing_game", "average_precision", "segmentation", "box_accuracy"]
+
+THRESHOLDS = tuple(step / 20 for step in range(20))
+"""Scores, relative to the range of a heatmap, from which on pixels are in a region of `box_hits`."""
+
+Corners = tuple[int, int, int, int]  # first row, first column, last row + 1, last column + 1
+
+
+def check_truth(heatmaps: Tensor, truth: Tensor) -> None:
+    """Raise an InputError unless there is one boolean `truth` (H, W) for each heatmap."""
+    if truth.dtype != torch.bool or truth.dim() != 3 or len(truth) != len(heatmaps):
+        kind = str(truth.dtype).removeprefix("torch.")
+        raise InputError(
+            f"expected truth as the pixels of the object in each of {len(heatmaps)} images, bool of shape"
+            f" [{len(heatmaps)}, H, W], got {kind} of shape {list(truth.shape)}: give one mask for each image"
+        )
 
 
 def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
@@ -54,13 +68,10 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
 
     Args:
         heatmaps: (B, P, P), higher is more important.
-        truth: True in the boxes of the object, or on its mask, boolean (B, H, W).
+        truth: see `hits`; H and W are multiples of P.
 
     Returns:
         float64, (B,), in [0, 1]; NaN for an image without an object.
-
-    Raises:
-        InputError: unless there is one boolean `truth` for each heatmap, and H and W are multiples of P.
 
     The object is the right half of the image, whose patches rank first and third:
 
@@ -89,14 +100,11 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
 
     Args:
         heatmaps: (B, P, P), higher is more important.
-        truth: True in the boxes of the object, or on its mask, boolean (B, H, W).
+        truth: see `hits`.
 
     Returns:
         Intersection and union of foreground and object, as fractions of the H·W pixels, and the average precision.
         float64, (B,) each; NaN for an image without an object.
-
-    Raises:
-        InputError: unless there is one boolean `truth` for each heatmap.
 
     The foreground is the right half of the image, and the object the lower right quarter:
 
@@ -105,17 +113,22 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
     >>> [number.item() for number in segmentation(torch.tensor([[[0, 1], [0, 1]]]), truth)]
     [0.25, 0.5, 0.6979...]
     """
-    check_truth(heatmaps, truth)
-    # Subtract the minimum first: interpolation may round equal scores to unequal ones, unless they are 0
-    scores = heatmaps.double() - heatmaps.double().amin((1, 2), keepdim=True)
-    scores = F.interpolate(scores[:, None], truth.shape[1:], mode="bilinear").flatten(1)  # (B, H·W)
-    lowest, highest = scores.aminmax(dim=1, keepdim=True)
+    scores, lowest, highest = _upsampled(heatmaps, truth)
     res = (2 * scores - lowest - highest) / (highest - lowest).clamp(min=1e-300)  # 2 · Res − 1; 0 for equal scores
     res = (res * 2**30).round().int()  # scores that differ by rounding alone become equal
     objects, foreground = truth.flatten(1), res > res.double().mean(1, keepdim=True)
     intersection, union = (area.double().mean(1) for area in (foreground & objects, foreground | objects))
     precision = _average_precision(torch.cat([res, -res], 1), torch.cat([objects, ~objects], 1))
     return _of_objects(intersection, truth), _of_objects(union, truth), _of_objects(precision, truth)
+
+
+def _upsampled(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Interpolate heatmaps to the pixels of `truth`, float64 (B, H·W), with their lowest and highest values (B, 1)."""
+    check_truth(heatmaps, truth)
+    # Subtract the minimum first: interpolation may round equal scores to unequal ones, unless they are 0
+    scores = heatmaps.double() - heatmaps.double().amin((1, 2), keepdim=True)
+    scores = F.interpolate(scores[:, None], truth.shape[1:], mode="bilinear").flatten(1)
+    return scores, *scores.aminmax(dim=1, keepdim=True)
 
 
 def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Tensor:
@@ -131,6 +144,62 @@ def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Te
     positives = positives.gather(1, order)
     precision = positives.cumsum(1).gather(1, not_lower - 1).double() / (pixels * not_lower)
     return (positives * precision).sum(1) / positives.sum(1)
+
+
+def box_hits(heatmaps: Tensor, truth: Tensor, thresholds: Sequence[float] = THRESHOLDS) -> Tensor:
+    """Test whether the box around the largest region of a heatmap overlaps a box of the object with an IoU of 0.5.
+
+    Heatmaps are up-sampled by bilinear interpolation and scaled to [0, 1] by their own minimum and maximum. A region is
+    connected pixels from a threshold on (Zhou et al., 2016, with 0.2). The boxes of the object are those around each of
+    its connected regions in `truth`: boxes that touch or overlap are one.
+
+    Args:
+        heatmaps: (B, P, P), higher is more important.
+        truth: see `hits`.
+        thresholds: T numbers in [0, 1].
+
+    Returns:
+        float64, (B, T), 1 or 0; NaN for an image without an object.
+
+    The object is the left quarter. From 0 on, the box is the whole image; from 0.5 on, it is the left half:
+
+    >>> truth = torch.tensor([[True, False, False, False]]).repeat(4, 1)[None]
+    >>> box_hits(torch.tensor([[[1, 0], [1, 0]]]), truth, [0, 0.5]).tolist()
+    [[0.0, 1.0]]
+    """
+    scores, lowest, highest = _upsampled(heatmaps, truth)
+    scaled = ((scores - lowest) / (highest - lowest).clamp(min=1e-300)).view(truth.shape).cpu().numpy()
+    hits = torch.full((len(heatmaps), len(thresholds)), torch.nan, dtype=torch.double)
+    for image, (pixels, mask) in enumerate(zip(scaled, truth.cpu().numpy(), strict=True)):
+        objects = [box for box, _ in regions(mask)]
+        for column, threshold in enumerate(thresholds if objects else ()):
+            box, _ = max(regions(pixels >= threshold), key=lambda region: region[1], default=((0, 0, 0, 0), 0))
+            hits[image, column] = max(overlap(box, other) for other in objects) >= 0.5
+    return hits.to(heatmaps.device)
+
+
+def regions(mask: np.ndarray) -> list[tuple[Corners, int]]:
+    """The box around each connected region of a mask, boolean (H, W), and the number of its pixels."""
+    needs("scipy", "methods", "box accuracy")
+    from scipy import ndimage  # here, because explaining images does without it
+
+    labels, _ = ndimage.label(mask, np.ones((3, 3)))  # pixels that touch at a corner are one region
+    sizes = np.bincount(labels.flatten())[1:].tolist()
+    boxes = [(rows.start, columns.start, rows.stop, columns.stop) for rows, columns in ndimage.find_objects(labels)]
+    return list(zip(boxes, sizes, strict=True))
+
+
+def overlap(first: Corners, second: Corners) -> float:
+    """Intersection over union of two boxes.
+
+    >>> overlap((0, 0, 2, 2), (0, 1, 2, 3))
+    0.3333...
+    """
+    rows = min(first[2], second[2]) - max(first[0], second[0])
+    columns = min(first[3], second[3]) - max(first[1], second[1])
+    both = max(rows, 0) * max(columns, 0)
+    areas = [(bottom - top) * (right - left) for top, left, bottom, right in (first, second)]
+    return both / (sum(areas) - both)
 
 
 def _of_objects(numbers: Tensor, truth: Tensor) -> Tensor:
@@ -151,7 +220,6 @@ class PointingGame(MeanOfImages):
     columns = {"pointing_game": "Hit rate ↑"}
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
-        """Add images, with the arguments of `hits`."""
         self.add(hits(heatmaps, truth))
 
 
@@ -161,7 +229,6 @@ class AveragePrecision(MeanOfImages):
     columns = {"average_precision": "AP ↑"}
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
-        """Add images, with the arguments of `average_precision`."""
         self.add(average_precision(heatmaps, truth))
 
 
@@ -188,7 +255,6 @@ class Segmentation(PerImage):
         super().__init__(width=3)
 
     def update(self, heatmaps: Tensor, truth: Tensor) -> None:
-        """Add images, with the arguments of `segmentation`."""
         self.keep(torch.stack(segmentation(heatmaps, truth), 1))
 
     def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
@@ -212,6 +278,30 @@ class Segmentation(PerImage):
             variances = (gradients @ covariance @ gradients.T).diagonal().clamp(min=0)
             result |= {f"{name}_error": error for name, error in zip(self.columns, variances.sqrt(), strict=True)}
         return result
+
+
+class BoxAccuracy(PerImage):
+    """MaxBoxAcc (Choe et al., 2020): mean of `box_hits` over images, at the threshold at which this mean is highest.
+
+    With heatmaps of the labelled class, it is GT-known localization. Images with an empty `truth` are left out.
+    """
+
+    columns = {"box_accuracy": "Box accuracy ↑"}
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        super().__init__(width=len(THRESHOLDS))
+
+    def update(self, heatmaps: Tensor, truth: Tensor) -> None:
+        self.keep(box_hits(heatmaps, truth))
+
+    def named(self, name: str, rows: Tensor) -> dict[str, Tensor]:
+        return {"box_accuracy": rows[:, rows.nanmean(0).nan_to_num().argmax()]}
+
+    def compute(self) -> dict[str, Tensor]:
+        hits = self.named("", self.rows())["box_accuracy"]
+        mean, _, error = (number[0] for number in moments(hits[:, None]))
+        return {"box_accuracy": mean, "box_accuracy_error": error}
 
 
 LOCALIZATIONS: dict[str, Any] = {

@@ -4,9 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from explainers.metrics.optional import Metric, MetricCollection
+from explainers.errors import needs
+
+try:
+    from torchmetrics import Metric, MetricCollection
+except ModuleNotFoundError:  # the formulas can be imported without it
+
+    class TorchmetricsMissing(nn.Module):
+        """Stands for a class of torchmetrics, which only the accumulation over batches needs."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            needs("torchmetrics", "methods", type(self).__name__)
+
+    Metric = MetricCollection = TorchmetricsMissing  # type: ignore[assignment, misc]
 
 
 def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,9 +43,7 @@ def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Ratios(Metric):
-    """Mean of several ratios of sums over all images of all processes, however the images are divided into batches.
-
-    It is NaN if one number is NaN, which the means of torchmetrics leave out.
+    """Mean of several ratios of sums over all images; NaN if one number is, which the means of torchmetrics leave out.
 
     >>> metric = Ratios()
     >>> metric.update(torch.tensor(3.0), 2)
@@ -71,14 +81,27 @@ class Mean(Ratios):
         super().update(values.double().sum(), values.numel())
 
 
+class Accuracy(Mean):
+    """Fraction of the labelled images that are classified correctly; NaN without labelled images.
+
+    >>> metric = Accuracy()
+    >>> metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 0, -1]))  # the last image has no label
+    >>> metric.compute().item()
+    0.5
+    """
+
+    higher_is_better = True
+    column = "Accuracy ↑"
+
+    def update(self, predicted: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+        """Add images, given their predicted classes (B,) and their labels (B,); the label −1 means unlabelled."""
+        super().update((predicted == labels)[labels >= 0].float())
+
+
 class PerImage(Metric):
-    """Keeps numbers of every image, so that explainers can be compared on the same images.
+    """Keeps a row of `width` numbers of every image, in their order, so that explainers are compared on equal images.
 
-    Every batch adds a row for each of its images, in their order; NaN where an image has no number. The memory is
-    8 · `width` bytes per image.
-
-    Args:
-        width: how many numbers an image has.
+    A number is NaN where an image has none.
     """
 
     full_state_update = False
@@ -100,11 +123,7 @@ class PerImage(Metric):
         return torch.cat(self.kept) if self.kept else torch.zeros(0, self.width, dtype=torch.double, device=self.device)
 
     def scores(self, name: str) -> dict[str, Tensor]:
-        """Name → number of each image of all processes, (images,), in the order in which they were added.
-
-        Args:
-            name: name of the metric; a metric of several numbers has own names.
-        """
+        """Name → number of each image of all processes, (images,); a metric of several numbers has own names."""
         with self.sync_context():
             return self.named(name, self.rows())
 
@@ -126,17 +145,13 @@ class MeanOfImages(PerImage):
         return moments(self.rows())[0][0].float()
 
     def standard_error(self) -> Tensor:
-        """Return the standard error of the mean, over the images of all processes; NaN for a single image."""
+        """The standard error of the mean, over the images of all processes; NaN for a single image."""
         with self.sync_context():
             return moments(self.rows())[2][0].float()
 
 
 def image_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Name → number of each image, (images,), of the metrics that keep them.
-
-    Args:
-        metrics: name → metric.
-    """
+    """Name → number of each image, (images,), of those metrics (by name) that keep them."""
     scores: dict[str, Tensor] = {}
     for name, metric in metrics.items():
         if isinstance(metric, MetricCollection):

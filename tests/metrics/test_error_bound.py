@@ -6,7 +6,7 @@ import pytest
 import references
 import torch
 
-from explainers.metrics.error_bound import ErrorBound, error_bound
+from explainers.metrics.error_bound import LIMIT, ErrorBound, error_bound
 
 
 def draws(shape=(7, 3), spread=0.3, seed=0):
@@ -53,9 +53,9 @@ def test_no_attribution_is_further_off_than_its_bound(seed):
 
 def test_the_metric_takes_the_means_over_the_patches_that_are_covered():
     predicted, exact = draws(spread=0.5)
-    metric = ErrorBound(limit=0.4)
+    metric = ErrorBound()
     metric.update(predicted, exact)
-    covered = [row for row in rows(predicted, exact) if row[0] <= 0.4]
+    covered = [row for row in rows(predicted, exact) if row[0] <= LIMIT]
     assert 0 < len(covered) < 21
     means = [sum(column) / len(covered) for column in zip(*covered, strict=True)]
     expected = dict(zip(("epsilon", "bound", "error"), means, strict=True)) | {"covered": len(covered) / 21}

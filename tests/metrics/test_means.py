@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from explainers.metrics.localization import Localization
-from explainers.metrics.means import MeanOfImages, image_scores, moments, numbers
+from explainers.metrics.means import Accuracy, MeanOfImages, image_scores, moments, numbers
 from explainers.metrics.perturbation import PerturbationCurves
 
 
@@ -60,3 +60,13 @@ def test_numbers_have_standard_deviations_of_images_beside_the_errors_of_means()
     assert found["given_sd"] == pytest.approx(found["given_error"] * 2)  # the root of 4 known images
     assert found["pixel_accuracy_sd"] == pytest.approx(found["pixel_accuracy_error"] * math.sqrt(5))
     assert "mean_iou_error" in found and "mean_iou_sd" not in found
+
+
+@pytest.mark.parametrize("batches", [(6,), (1, 2, 2, 1)])
+def test_accuracy_counts_labelled_images_alone_however_they_are_batched(batches):
+    predicted, labels = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 1, 1, -1, -1, 2])
+    metric, unlabelled = Accuracy(), Accuracy()
+    for one, other in zip(predicted.split(batches), labels.split(batches), strict=True):
+        metric.update(one, other)
+    unlabelled.update(predicted, torch.full((6,), -1))
+    assert metric.compute().item() == pytest.approx(3 / 4) and unlabelled.compute().isnan()

@@ -5,8 +5,7 @@ import references_localization as slow
 import torch
 from torch.nn import functional as F
 
-from explainers.metrics.localization import Localization
-from explainers.metrics.object_boxes import THRESHOLDS, BoxAccuracy, box_hits
+from explainers.metrics.localization import THRESHOLDS, BoxAccuracy, Localization, box_hits
 
 
 def planted(row, column, size=3, side=7, pixels=28):
