@@ -33,7 +33,6 @@ class Cost(Metric):
 
     columns = {"images_per_second": "Images/s ↑", "peak_memory": "Peak memory, GB ↓"}
     higher_is_better = None  # differs between the numbers
-    is_differentiable = False
     full_state_update = False
     seconds: Tensor
     images: Tensor
@@ -67,7 +66,6 @@ class Passes(Metric):
 
     column = "Passes ↓"
     higher_is_better = False
-    is_differentiable = False
     full_state_update = False
     images: Tensor
     passes: Tensor

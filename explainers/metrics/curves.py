@@ -36,23 +36,14 @@ QUANTITIES = ("probability", "log_probability", "logit", *TOP)
 
 @dataclass(frozen=True)
 class Shape:
-    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x).
+    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x)."""
 
-    Args:
-        title: column title, with an arrow towards better values.
-        quantity: the output f of the target, one of `QUANTITIES`.
-        whole: factor of the output for the whole image.
-        removed: factor of the output for the image without S*.
-        preserved: factor of the output for the image with S* only.
-        mean: if True, the curve is summarised by its mean over the levels, otherwise by its trapezoidal area.
-    """
-
-    title: str
-    quantity: str
+    title: str  # of its column, with an arrow towards better values
+    quantity: str  # the output f of the target, one of `QUANTITIES`
     whole: int
     removed: int
     preserved: int
-    mean: bool = False
+    mean: bool = False  # whether its number is the mean over the levels, otherwise the trapezoidal area
 
 
 CURVES: dict[str, Shape] = {

@@ -22,9 +22,7 @@ except ModuleNotFoundError:  # the formulas can be imported without it
 
 
 def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the mean, the standard deviation and the standard error of the mean over images, of each column.
-
-    The standard deviation is that of the images (with n − 1); the standard error is the standard deviation / √n.
+    """Compute the mean, the standard deviation (with n − 1) and the standard error over images, of each column.
 
     Args:
         numbers: float64, (images, n); NaN is left out.
@@ -162,12 +160,12 @@ def image_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def numbers(metrics: Mapping[str, Any], scores: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Compute several metrics: name → number; NaN is left out.
+    """Compute several metrics: name → number; NaN is left out. A metric of several numbers has own names.
 
     A mean over images has its standard error, `<name>_error`, and the standard deviation of images, `<name>_sd`.
 
     Args:
-        metrics: name → metric. A metric that computes a dictionary names its numbers by the keys.
+        metrics: name → metric.
         scores: the `image_scores` of the metrics.
     """
     computed: dict[str, Tensor] = {}

@@ -18,8 +18,7 @@ TIES = 0x7E5
 def importance_order(scores: Tensor, index: Tensor) -> Tensor:
     """Sort the patches of each image by importance; ties are in random order.
 
-    The random order depends on the image's index alone, so it is the same in every batch and process. A heatmap of
-    equal scores therefore counts as a random explanation.
+    That order depends on the index alone. So a heatmap of equal scores counts as a random explanation.
 
     Args:
         scores: scores of the patches, (B, N), higher is more important.
@@ -130,15 +129,9 @@ def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
 class PerturbationCurves(PerImage):
     """Mean areas and mean curves of perturbation sweeps, over images. The areas of every image are kept.
 
-    `compute` returns a dictionary of:
-
-    - `images`: number of images.
-    - `sparsity`: the exact fractions |S*| / N, (Q,).
-    - `<curve>`: the mean area under the curve, or the mean of its mean over levels, see `Shape`.
-    - `<curve>_error`: the standard error of `<curve>` over images; missing for a single image.
-    - `<curve>_curve`: the mean curve, (Q,).
-
-    Curves of accuracies use the labelled images only, and are missing if there are none.
+    `compute` returns the number of `images`, the exact fractions |S*| / N as `sparsity` (Q,), and of each curve the
+    mean area (or mean over levels, see `Shape`) as `<curve>`, its standard error over images as `<curve>_error`, if
+    there are two, and the mean curve as `<curve>_curve` (Q,). Accuracies are those of labelled images, if any.
 
     Args:
         num_patches: N, the number of patches, or of pixels if single pixels are removed.
@@ -159,7 +152,6 @@ class PerturbationCurves(PerImage):
     """
 
     higher_is_better = None  # differs between the curves
-    is_differentiable = False
     points: Tensor
 
     @checks_choices

@@ -28,9 +28,6 @@ def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tenso
     Returns:
         uint8, (B, C, H, W).
 
-    Raises:
-        InputError: if `radius` is not in 1/255 ... 1.
-
     >>> noisy = with_noise(torch.full((1, 3, 32, 32), 100, dtype=torch.uint8), torch.tensor([0]), draw=0, radius=0.02)
     >>> noisy.min().item(), noisy.max().item()
     (95, 105)
@@ -57,8 +54,7 @@ def max_sensitivity(
     """Compute max-sensitivity, the largest change of a heatmap under noise (SENS_MAX of Yeh et al., 2019).
 
     max_s ‖φ(x + noise_s) − φ(x)‖ / ‖φ(x)‖ over random draws s is a lower bound of the maximum over all noise of this
-    radius. The division by ‖φ(x)‖ makes heatmaps of any unit comparable. All heatmaps of an image explain the same
-    class. If a method draws new random numbers in every call, the result contains this variation, too.
+    radius. What a method draws anew in every call adds to it.
 
     Args:
         explain: function from uint8 images (B, C, H, W) and classes (B,) to heatmaps (B, P, P).
@@ -67,7 +63,7 @@ def max_sensitivity(
         index: index of each image in the data set, (B,), on which the noise depends.
         heatmaps: φ(x), (B, P, P).
         draws: number of draws of noise for each image, above 0.
-        radius: largest absolute value of the noise, in 1/255 ... 1, see `with_noise`.
+        radius: see `with_noise`.
 
     Returns:
         float64, (B,); NaN for a heatmap of zeros, which has no relative change.
@@ -89,19 +85,12 @@ def max_sensitivity(
 def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
     """Draw new values for each parameter of a module, from a normal distribution with its mean and standard deviation.
 
-    The values replace the trained weights, as in the last step of the cascading randomisation of Adebayo et al. (2018),
-    which draws from the initialisation instead. Buffers keep their values, including the running statistics of batch
-    normalisation.
-
-    The draws of a parameter depend on its name, its shape and the seed, and not on the device. A parameter whose values
-    are all equal, such as a single number, keeps its values. Integers are not drawn.
-
-    Args:
-        module: the module, which is not changed.
-        seed: seed of the draws.
+    They replace the trained weights, as in the last step of the cascading randomisation of Adebayo et al. (2018), which
+    draws from the initialisation instead. Buffers keep their values. The draws of a parameter depend on its name, its
+    shape and the seed, and not on the device. A parameter whose values are all equal keeps them.
 
     Returns:
-        Name of each floating-point parameter → new values.
+        Name of each floating-point parameter → new values; the module is not changed.
 
     >>> layer = nn.Linear(100, 100)
     >>> drawn = random_weights(layer)["weight"]
@@ -126,9 +115,7 @@ def _redrawn(values: Tensor, key: str) -> Tensor:
 def replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Replace the values of some parameters inside this context; on exit, also by an exception, restore them exactly.
 
-    Args:
-        module: the module, which is changed in place, so that every object that holds it uses the new values.
-        weights: parameter name → new values, see `random_weights`.
+    The module is changed in place, so that every object that holds it uses the new values of `random_weights`.
 
     >>> layer = nn.Linear(2, 1)
     >>> own = layer.bias.item()
@@ -167,12 +154,11 @@ class MaxSensitivity(MeanOfImages):
 class Randomisation(MeanOfImages):
     """|ρ| between heatmaps (B, P, P) of the trained and of the randomised model, averaged over images.
 
-    ρ is Spearman's rank correlation. A method with a high |ρ| highlights similar patches before and after it. Its
-    heatmaps show the image, the architecture or the training of the explainer rather than what the model learned.
-    The sign of ρ is ignored, because a negated heatmap highlights the same structure. Adebayo et al. (2018) report ρ of
-    the heatmaps and of their absolute values. Independent heatmaps of N patches have |ρ| ≈ 0.8 / √(N − 1) on average,
-    and smooth ones more. A constant heatmap shows nothing that the model learned, so its |ρ| is 1; that of another
-    heatmap with a constant one is 0.
+    ρ is Spearman's rank correlation (Adebayo et al., 2018, also report that of absolute values). With a high |ρ|,
+    heatmaps show the image, the architecture or the training of the explainer rather than what the model learned. The
+    sign is ignored, because a negated heatmap highlights the same structure. Independent heatmaps of N patches have
+    |ρ| ≈ 0.8 / √(N − 1) on average, and smooth ones more. A constant heatmap shows nothing that the model learned, so
+    its |ρ| is 1; that of another heatmap with a constant one is 0.
     """
 
     column = "ρ after randomisation ↓"
