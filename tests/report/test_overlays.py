@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from explainers.errors import InputError
-from explainers.report.overlays import BLUE, RED, SEQUENTIAL, annotated, colour_scale, overlay
-from explainers.report.titles import wrapped
+from explainers.report.overlays import BLUE, RED, SEQUENTIAL, annotated, colour_scale, overlay, wrapped
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)

@@ -18,9 +18,8 @@ from explainers.evaluation.evaluation import Evaluation
 from explainers.models.names import class_names
 from explainers.report.gallery import gallery_html
 from explainers.report.overlays import overlay
-from explainers.report.pictures import Pictures, class_indices, read_pictures
+from explainers.report.pictures import Pictures, class_indices, log_curves, log_pictures, read_pictures
 from explainers.report.publish import publish
-from explainers.report.tracking import log_curves, log_pictures
 from explainers.text import TextHead
 
 

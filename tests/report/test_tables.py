@@ -13,8 +13,7 @@ from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
 from explainers.posthoc import method_names
 from explainers.posthoc.names import labelled
-from explainers.report.reference import Reference
-from explainers.report.tables import comma_separated, latex, markdown, rows
+from explainers.report.tables import Reference, comma_separated, latex, markdown, rows
 
 GROUPS = ("data", "explainers")
 
