@@ -1,8 +1,9 @@
-"""Figures of metrics that training runs log, and of speeds that benchmarks measure."""
+"""Figures of metrics that training runs log, of speeds that benchmarks measure, and of agreement against passes."""
 
 import csv
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
+from explainers.report.figures import require
 from explainers.report.labels import colours_of, legend_below, logarithmic, names_in, title_of
+from explainers.results.reading import Results
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
@@ -80,6 +83,44 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("λ₂")
+    legend_below(figure, axes.flat)
+    return figure
+
+
+def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
+    """Agreement with the reference against the number of forward passes per image: one column per task.
+
+    The rows are the error relative to the reference's spread, ρ, and IoU@K where all explainers have it.
+
+    Args:
+        results: task → explainer → numbers.
+        passes: explainer → number of forward passes; these explainers form one line.
+        one: explainers with a single forward pass, one point each.
+    """
+    sides = {"relative_error": "error / spread  (lower is better)", "rank_correlation": "ρ with the reference"}
+    wanted = [*passes, *one]
+    measured = [explainers.get(name, {}) for explainers in results.values() for name in wanted]
+    overlaps = [name for name in (measured or [{}])[0] if re.fullmatch(r"iou_\d+", name)]
+    sides |= {name: f"IoU@{name[4:]} with the reference" for name in overlaps if all(name in row for row in measured)}
+    require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
+    figure = Figure(figsize=(1 + 3 * len(results), 3 * len(sides)), layout="constrained")
+    axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
+    colours = colours_of(["line", *one])
+    for column, (task, explainers) in enumerate(results.items()):
+        for axis, side in zip(axes[:, column], sides, strict=True):
+            counts = sorted(passes, key=lambda name: passes[name])
+            line = [explainers[name][side] for name in counts]
+            axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
+            for name in one:
+                axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
+                axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
+            logarithmic(axis, "x")
+            axis.grid(alpha=0.3)
+        logarithmic(axes[0, column], "y")  # heatmaps in other units have errors many times as large
+        axes[0, column].set_title(task)
+        axes[-1, column].set_xlabel("forward passes an image")
+    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
+        axis.set_ylabel(label)
     legend_below(figure, axes.flat)
     return figure
 

@@ -11,24 +11,25 @@ from hydra.utils import get_method
 from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
+from benchmarks.papers.approximation import approximation_scatter
+from benchmarks.papers.radar import radar
 from benchmarks.papers.run_figures import (
     cost_of_tasks,
     lambda_curves,
     loss_curves,
+    quality_against_passes,
     theorem_1,
     throughput_bars,
 )
 from explainers.errors import InputError
 from explainers.report.figures import (
     ablation_bars,
-    approximation_scatter,
     colours_of,
     fidelity_against_speed,
     fidelity_bars,
     fidelity_curves,
-    quality_against_passes,
+    ranking,
 )
-from explainers.report.rankings import radar, ranking
 
 
 def found(plus, minus):

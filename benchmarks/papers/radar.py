@@ -1,18 +1,17 @@
-"""Figures of many explainers and of several numbers at once: rankings and radar plots."""
+"""A radar plot: several numbers of each explainer on the axes of a circle (SkipPLUS, Figure 4)."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from explainers.errors import InputError
-from explainers.report.figures import SIDES, require
-from explainers.report.labels import colours_of, direction, legend_below, names_in, title_of
-from explainers.results.reading import COSTS, Results
+from explainers.report.figures import numbers_with_arrows, require
+from explainers.report.labels import direction, legend_below, names_in, title_of
+from explainers.results.reading import Results
 
 SAFE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 """Colours that people with any colour vision can tell apart (Okabe and Ito, 2008)."""
@@ -20,81 +19,6 @@ SAFE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00000
 MARKERS = "osD^vP*X"
 CENTRE = 0.25
 """Radius of the lowest value in a radar plot; at 0 all axes would share a point."""
-
-
-def ranking(results: Results, titles: Mapping[str, str] | None = None, numbers: Sequence[str] | None = None) -> Figure:
-    """Numbers of many explainers, with standard errors where they are known; the best of the first number on top.
-
-    The figure has one row per task and one column per number. The dotted line is the value of `chance`. Without
-    `numbers`, both fidelities share one column, if all explainers have them; otherwise the first two numbers with an
-    arrow in their titles are drawn.
-
-    Args:
-        results: task → explainer → numbers.
-        titles: number → column title, with an arrow towards better values; by default the numbers' names.
-        numbers: the numbers to draw, such as [deletion, insertion].
-    """
-    require(results)
-    titles = titles or {}
-    rows = [row for explainers in results.values() for row in explainers.values()]
-    if numbers is None and all(SIDES.keys() <= row.keys() for row in rows):
-        return _fidelity_ranking(results)
-    numbers = list(numbers or _with_arrows(rows, titles)[:2] or SIDES)
-    require(results, *numbers)
-    heights = [0.5 + 0.19 * len(explainers) for explainers in results.values()]
-    size = 1.6 + 2.8 * len(numbers), 0.4 + sum(heights)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(results), len(numbers), squeeze=False, sharey="row", height_ratios=heights)
-    for row, (task, explainers) in zip(axes, results.items(), strict=True):
-        sign = direction(titles.get(numbers[0], "")) or 1
-        values = {name: sign * numbers_of[numbers[0]] for name, numbers_of in explainers.items()}
-        names = sorted(values, key=values.__getitem__)
-        for axis, number, colour in zip(row, numbers, colours_of(numbers).values(), strict=True):
-            _points(axis, explainers, names, number, colour)
-            axis.set_title(titles.get(number, number), fontsize=10)
-        _name_rows(row[0], names)
-        if len(results) > 1:
-            row[0].set_ylabel(task)
-    return figure
-
-
-def _fidelity_ranking(results: Results) -> Figure:
-    """Fidelity⁻ and Fidelity⁺, two points each: one column per task, the largest distance on top.
-
-    Their distance, Fidelity⁺ − Fidelity⁻, is near 0 for random heatmaps.
-    """
-    rows = max(map(len, results.values()))
-    figure = Figure(figsize=(1.6 + 4.2 * len(results), 1.2 + 0.19 * rows), layout="constrained")
-    axes = figure.subplots(1, len(results), squeeze=False)[0]
-    colours = colours_of(SIDES)
-    for axis, (task, explainers) in zip(axes, results.items(), strict=True):
-        distances = {name: row["fidelity_plus"] - row["fidelity_minus"] for name, row in explainers.items()}
-        names = sorted(distances, key=distances.__getitem__)
-        ends = {side: [explainers[name][side] for name in names] for side in SIDES}
-        axis.hlines(range(len(names)), *ends.values(), color="lightgrey", linewidth=3, zorder=0)
-        for side, label in SIDES.items():
-            _points(axis, explainers, names, side, colours[side], label)
-        _name_rows(axis, names)
-        axis.set_title(task)
-    legend_below(figure, axes)
-    return figure
-
-
-def _points(
-    axis: Axes, explainers: Mapping[str, Any], names: list[str], number: str, colour: Any, label: str = ""
-) -> None:
-    """Draw a number of each explainer with its error, one row each; without a label, also a line at `chance`."""
-    errors = [explainers[name].get(f"{number}_error", math.nan) for name in names]
-    style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "color": colour, "label": label}
-    axis.errorbar([explainers[name][number] for name in names], range(len(names)), xerr=errors, **style)
-    if not label and "chance" in explainers:
-        axis.axvline(explainers["chance"][number], color="grey", linewidth=1, linestyle=":", zorder=0)
-    axis.grid(axis="x", alpha=0.3)
-
-
-def _name_rows(axis: Axes, names: list[str]) -> None:
-    axis.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
-    axis.set_ylim(-0.7, len(names) - 0.3)
 
 
 def radar(
@@ -127,7 +51,7 @@ def radar(
         for task, measured in results.items()
     }
     rows = [row for measured in chosen.values() for row in measured.values()]
-    numbers = list(numbers or _with_arrows(rows, titles))
+    numbers = list(numbers or numbers_with_arrows(rows, titles))
     require(chosen, *numbers)
     pointless = [number for number in numbers if not direction(titles.get(number, ""))]
     if len(numbers) < 3 or pointless:
@@ -155,12 +79,6 @@ def radar(
     legend_below(figure, axes)
     figure.suptitle("each axis: from the worst explainer (inner circle) to the best (outer circle)", fontsize=9)
     return figure
-
-
-def _with_arrows(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:
-    """The numbers that all explainers have and whose titles say which values are better; costs are left out."""
-    shared = [number for number in titles if all(number in row for row in rows)]
-    return [number for number in shared if direction(titles[number]) and number not in COSTS]
 
 
 def _worst_and_best(measured: Mapping[str, Any], number: str, sign: int) -> tuple[float, float]:
