@@ -28,8 +28,8 @@ CHEAP = 25
 class Pictures(Callback):
     """Collects images from all over the test set, with the heatmaps of every explainer, in `Trainer.test`.
 
-    Explainers that depend on the class also explain the most likely other classes. Heatmaps of earlier explainers stay
-    in the file if images and classes are the same.
+    Explainers that depend on the class also explain the most likely other classes. Heatmaps of other explainers stay in
+    the file if images and classes are the same.
 
     Args:
         folder: folder of the run; its `picture_file` is written.
@@ -158,14 +158,10 @@ def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
 
 
 def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Find classes by their names or indices, see `class_index`.
-
-    Args:
-        chosen: names or indices.
-        names: the name of each class of the model.
+    """Find classes by their names or indices, given the name of each class of the model, see `class_index`.
 
     Raises:
-        InputError: if a class does not exist, with the names most like it, or is named twice.
+        InputError: if a class does not exist, or is named twice.
 
     >>> class_indices(["zebra", 0], ["African elephant", "Zebra"])
     [1, 0]
@@ -219,7 +215,7 @@ def write_pictures(
 
 
 def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
-    """The explainers whose heatmaps in a file were made with other settings; older files do not hold the settings."""
+    """The explainers whose heatmaps in a file were made with other settings."""
     known = read_tensors(path, "pictures")[0].get("settings", {})
     return [name for name, key in settings.items() if known.get(name, key) != key]
 
@@ -250,15 +246,7 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
 
 
 def log_pictures(logger: Any, task: str, pictures: Sequence[Picture]) -> None:
-    """Log a table with a row for each image: the image, its label, the explained class, and all overlays of it.
-
-    The caption of an overlay says what its colours mean.
-
-    Args:
-        logger: Lightning's logger of W&B.
-        task: name of the task; the table is `<task>/pictures`.
-        pictures: the images, with the same explainers.
-    """
+    """Log a table `<task>/pictures` to W&B: of each image its label, the explained class, and all overlays."""
     import wandb  # slow to import, and only needed here
 
     def shown(image: Tensor, caption: str | None = None) -> Any:
@@ -279,13 +267,7 @@ def log_pictures(logger: Any, task: str, pictures: Sequence[Picture]) -> None:
 
 
 def log_curves(logger: Any, task: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Log the curves of all explainers as one table, with a row for each explainer and sparsity.
-
-    Args:
-        logger: Lightning's logger of W&B.
-        task: name of the task; the table is `<task>/curves`.
-        results: explainer → numbers, as `EvaluationModule` measures them.
-    """
+    """Log the curves of all explainers as a table `<task>/curves` to W&B, a row for each explainer and sparsity."""
     curves = list(dict.fromkeys(key for row in results.values() for key in row if key.endswith("_curve")))
     rows = [
         [name, *values]

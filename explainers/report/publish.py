@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from explainers.report.differences import compared, difference_tables
-from explainers.report.gallery import Picture, write_gallery
+from explainers.report.gallery import Picture, gallery_html
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.report.labels import title_of
 from explainers.report.overlays import annotated
@@ -69,7 +69,8 @@ def publish(
             _write_overlays(shown, folder / "overlays" / file_name(task), every_class)
     if results:
         notes = [line for path in files for line in _notes(load(path))]
-        write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes, pairs)
+        page = gallery_html(folder.name, pictures, results, columns, notes, pairs)
+        write_atomically(folder / "gallery.html", page)
     return tables.get("table.md", "")
 
 
