@@ -83,13 +83,10 @@ def fidelity_against_speed(results: Results) -> Figure:
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
     """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages where all are known.
 
-    Args:
-        results: task → explainer → numbers.
-        explainers: names of the explainers to draw, in this order; `None` draws all.
+    `explainers` names those to draw, in this order; `None` draws all.
 
     Raises:
-        InputError: if an explainer was not measured on every task, because averages over different tasks are not
-            comparable.
+        InputError: if an explainer was not measured on every task.
     """
     require(results, *SIDES)
     names = list(explainers or names_in(results))
@@ -122,7 +119,7 @@ def ranking(results: Results, titles: Mapping[str, str] | None = None, numbers: 
 
     Args:
         results: task → explainer → numbers.
-        titles: number → column title, with an arrow towards better values; by default the numbers' names.
+        titles: number → column title, with an arrow towards better values; by default its name.
         numbers: the numbers to draw, such as [deletion, insertion].
     """
     require(results)

@@ -49,17 +49,11 @@ FONTS = "DejaVuSans.ttf", "arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular
 
 @dataclass(frozen=True)
 class ColourScale:
-    """How the values of a heatmap become colours.
+    """How the values of a heatmap become colours."""
 
-    Args:
-        centre: the value without colour: 0 of a signed heatmap, a low value of an unsigned one.
-        limit: the distance from it that has the full colour; 0 for a constant heatmap, which has no colours.
-        signed: whether values below and above the centre have colours of their own, see `Explainer`.
-    """
-
-    centre: float
-    limit: float
-    signed: bool
+    centre: float  # the value without colour: 0 of a signed heatmap, a low value of an unsigned one
+    limit: float  # the distance from it that has the full colour; 0 for a constant heatmap, which has no colours
+    signed: bool  # whether values below and above the centre have colours of their own
 
     @property
     def constant(self) -> bool:
@@ -189,16 +183,11 @@ def annotated(
         heatmap: (P, P); higher is more important.
         title: such as the class and its probability; a long one is wrapped to two lines and shortened in the middle.
             Characters that no font of the machine has become boxes.
-        opacity: opacity of the strongest colours, from 0 to 1.
-        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
+        opacity: see `overlay`, as for `smooth` and `signed`.
         size: longer side of the overlay in pixels, from 192 to 8192; by default that of the image, and at least 448.
         legend: whether to draw the legend.
         explained: what the legend says that patches oppose: the class, or such as the `text`.
         method: what computed the heatmap, in small letters below the title.
-        signed: see `overlay`.
-
-    Raises:
-        InputError: for what `overlay` refuses, and for other sizes.
 
     >>> image = torch.zeros(3, 32, 32, dtype=torch.uint8)
     >>> annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
@@ -224,7 +213,7 @@ def annotated(
 
 
 class Line(NamedTuple):
-    """A line of text above a picture, with its font and its height in pixels."""
+    """A line of text above a picture; its height is in pixels."""
 
     text: str
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -232,13 +221,9 @@ class Line(NamedTuple):
 
 
 def heading(title: str, subtitles: Sequence[str], side: int, width: int) -> list[Line]:
-    """The lines above a picture: at most two of the title, and a smaller one of each subtitle.
+    """The lines above a picture: at most two of the title, and a smaller one of each subtitle that is not empty.
 
-    Args:
-        title: a long one is shortened in the middle.
-        subtitles: empty ones have no line.
-        side: of the picture, in pixels, which the letters follow.
-        width: of the lines, in pixels.
+    Letters follow the `side` of the picture in pixels; lines are `width` pixels wide.
     """
     lines = []
     small = [(subtitle, side / 28, side // 20, 1) for subtitle in subtitles]
@@ -300,13 +285,7 @@ def _missing(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> i
 
 
 def wrapped(title: str, width: float, length: Callable[[str], float], most: int = 2) -> list[str]:
-    """Wrap a title to lines of at most `width`; if there are more than `most`, it is shortened before its last word.
-
-    Args:
-        title: words; a word that is wider than a line is broken.
-        width: width of a line.
-        length: measures the width of a text.
-        most: largest number of lines.
+    """Wrap a title to `most` lines of at most `width`, as `length` measures it; it is shortened before its last word.
 
     >>> wrapped("a very long name 0.83", 9, len)
     ['a very', 'lon… 0.83']
@@ -316,8 +295,7 @@ def wrapped(title: str, width: float, length: Callable[[str], float], most: int 
     if not start or len(last) > 20:
         start, last = text, ""
 
-    def lines(kept: int) -> list[str]:
-        """The lines with this many characters of the start."""
+    def lines(kept: int) -> list[str]:  # with this many characters of the start
         shortened = f"{start[:kept].rstrip()}… {last}".rstrip()
         return _lines(text if kept == len(start) else shortened, width, length)
 

@@ -188,8 +188,8 @@ def write_pictures(
         tensors: entry of the file → its rows, one for each image.
         files: name of each image.
         names: name of each class.
-        signed: explainer → whether its heatmaps are signed, see `overlay`.
-        settings: explainer → hash of what its heatmaps depend on.
+        signed: explainer → whether its heatmaps are signed.
+        settings: see `Pictures`.
     """
     identity, earlier = read_tensors(path) if path.exists() else ({}, {})
     same = earlier and all(

@@ -33,19 +33,13 @@ def side_by_side(
 ) -> Image.Image:
     """Draw two heatmaps over their images, and numbered lines between patches that match.
 
+    For other arguments see `annotated`.
+
     Args:
         images: uint8, (3, S, S) each.
         heatmaps: (P, P) each; higher is more like the other image.
         pairs: see `Pair`.
-        title: such as the similarity; a long one is wrapped to two lines.
-        opacity: opacity of the strongest colours, from 0 to 1.
-        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
         size: side of each image in pixels, from 192 to 8192; by default that of the larger image, and at least 448.
-        legend: whether to draw the legend.
-        method: what computed the heatmaps, in small letters below the title.
-
-    Raises:
-        InputError: for what `overlay` refuses, and for other sizes.
     """
     for image, heatmap in zip(images, heatmaps, strict=True):
         check_drawn(image, heatmap, opacity)
