@@ -32,8 +32,8 @@ from explainers.models import TargetModel
 from explainers.models.fetching import timm_model
 from explainers.posthoc import build
 from explainers.refinement import Refinement, refine
+from explainers.refinement.coalitions import EARLIEST, pair_weights
 from explainers.refinement.fit import fit_pairs
-from explainers.refinement.rounds import EARLIEST, pair_weights
 from explainers.report.tables import markdown
 from explainers.runtime.progress import progress
 from explainers.saved.files import write_atomically

@@ -21,8 +21,8 @@ from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, weighted_sums
 from explainers.refinement import Refinement, refine
+from explainers.refinement.coalitions import pair_weights
 from explainers.refinement.fit import fit_pairs
-from explainers.refinement.rounds import pair_weights
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import fit_shapley

@@ -19,7 +19,7 @@ from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
 from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.refinement import Refined
-from explainers.refinement.pairs import MaskedPairs
+from explainers.refinement.refinement import MaskedPairs
 from explainers.shapley import KernelSHAP, LightShapleyNetwork, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.text.encoders import text_embeddings

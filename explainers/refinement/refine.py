@@ -9,10 +9,9 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal
 from explainers.posthoc import build
-from explainers.refinement.pairs import MaskedPairs
+from explainers.refinement.coalitions import NOISE, TEMPERATURE, Draw, check_passes
 from explainers.refinement.prior import Prior, check_explainer, target_of
-from explainers.refinement.refinement import Refinement
-from explainers.refinement.rounds import NOISE, TEMPERATURE, Draw, check_passes
+from explainers.refinement.refinement import MaskedPairs, Refinement
 from explainers.runtime.modes import ordinary_tensors
 
 

@@ -5,8 +5,7 @@ import references_refinement as slow
 import torch
 
 from explainers.refinement.coalitions import region_coalitions
-from explainers.refinement.fit import fit_pairs
-from explainers.refinement.posterior import BELIEF, STRENGTHS
+from explainers.refinement.fit import BELIEF, STRENGTHS, fit_pairs
 
 N = 16
 
