@@ -33,15 +33,7 @@ def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 class ErrorBound(Ratios):
-    """Mean `epsilon`, `bound` and `error` of the patches with ε ≤ `LIMIT`, and their fraction, `covered`.
-
-    Two patches, with ε = 0 and ε = 1:
-
-    >>> metric = ErrorBound()
-    >>> metric.update(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), torch.tensor([[0.5, 0.5], [0.25, 0.5]]).log())
-    >>> {name: value.item() for name, value in metric.compute().items()}
-    {'epsilon': 0.0, 'bound': 0.0, 'error': 0.0, 'covered': 0.5}
-    """
+    """Mean `epsilon`, `bound` and `error` of the patches with ε ≤ `LIMIT`, and their fraction, `covered`."""
 
     def __init__(self) -> None:
         super().__init__(count=4)

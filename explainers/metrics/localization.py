@@ -134,10 +134,7 @@ def _upsampled(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def _average_precision(scores: Tensor, positives: Tensor, pixels: int = 1) -> Tensor:
     """Compute the average precision of each row, (B,); equal scores share a threshold.
 
-    Args:
-        scores: one score for each group of pixels, (B, n).
-        positives: number of positive pixels in each group, integers (B, n).
-        pixels: number of pixels in every group.
+    Each of the scores (B, n) is that of a group of as many `pixels`, of which `positives` (B, n) are positive.
     """
     ordered, order = (-scores).sort(1)
     not_lower = torch.searchsorted(ordered, ordered, right=True)  # number of groups whose score is at least this
@@ -190,11 +187,7 @@ def regions(mask: np.ndarray) -> list[tuple[Corners, int]]:
 
 
 def overlap(first: Corners, second: Corners) -> float:
-    """Intersection over union of two boxes.
-
-    >>> overlap((0, 0, 2, 2), (0, 1, 2, 3))
-    0.3333...
-    """
+    """Intersection over union of two boxes."""
     rows = min(first[2], second[2]) - max(first[0], second[0])
     columns = min(first[3], second[3]) - max(first[1], second[1])
     both = max(rows, 0) * max(columns, 0)
@@ -208,14 +201,7 @@ def _of_objects(numbers: Tensor, truth: Tensor) -> Tensor:
 
 
 class PointingGame(MeanOfImages):
-    """Hit rate: mean of `hits` over images; images with an empty `truth` are left out.
-
-    >>> metric = PointingGame()
-    >>> truth = torch.tensor([[[True, False]], [[True, False]], [[False, False]]]).repeat_interleave(2, 1)
-    >>> metric.update(torch.tensor([[[9, 0], [0, 0]], [[0, 9], [0, 0]], [[9, 0], [0, 0]]]), truth)
-    >>> metric.compute().item(), metric.standard_error().item()
-    (0.5, 0.5)
-    """
+    """Hit rate: mean of `hits` over images; images with an empty `truth` are left out."""
 
     columns = {"pointing_game": "Hit rate ↑"}
 
@@ -241,11 +227,6 @@ class Segmentation(PerImage):
     - `mean_iou`: mean over foreground and background of Σ intersection / Σ union, with sums over images.
     - `mean_average_precision`: mean over images of the average precision.
     - `<name>_error`: standard errors over images (`mean_iou`: by the delta method); missing for a single image.
-
-    >>> metric = Segmentation()
-    >>> metric.update(torch.tensor([[[0, 1], [0, 1]]]), torch.tensor([[[False, False], [False, True]]]))
-    >>> metric.compute()["mean_iou"].item()  # 1 / 2 and 2 / 3
-    0.5833...
     """
 
     columns = {"pixel_accuracy": "Pixel accuracy ↑", "mean_iou": "mIoU ↑", "mean_average_precision": "mAP ↑"}

@@ -80,13 +80,7 @@ class Mean(Ratios):
 
 
 class Accuracy(Mean):
-    """Fraction of the labelled images that are classified correctly; NaN without labelled images.
-
-    >>> metric = Accuracy()
-    >>> metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 0, -1]))  # the last image has no label
-    >>> metric.compute().item()
-    0.5
-    """
+    """Fraction of the labelled images that are classified correctly; NaN without labelled images."""
 
     higher_is_better = True
     column = "Accuracy ↑"

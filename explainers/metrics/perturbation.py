@@ -92,11 +92,7 @@ def perturbation_sweep(
 
 
 def inner_levels(levels: int, until: float = 1.0) -> int:
-    """The number of levels of each side that are neither the whole nor the empty image.
-
-    >>> inner_levels(21), inner_levels(11, until=0.5)
-    (19, 10)
-    """
+    """The number of levels of each side that are neither the whole nor the empty image."""
     return levels - (2 if until == 1 else 1)
 
 

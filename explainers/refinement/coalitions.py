@@ -33,8 +33,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
     """Draw coalitions of a few coherent regions: the patches where a smooth random field is highest.
 
-    The field interpolates independent numbers, one for 2 × 2 patches. So a coalition contains most patches of some
-    objects and few of others, and its embedding tells more about objects than the embedding of separate patches.
+    The field interpolates independent numbers, one for 2 × 2 patches. So a coalition has most patches of some objects
+    and few of others, and its embedding tells more about objects than that of separate patches.
 
     Args:
         index: index of each image in the data set, (B,).
@@ -44,9 +44,6 @@ def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
 
     Returns:
         Boolean, (B, count, N); True for the patches in the coalition. Sizes are uniform in 1 ... N − 1.
-
-    Raises:
-        InputError: for a single patch.
 
     >>> region_coalitions(torch.arange(500), num_patches=9, count=2, seed=0).sum(-1).unique().tolist()
     [1, 2, 3, 4, 5, 6, 7, 8]
@@ -86,11 +83,7 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
 
 
 def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Compute a smooth random field over the patches, and a random number, for every number (...).
-
-    Returns:
-        Fields (..., N), and numbers in [0, 1), (...).
-    """
+    """Compute a smooth random field over the patches (..., N), and a number in [0, 1), for every number (...)."""
     side = math.isqrt(num_patches)
     cells = math.ceil(side / 2) + 3
     draws = uniform(numbers[..., None] * (cells**2 + 1) + torch.arange(cells**2 + 1, device=numbers.device), seed)
@@ -101,11 +94,7 @@ def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor,
 
 
 def standardised(scores: Tensor) -> Tensor:
-    """Scale scores (..., N) to mean 0 and standard deviation 1; equal scores become 0.
-
-    >>> standardised(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
-    [[-1.0, 1.0], [0.0, 0.0]]
-    """
+    """Scale scores (..., N) to mean 0 and standard deviation 1; equal scores become 0."""
     centred = scores - scores.mean(-1, keepdim=True)
     return centred / centred.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
 
@@ -116,13 +105,7 @@ def _highest(scores: Tensor, sizes: Tensor) -> Tensor:
 
 
 def check_passes(**numbers: int) -> None:
-    """Raise an InputError for the first number of passes that is not even, or below `FEWEST`.
-
-    >>> check_passes(passes=4)
-    Traceback (most recent call last):
-    explainers.errors.InputError: expected at least 8 passes, because fewer cannot tell the size of the prior, got \
-passes=4: take 16
-    """
+    """Raise an InputError for the first number of passes that is not even, or below `FEWEST`."""
     check_integers(**numbers)
     for name, number in numbers.items():
         if number < FEWEST:
@@ -151,26 +134,17 @@ def round_of(pair: int) -> tuple[int, int]:
     >>> [round_of(pair) for pair in (0, 7, 8, 16, 33)]
     [(0, 8), (0, 8), (8, 16), (16, 32), (32, 64)]
     """
-    start = 0
-    end = FIRST
+    start, end = 0, FIRST
     while pair >= end:
-        start = end
-        end = 2 * end
+        start, end = end, 2 * end
     return start, end
 
 
 @checks_choices
 def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: float, seed: int) -> Tensor:
-    """Draw the coalitions with the numbers `first` to `last` − 1, boolean (B, M, N).
+    """Draw the coalitions with the numbers `first` to `last` − 1, boolean (B, M, N); see `refine`.
 
-    They depend on these numbers, the scores and the seed alone. Images with equal scores get equal coalitions.
-    For other arguments see `refine`.
-
-    Args:
-        first: number of the first coalition.
-        last: number after that of the last coalition.
-        scores: scores of the patches that the passes so far give, (B, N); read by `ranking`.
-        noise: see `ranked_coalitions`.
+    They depend on these numbers, the seed, and for `ranking` on the scores of the patches (B, N) alone.
     """
     seed = stream("coalitions", seed, 0)
     if fit == "shapley":

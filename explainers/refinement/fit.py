@@ -21,17 +21,11 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class Basis:
-    """Singular vectors of the coalitions of M pairs of N patches.
+    """Singular vectors of the coalitions of M pairs of N patches."""
 
-    Args:
-        left: left singular vectors, (B, M, r).
-        sizes: singular values, (B, r).
-        right: right singular vectors, (B, r, N), which sum to 0 over the patches.
-    """
-
-    left: Tensor
-    sizes: Tensor
-    right: Tensor
+    left: Tensor  # (B, M, r)
+    sizes: Tensor  # singular values, (B, r)
+    right: Tensor  # (B, r, N); they sum to 0 over the patches
 
     def unknown(self, strength: Tensor) -> Tensor:
         """Variance of δ of each patch, relative to that of a pair's error, if pairs had no errors: (B, N)."""
@@ -42,26 +36,13 @@ class Basis:
 
 @dataclass(frozen=True)
 class Posterior:
-    """The strengths λ, and α for each of them.
+    """The strengths λ, and the size α of the prior for each of them."""
 
-    Args:
-        strengths: λ, (K,).
-        probabilities: of the strengths, (B, K).
-        factors: α for each strength, (B, K).
-        factor_variances: the variance of α for each strength, (B, K).
-        freedom: degrees of freedom of the errors: pairs minus numbers without a penalty, (B,).
-    """
-
-    strengths: Tensor
-    probabilities: Tensor
-    factors: Tensor
-    factor_variances: Tensor
-    freedom: Tensor
-
-    @property
-    def of_strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What there is for each strength, (B, K) each."""
-        return self.probabilities, self.factors, self.factor_variances
+    strengths: Tensor  # λ, (K,)
+    probabilities: Tensor  # of the strengths, (B, K)
+    factors: Tensor  # α for each strength, (B, K)
+    factor_variances: Tensor  # the variance of α for each strength, (B, K)
+    freedom: Tensor  # degrees of freedom of the errors: pairs minus numbers without a penalty, (B,)
 
     @property
     def mean_factor(self) -> Tensor:
@@ -76,25 +57,15 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Regression:
-    """Fitted attributions of N patches, and what their standard errors need, for C columns and M pairs.
+    """Fitted attributions of N patches, and what their standard errors need, for C columns and M pairs."""
 
-    Args:
-        values: attributions of the patches, (B, N, C).
-        prior: the prior minus its mean over the patches, (B, N, C).
-        basis: singular vectors of the coalitions.
-        seen: observed differences in the basis of the left singular vectors, (B, r, C).
-        beyond: what no attributions explain of the observed differences, (B, M, C).
-        posterior: the ridge strengths and the size of the prior.
-        leverages: weight of each pair in its own fitted value, (B, M).
-    """
-
-    values: Tensor
-    prior: Tensor
+    values: Tensor  # attributions of the patches, (B, N, C)
+    prior: Tensor  # the prior minus its mean over the patches, (B, N, C)
     basis: Basis
-    seen: Tensor
-    beyond: Tensor
+    seen: Tensor  # observed differences in the basis of the left singular vectors, (B, r, C)
+    beyond: Tensor  # what no attributions explain of the observed differences, (B, M, C)
     posterior: Posterior
-    leverages: Tensor
+    leverages: Tensor  # weight of each pair in its own fitted value, (B, M)
 
     def heatmaps(self, mixture: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the C columns by weights (B, V, C): attributions of the patches, and standard errors, (B, V, N) each.
@@ -112,8 +83,9 @@ class Regression:
         spared = spare(posterior.freedom)[:, None]
         along = (prior @ basis.right.mT) * basis.sizes[:, None]
         variance, residual = torch.zeros_like(values), torch.zeros_like(seen)
+        of_strengths = posterior.probabilities, posterior.factors, posterior.factor_variances
         for k, strength in enumerate(posterior.strengths):
-            probability, factor, of_factor = (each[:, k, None, None] for each in posterior.of_strengths)
+            probability, factor, of_factor = (each[:, k, None, None] for each in of_strengths)
             shrunk = 1 / (basis.sizes.square() + strength)  # (B, r)
             missed = seen - factor * along
             squares = (strength * shrunk[:, None] * missed.square()).sum(-1) + beyond.square().sum(1)  # (B, V)

@@ -99,7 +99,7 @@ def refine(
 
 
 class Refined(nn.Module):
-    """Explains with a method without training that masked forward passes refine; see `refine`.
+    """Explains with a method without training that masked forward passes refine.
 
     For other arguments see `refine`.
 
@@ -108,10 +108,6 @@ class Refined(nn.Module):
         grid: the patches that are explained.
         prior: name of a method without training, see `posthoc.build`; `None` for no prior.
         passes: number of masked forward passes of each image, besides those of the prior and one of the whole image.
-
-    Raises:
-        InputError: for numbers that make no sense, a removal that the model lacks, or a method that does not exist or
-            does not support the model.
     """
 
     signed = True
@@ -166,7 +162,6 @@ class Refined(nn.Module):
 
 
 def _check_numbers(noise: float, temperature: float | None, chunk_size: int, seed: int) -> None:
-    """Raise an InputError for a number that makes no sense."""
     check_integers(chunk_size=chunk_size, seed=seed)
     check_positive(chunk_size=chunk_size)
     check_range(0, noise=noise)

@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 class MaskedPairs:
-    """The pairs of some images that have gone through the target, two masked forward passes each.
+    """Pairs of masked images, a coalition of patches and its complement, and the difference of their embeddings.
 
     Args:
         target: the model whose backbone is G.
@@ -163,17 +163,7 @@ class Refinement:
         return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.to(self.prior.vectors)
 
     def more(self, passes: int) -> Self:
-        """Refine further: 64 and 64 more passes give what 128 passes at once give.
-
-        Args:
-            passes: number of further masked forward passes of each image, even.
-
-        Returns:
-            This object.
-
-        Raises:
-            InputError: if the number is not even and above 0.
-        """
+        """Refine by an even number of further passes of each image: 64 and 64 more give what 128 at once give."""
         check_pairs(passes=passes)
         wanted = len(self.pairs) + passes // 2
         while len(self.pairs) < wanted:
@@ -185,19 +175,9 @@ class Refinement:
         return self
 
     def until(self, tolerance: float, passes: int) -> Self:
-        """Refine until `precision` is below a tolerance for every image, or until there are this many passes.
+        """Refine until `precision` is below a tolerance for every image, or until there are this many passes in all.
 
         It is checked after every round, which doubles the number of passes, from 64 passes on.
-
-        Args:
-            tolerance: above 0.
-            passes: total number, those already made included; even and at least 8.
-
-        Returns:
-            This object.
-
-        Raises:
-            InputError: for other numbers.
         """
         check_positive(tolerance=tolerance)
         check_passes(passes=passes)
@@ -209,17 +189,7 @@ class Refinement:
         return self
 
     def of(self, classes: Tensor) -> Estimate:
-        """Explain other classes, from the same passes.
-
-        Args:
-            classes: the class to explain in each image, (B,).
-
-        Returns:
-            Heatmaps and standard errors, (B, P, P) each.
-
-        Raises:
-            InputError: for classes that do not exist, or a head that is not linear.
-        """
+        """Explain other classes (B,) from the same passes; an InputError if the head is not linear."""
         return self._read(*self._of_classes(classes), several=False)
 
     def explain(self, functionals: Tensor) -> Estimate:
@@ -227,12 +197,6 @@ class Refinement:
 
         Args:
             functionals: v, (B, D), or (B, V, D) for several of each image.
-
-        Returns:
-            Heatmaps and standard errors, (B, P, P) or (B, V, P, P) each.
-
-        Raises:
-            InputError: for functionals of another shape, or an explainer that explains classes alone.
         """
         return self._read(*self._of_functionals(functionals), several=functionals.dim() == 3)
 

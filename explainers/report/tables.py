@@ -142,18 +142,7 @@ def markdown(table: list[dict[str, str]]) -> str:
 
 
 def latex(table: list[dict[str, str]]) -> str:
-    r"""Format rows as a LaTeX table with booktabs: a rule before each task, and the task's name in its first row only.
-
-    >>> print(latex([{"Task": "pets", "Explainer": "TVE", "ρ": "-0.5"}]), end="")
-    % \usepackage{booktabs}
-    \begin{tabular}{llr}
-    \toprule
-    Task & Explainer & $\rho$ \\
-    \midrule
-    pets & TVE & $-$0.5 \\
-    \bottomrule
-    \end{tabular}
-    """
+    """Format rows as a LaTeX table with booktabs: a rule before each task, whose name is in its first row only."""
     lines = [f"\\begin{{tabular}}{{ll{'r' * (len(table[0]) - 2)}}}", "\\toprule", _line(table[0].keys())]
     task = None
     for row in table:
@@ -169,11 +158,7 @@ def _line(cells: Any) -> str:
 
 
 def comma_separated(results: Results, reference: Reference | None = None) -> str:
-    """Format all measured scalars as CSV, unrounded.
-
-    >>> comma_separated({"pets": {"TVE": {"fidelity_plus": 0.25, "fidelity_plus_curve": [0.0, 0.5]}}}).splitlines()
-    ['task,explainer,fidelity_plus', 'pets,TVE,0.25']
-    """
+    """Format all measured scalars as CSV, unrounded."""
     flat = []
     published = reference.published(results) if reference else set()
     for task, explainers in results.items():
