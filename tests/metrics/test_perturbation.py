@@ -70,9 +70,7 @@ def measure(logits, pictures, scores, levels, fill=0.0, batches=(5,), chunk_size
     return metric
 
 
-@pytest.mark.parametrize(
-    "levels", [2, 5, 7, 17, 21]
-)  # 16 patches, so that 7 and 21 levels do not fall on whole patches
+@pytest.mark.parametrize("levels", [2, 7, 17])  # 16 patches, so that 7 levels do not fall on whole patches
 @pytest.mark.parametrize("fill", [0.0, BLACK], ids=["zero", "black"])
 def test_curves_areas_and_errors_are_the_papers_on_uneven_batches(predict, pictures, logits, scores, levels, fill):
     found = measure(logits, pictures, scores, levels, fill, batches=(3, 2), chunk_size=7).compute()
@@ -104,33 +102,7 @@ def test_of_unequal_scores_only_the_equal_ones_are_shuffled():
     assert len({tuple(row) for row in order.tolist()}) > 6  # of 12
 
 
-def test_equal_scores_are_as_good_as_random_ones(logits):
-    """Many images: a heatmap without differences gains nothing from the order of its patches."""
-    pictures = torch.randn(300, 3, 16, 16) + torch.linspace(3, -3, 16).view(16, 1)  # the upper patches say most
-    classes = logits(pictures).argmax(-1)
-    gains = []
-    for scores in (torch.zeros(300, 16), torch.rand(300, 16), -torch.arange(16.0).expand(300, -1)):
-        metric = PerturbationCurves(16, ["relevance_gain"], 5)
-        metric.update(sweep(logits, pictures, scores, classes, 5))
-        found = metric.compute()
-        gains.append((found["relevance_gain"] / found["relevance_gain_error"]).item())
-    assert abs(gains[0]) < 3 and abs(gains[1]) < 3 and abs(gains[2]) > 5
-
-
-def test_the_ends_of_both_curves_are_the_whole_image_and_none_of_it(logits, predict, pictures, scores):
-    removed, preserved = sweep(logits, pictures, scores, LABELS, levels=6)[:, 0].float().unbind(1)
-    whole = predict(pictures)[torch.arange(5), LABELS]
-    nothing = predict(torch.zeros(5, 3, 16, 16))[torch.arange(5), LABELS]
-    for got, expected in (
-        (removed[:, 0], whole),
-        (preserved[:, -1], whole),
-        (removed[:, -1], nothing),
-        (preserved[:, 0], nothing),
-    ):
-        torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.parametrize("levels", [2, 3, 9])
+@pytest.mark.parametrize("levels", [2, 9])
 def test_known_ends_are_not_computed_again(logits, pictures, scores, levels):
     seen = []
 
@@ -252,11 +224,6 @@ def test_of_equal_logits_the_first_are_the_highest_and_a_label_of_no_class_is_ne
     close(empty, expected.double(), equal_nan=True)
 
 
-def test_the_chunk_size_makes_none(logits, pictures, scores):
-    whole, chunked = (sweep(logits, pictures, scores, LABELS, 9, chunk_size=size) for size in (256, 3))
-    close(whole, chunked, equal_nan=True)
-
-
 def test_without_interactions_no_explanation_beats_the_contributions(pictures, scores):
     contributions = torch.stack(
         [
@@ -270,21 +237,6 @@ def test_without_interactions_no_explanation_beats_the_contributions(pictures, s
     random, worst = (measure(linear, pictures, s, levels=17, of="logit").compute() for s in (scores, -contributions))
     assert worst["fidelity_plus"] < random["fidelity_plus"] < best["fidelity_plus"]
     assert worst["fidelity_minus"] > random["fidelity_minus"] > best["fidelity_minus"]
-
-
-@pytest.mark.parametrize("split", [(2, 3), (5, 0), (1, 4)])
-def test_two_processes_measure_what_one_does(logits, pictures, scores, split):
-    outputs = sweep(logits, pictures, scores, LABELS, 7, labels=torch.tensor([0, -1, 1, 4, -1]))
-    one, *parts = (PerturbationCurves(GRID.num_patches, list(CURVES), 7) for _ in range(3))
-    one.update(outputs)
-    for part, some in zip(parts, outputs.split(split), strict=True):
-        if len(some):
-            part.update(some)
-    parts[0].merge_state(parts[1])
-    merged = parts[0].compute()
-    assert merged.keys() == one.compute().keys()
-    for name, value in one.compute().items():
-        torch.testing.assert_close(merged[name], value)
 
 
 @pytest.mark.parametrize("name", ["positive_perturbation", "negative_perturbation"])
@@ -338,8 +290,7 @@ def test_a_sweep_until_half_is_the_first_half_of_a_whole_one(logits, pictures, s
         close(half[:, :, side, -expected.shape[-1] :], expected)
 
 
-@pytest.mark.parametrize("curve", ["deletion_accuracy", "insertion_accuracy_5", "deletion_accuracy_10"])
-@pytest.mark.parametrize("until", [0.5, 0.3])
+@pytest.mark.parametrize(("curve", "until"), [("insertion_accuracy_5", 0.5), ("deletion_accuracy_10", 0.3)])
 def test_the_preset_of_grad_eclip_removes_and_inserts_half_of_the_pixels(curve, until):
     preset = OmegaConf.load(ROOT / "configs/metrics/grad_eclip.yaml")
     assert (preset.levels, preset.until, preset.order, preset.removals, preset.classes) == (
