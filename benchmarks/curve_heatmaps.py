@@ -30,27 +30,16 @@ from explainers.shapley.kernel_shap import fit_shapley
 
 @dataclass(frozen=True)
 class Batch:
-    """What is explained, and how.
-
-    Args:
-        target: the model.
-        grid: its patches.
-        images: uint8, (B, C, H, W).
-        classes: the class to explain in each image, (B,).
-        passes: numbers of passes, in ascending order.
-        removal: what replaces hidden patches.
-        chunk_size: maximum number of masked images in memory.
-        kept: heatmaps that do not depend on the removal, by explainer; batches of the same images share them.
-    """
+    """What is explained, and how."""
 
     target: TargetModel
     grid: PatchGrid
-    images: Tensor
-    classes: Tensor
-    passes: Sequence[int]
+    images: Tensor  # uint8, (B, C, H, W)
+    classes: Tensor  # to explain, (B,)
+    passes: Sequence[int]  # in ascending order
     removal: Removal = "zero"
     chunk_size: int = 64
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)  # explainer → heatmaps that do not depend on the removal
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores (B, N) to the grid: (B, P, P)."""
@@ -63,19 +52,9 @@ Heatmaps = dict[int, Tensor]
 
 def refined(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tuple[Heatmaps, Refinement]:
     """Heatmaps of `refine`; 0 passes are the prior itself."""
-    start = min(batch.passes)
-    refinement = refine(
-        prior,
-        batch.images,
-        batch.classes,
-        start,
-        target=batch.target,
-        grid=batch.grid,
-        removal=batch.removal,
-        fit=fit,
-        chunk_size=batch.chunk_size,
-        seed=seed,
-    )
+    settings: dict[str, Any] = {"target": batch.target, "grid": batch.grid, "removal": batch.removal}
+    settings |= {"fit": fit, "chunk_size": batch.chunk_size, "seed": seed}
+    refinement = refine(prior, batch.images, batch.classes, min(batch.passes), **settings)
     heatmaps = {} if prior is None else {0: prior(batch.images, batch.classes).detach()}
     for passes in batch.passes:
         if passes > refinement.passes:
@@ -147,12 +126,8 @@ def greedy(batch: Batch) -> Heatmaps:
     return {explainer.forward_passes: explainer(batch.images, batch.classes)}
 
 
-BASELINES: dict[str, Callable[[Batch], Heatmaps]] = {
-    "KernelSHAP": kernel_shap,
-    "LIME": lime,
-    "RISE": rise,
-    "GreedyOrder": greedy,
-}
+BASELINES: dict[str, Callable[[Batch], Heatmaps]] = {}
+BASELINES |= {"KernelSHAP": kernel_shap, "LIME": lime, "RISE": rise, "GreedyOrder": greedy}
 """Name → heatmaps of an explainer that has no prior."""
 
 

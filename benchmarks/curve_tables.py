@@ -24,11 +24,7 @@ FACTOR = 4
 
 
 def joined(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the numbers of files with equal settings, each of which has other explainers or batches.
-
-    Raises:
-        InputError: for other settings, or a batch of an explainer that two files have.
-    """
+    """Join the numbers of files with equal settings, each of which has other explainers or batches."""
     numbers: dict[str, Any] = {}
     for file in files:
         if file["settings"] != files[0]["settings"]:
@@ -70,12 +66,9 @@ def areas_of(results: Mapping[str, Any]) -> Areas:
 
 
 def needed(curve: Mapping[int, float], wanted: float, sign: int) -> str:
-    """The passes at which a curve of means reaches a value, by interpolation on the logarithm of the passes.
+    """The passes at which a curve, passes → mean, reaches a value, by interpolation on their logarithm.
 
-    Args:
-        curve: passes → mean.
-        wanted: the value.
-        sign: 1 if high values are better, −1 if low ones are.
+    The sign is 1 if high values are better, −1 if low ones are.
 
     >>> needed({16: 0.0, 64: 1.0}, 0.5, sign=1), needed({16: 0.0, 64: 1.0}, 2.0, sign=1)
     ('32', '> 64')

@@ -35,11 +35,8 @@ def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, see
         index: index of each image in the data set, (B,).
         patches: Z patches z of each image, (B, Z).
         near: N(z) of these patches, boolean (B, Z, N).
-        count: number of subsets for each patch.
+        count: number of subsets for each patch, (B, Z, count, N).
         seed: seed of the draws.
-
-    Returns:
-        Boolean, (B, Z, count, N).
     """
     num_patches = near.shape[-1]
     patch = index[:, None] * num_patches + patches  # (B, Z)
@@ -239,11 +236,7 @@ def correlations(first: Tensor, second: Tensor) -> dict[str, float]:
 def approximation_scatter(results: Results, explainer: str = "two_point") -> Figure:
     """The expectation of Equation 2 against an attribution that approximates it (TVE, Figure 8): one point per patch.
 
-    The figure has one row per task and one column per number of sampled subsets. The titles show the correlations.
-
-    Args:
-        results: task → attribution → numbers of a `TwoPointStudy`.
-        explainer: name of the attribution; `two_point` is Equation 3.
+    The figure has one row per task and one column per number of sampled subsets; `two_point` is Equation 3.
     """
     chosen = {task: {explainer: measured[explainer]} for task, measured in results.items() if explainer in measured}
     require(chosen, "attribution", "subsets")

@@ -41,13 +41,12 @@ def radar(
     Raises:
         InputError: for fewer than three numbers, or a number without an arrow.
     """
-    known = names_in(results)
-    if unknown := [name for name in explainers or () if name not in known]:
+    if unknown := set(explainers or ()) - set(names_in(results)):
         raise InputError(
-            f"expected explainers among {', '.join(known)}, got {', '.join(unknown)}: correct figures.radar.explainers"
+            f"expected explainers with results, got {', '.join(unknown)}: correct figures.radar.explainers"
         )
     chosen = {
-        task: {name: row for name, row in measured.items() if name in (explainers or known)}
+        task: {name: row for name, row in measured.items() if name in (explainers or measured)}
         for task, measured in results.items()
     }
     rows = [row for measured in chosen.values() for row in measured.values()]
@@ -65,7 +64,10 @@ def radar(
     figure = Figure(figsize=(6.4 * len(chosen), 5.4), layout=ConstrainedLayoutEngine(h_pad=0.12))
     axes = figure.subplots(1, len(chosen), squeeze=False, subplot_kw={"projection": "polar"})[0]
     for axis, (task, measured) in zip(axes, chosen.items(), strict=True):
-        ends = {number: _worst_and_best(measured, number, direction(titles[number])) for number in numbers}
+        ends = {}
+        for number in numbers:
+            values = sorted(row[number] for row in measured.values())
+            ends[number] = (values[0], values[-1]) if direction(titles[number]) > 0 else (values[-1], values[0])
         for i, name in enumerate(names):
             if name in measured:
                 radii = [_radius(measured[name][number], *ends[number]) for number in numbers]
@@ -79,11 +81,6 @@ def radar(
     legend_below(figure, axes)
     figure.suptitle("each axis: from the worst explainer (inner circle) to the best (outer circle)", fontsize=9)
     return figure
-
-
-def _worst_and_best(measured: Mapping[str, Any], number: str, sign: int) -> tuple[float, float]:
-    values = sorted((row[number] for row in measured.values()), key=lambda value: sign * value)
-    return values[0], values[-1]
 
 
 def _radius(value: float, worst: float, best: float) -> float:

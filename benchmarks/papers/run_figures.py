@@ -40,11 +40,7 @@ def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
 
 
 def theorem_1(file: str | Path) -> Figure:
-    """Theorem 1 over the epochs of a run: the share of patches with ε ≤ 0.5, and their mean |φ̂ − φ|, bound and ε.
-
-    Args:
-        file: metrics.csv of a run.
-    """
+    """Theorem 1 over a run's epochs (metrics.csv): the share of patches with ε ≤ 0.5, their mean |φ̂ − φ|, bound, ε."""
     names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon", "covered")]
     epoch, error, bound, epsilon, covered = _columns(file, "epoch", *names)
     figure, axis = _single()
@@ -63,10 +59,7 @@ def theorem_1(file: str | Path) -> Figure:
 def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     """Accuracy and attribution metrics of a model with an explainability vector, against λ₂.
 
-    A sweep of several λ₁ or ratios has a line for each.
-
-    Args:
-        files: label → metrics.csv of a validation of `ExplainabilityVector`.
+    Files are label → metrics.csv of a validation of `ExplainabilityVector`; several λ₁ or ratios have a line each.
     """
     sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with the labels"}
     figure = Figure(figsize=(8, 6), layout="constrained")
@@ -92,10 +85,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
 
     The rows are the error relative to the reference's spread, ρ, and IoU@K where all explainers have it.
 
-    Args:
-        results: task → explainer → numbers.
-        passes: explainer → number of forward passes; these explainers form one line.
-        one: explainers with a single forward pass, one point each.
+    The explainers of `passes` form one line; those of `one`, with a single pass, are a point each.
     """
     sides = {"relative_error": "error / spread  (lower is better)", "rank_correlation": "ρ with the reference"}
     wanted = [*passes, *one]
@@ -126,11 +116,7 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
 
 
 def throughput_bars(file: str | Path) -> Figure:
-    """Explained images per second (TVE, Figure 6): one group per target, one bar per method.
-
-    Args:
-        file: output of `benchmarks/explain.py`.
-    """
+    """Explained images per second (TVE, Figure 6), of `benchmarks/explain.py`: groups are targets, bars are methods."""
     targets = _benchmark(file, "throughput")
     methods = names_in(targets)
     colours, width = colours_of(methods), 0.8 / len(methods)
@@ -151,11 +137,7 @@ def throughput_bars(file: str | Path) -> Figure:
 
 
 def cost_of_tasks(file: str | Path) -> Figure:
-    """Seconds to explain an image for T tasks, against T: in one forward pass, and in one pass per task.
-
-    Args:
-        file: output of `benchmarks/explain.py`.
-    """
+    """Seconds to explain an image for T tasks, of `benchmarks/explain.py`: in one forward pass, or in one per task."""
     figure, axis = _single()
     counts: set[int] = set()
     for part, label in (("tasks", "together"), ("tasks_one_by_one", "one by one")):

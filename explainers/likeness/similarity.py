@@ -47,11 +47,9 @@ class Likeness:
         return self.pairs.sum(1).unflatten(1, (self.second_side, -1))
 
     def strongest(self, count: int = 5, apart: int = 0) -> Tensor:
-        """The pairs (z, w) with the largest products, the largest first, (B, count, 2); a patch is in one pair only.
+        """At most `count` pairs (z, w) with the largest products, the largest first, (B, count, 2).
 
-        Args:
-            count: largest number of pairs.
-            apart: patches within so many rows and columns of a patch are in no other pair; their pairs are much alike.
+        A patch is in one pair only, and so are all patches `apart` rows and columns or less from it.
         """
         left = self.pairs.clone()
         found: list[Tensor] = []
@@ -133,9 +131,6 @@ def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) ->
 
     Returns:
         c_z (B, N, D), and the embeddings (B, D), float32.
-
-    Raises:
-        InputError: for an explainer that is not linear, such as GAE.
     """
     if isinstance(explainer, VectorExplainer):
         vectors, embeddings = explainer.decompose(images)
@@ -189,9 +184,6 @@ def similar_to(
 
     Returns:
         Heatmaps, (B, V, P, P).
-
-    Raises:
-        InputError: for embeddings of another width, or an explainer of classes alone, such as RISE.
     """
     if not hasattr(explainer, "explain"):
         raise InputError(
@@ -214,13 +206,7 @@ def similar_to(
 
 
 def nearest(embeddings: Tensor, queries: Tensor, k: int = 5, centre: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Find the most similar embeddings by the cosine.
-
-    Args:
-        embeddings: of the images to choose from, (M, D).
-        queries: (B, D).
-        k: number of images for each query.
-        centre: see `relative`.
+    """Find the k most similar embeddings, of (M, D), to each query (B, D), by the cosine; for `centre` see `relative`.
 
     Returns:
         Similarities and indices, (B, k), the most similar first; k is at most M.

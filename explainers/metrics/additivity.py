@@ -81,7 +81,7 @@ def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
 
 
 def removed_sums(scores: Tensor, keep: Tensor) -> Tensor:
-    """Sum the attributions of the removed patches: (B, N) and (B, M, N) → float64, (B, M)."""
+    """Sum the attributions (B, N) of the patches that `keep` (B, M, N) removes: float64, (B, M)."""
     return ((~keep).double() @ scores.double()[..., None]).squeeze(-1)
 
 
@@ -104,10 +104,7 @@ def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     a heatmap of zeros scores 1. One of equal scores, the baseline, is below 1, because larger subsets have larger
     drops. An offset of the heatmap changes the result; its sign does not, because β may be negative.
 
-    Args:
-        scores: attributions, (B, N).
-        keep: the visible patches, boolean (B, M, N), see `sized_coalitions`.
-        drops: output for the whole image minus output without the subset, (B, M).
+    For arguments see `sensitivity_n`.
 
     Returns:
         float64, (B,), in [0, 1]; NaN if all drops are 0.

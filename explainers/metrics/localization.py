@@ -44,8 +44,6 @@ def hits(heatmaps: Tensor, truth: Tensor) -> Tensor:
     Raises:
         InputError: unless there is one boolean `truth` for each heatmap.
 
-    The lower right of four patches has its centre at pixel (3, 3) of an image of 4 × 4 pixels:
-
     >>> truth = torch.zeros(2, 4, 4, dtype=torch.bool)
     >>> truth[:, 3, 3] = True
     >>> hits(torch.tensor([[[0.1, 0.2], [0.3, 0.9]], [[0.1, 0.2], [0.9, 0.9]]]), truth).tolist()
@@ -66,14 +64,10 @@ def average_precision(heatmaps: Tensor, truth: Tensor) -> Tensor:
     AP = Σ_k (recall_k − recall_(k−1)) · precision_k, for the pixels whose score is at least the k-th highest. Every
     pixel has the score of its patch (nearest-neighbour upsampling).
 
-    Args:
-        heatmaps: (B, P, P), higher is more important.
-        truth: see `hits`; H and W are multiples of P.
+    For arguments see `hits`; H and W are multiples of P.
 
     Returns:
         float64, (B,), in [0, 1]; NaN for an image without an object.
-
-    The object is the right half of the image, whose patches rank first and third:
 
     >>> truth = torch.tensor([False, False, True, True]).expand(1, 4, 4)
     >>> average_precision(torch.tensor([[[3, 4], [1, 2]]]), truth).tolist()
@@ -98,15 +92,11 @@ def segmentation(heatmaps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tenso
     ranks 2·H·W scores at once: Res, whose positives are the pixels of `truth`, and 1 − Res, whose positives are the
     others. If all scores are equal, all pixels are background and all scores tie, so the average precision is 0.5.
 
-    Args:
-        heatmaps: (B, P, P), higher is more important.
-        truth: see `hits`.
+    For arguments see `hits`.
 
     Returns:
         Intersection and union of foreground and object, as fractions of the H·W pixels, and the average precision.
         float64, (B,) each; NaN for an image without an object.
-
-    The foreground is the right half of the image, and the object the lower right quarter:
 
     >>> truth = torch.zeros(1, 4, 4, dtype=torch.bool)
     >>> truth[0, 2:, 2:] = True
@@ -150,15 +140,10 @@ def box_hits(heatmaps: Tensor, truth: Tensor, thresholds: Sequence[float] = THRE
     connected pixels from a threshold on (Zhou et al., 2016, with 0.2). The boxes of the object are those around each of
     its connected regions in `truth`: boxes that touch or overlap are one.
 
-    Args:
-        heatmaps: (B, P, P), higher is more important.
-        truth: see `hits`.
-        thresholds: T numbers in [0, 1].
+    For other arguments see `hits`.
 
     Returns:
-        float64, (B, T), 1 or 0; NaN for an image without an object.
-
-    The object is the left quarter. From 0 on, the box is the whole image; from 0.5 on, it is the left half:
+        float64, (B, T), 1 or 0 for each of T thresholds in [0, 1]; NaN for an image without an object.
 
     >>> truth = torch.tensor([[True, False, False, False]]).repeat(4, 1)[None]
     >>> box_hits(torch.tensor([[[1, 0], [1, 0]]]), truth, [0, 0.5]).tolist()
@@ -221,12 +206,8 @@ class AveragePrecision(MeanOfImages):
 class Segmentation(PerImage):
     """Pixel accuracy, mIoU and mAP of `segmentation` (Chefer et al., 2021); images with an empty `truth` are left out.
 
-    `compute` returns a dictionary of:
-
-    - `pixel_accuracy`: mean over images of the fraction of pixels that are segmented correctly.
-    - `mean_iou`: mean over foreground and background of Σ intersection / Σ union, with sums over images.
-    - `mean_average_precision`: mean over images of the average precision.
-    - `<name>_error`: standard errors over images (`mean_iou`: by the delta method); missing for a single image.
+    `mean_iou` is the mean over foreground and background of Σ intersection / Σ union, with sums over images; the others
+    are means over images. Standard errors, `<name>_error`, that of mIoU by the delta method, need two images.
     """
 
     columns = {"pixel_accuracy": "Pixel accuracy ↑", "mean_iou": "mIoU ↑", "mean_average_precision": "mAP ↑"}

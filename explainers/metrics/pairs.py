@@ -47,8 +47,6 @@ def paired_differences(numbers: Tensor) -> Pairs:
     Args:
         numbers: the number of each image for each explainer, (images, n); NaN where there is none.
 
-    The second explainer is better by 1 or 2 on images of very different difficulty:
-
     >>> pairs = paired_differences(torch.tensor([[10.0, 11.0], [200.0, 202.0], [3000.0, 3001.0], [5.0, 7.0]]))
     >>> pairs.mean[1, 0].item(), round(pairs.half_width[1, 0].item(), 3), round(pairs.p[1, 0].item(), 3)
     (1.5, 0.919, 0.125)

@@ -113,11 +113,7 @@ def _correct(logits: Tensor, labels: Tensor | None) -> list[Tensor]:
 
 
 def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
-    """Name the number of each curve, and title its column; a `removal` that is not empty is added to both.
-
-    >>> curve_columns(["deletion"], "black")
-    {'deletion_black': 'Deletion ↓ (black)'}
-    """
+    """Name the number of each curve, and title its column; a `removal` that is not empty is added to both."""
     suffix, note = (f"_{removal}", f" ({removal})") if removal else ("", "")
     return {f"{name}{suffix}": f"{CURVES[name].title}{note}" for name in curves}
 

@@ -106,14 +106,13 @@ def _highest(scores: Tensor, sizes: Tensor) -> Tensor:
 
 def check_passes(**numbers: int) -> None:
     """Raise an InputError for the first number of passes that is not even, or below `FEWEST`."""
-    check_integers(**numbers)
+    check_pairs(**numbers)
     for name, number in numbers.items():
         if number < FEWEST:
             raise InputError(
                 f"expected at least {FEWEST} passes, because fewer cannot tell the size of the prior, got"
                 f" {name}={number}: take {2 * FEWEST}"
             )
-    check_pairs(**numbers)
 
 
 def check_pairs(**numbers: int) -> None:

@@ -4,7 +4,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -198,47 +197,38 @@ def annotated(
     check_range(192, 8192, size=side)
     scale = colour_scale(heatmap, signed)
     picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth, scale.signed))
-    width, margin = max(picture.width, 192), side // 32
-    lines = heading(title, [method, CONSTANT if scale.constant else ""], side, width)
-    top = margin + sum(line.height for line in lines)
-    below = side // 10 if legend and not scale.constant else 0
-    canvas = Image.new("RGB", (width + 2 * margin, top + picture.height + margin + below), "white")
-    draw = ImageDraw.Draw(canvas)
-    draw_heading(draw, margin, lines)
+    width = max(picture.width, 192)
+    legend = legend and not scale.constant
+    subtitles = [method, CONSTANT if scale.constant else ""]
+    canvas, draw, margin, top = titled_canvas(width, picture.height, side, title, subtitles, legend)
     canvas.paste(picture, (margin + (width - picture.width) // 2, top))
-    if below:
+    if legend:
         corner = margin, top + picture.height + margin
         draw_legend(draw, corner, width, scale.signed, ends(scale.signed, explained))
     return canvas
 
 
-class Line(NamedTuple):
-    """A line of text above a picture; its height is in pixels."""
+def titled_canvas(
+    width: int, height: int, side: int, title: str, subtitles: Sequence[str], legend: bool
+) -> tuple[Image.Image, ImageDraw.ImageDraw, int, int]:
+    """A white canvas with a title of two lines at most, and a smaller line of each subtitle that is not empty.
 
-    text: str
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-    height: int
-
-
-def heading(title: str, subtitles: Sequence[str], side: int, width: int) -> list[Line]:
-    """The lines above a picture: at most two of the title, and a smaller one of each subtitle that is not empty.
-
-    Letters follow the `side` of the picture in pixels; lines are `width` pixels wide.
+    Letters follow `side`, in pixels. Returns the canvas, what draws on it, its margin, and the top of the picture.
     """
-    lines = []
+    margin, lines = side // 32, []
     small = [(subtitle, side / 28, side // 20, 1) for subtitle in subtitles]
-    for text, size, height, most in [(title, side / 20, side // 16, 2), *small]:
+    for text, size, step, most in [(title, side / 20, side // 16, 2), *small]:
         font = font_for(text, size)
-        lines += [Line(line, font, height) for line in wrapped(text, width, font.getlength, most)]
-    return lines
-
-
-def draw_heading(draw: ImageDraw.ImageDraw, margin: int, lines: Sequence[Line]) -> None:
-    """Draw the lines of a `heading` from the top of a canvas on."""
-    top = margin // 2
-    for line in lines:
-        draw.text((margin, top), line.text, TEXT, line.font)
-        top += line.height
+        lines += [(line, font, step) for line in wrapped(text, width, font.getlength, most)]
+    top = margin + sum(step for *_, step in lines)
+    below = side // 10 if legend else 0
+    canvas = Image.new("RGB", (width + 2 * margin, top + height + margin + below), "white")
+    draw = ImageDraw.Draw(canvas)
+    at = margin // 2
+    for line, font, step in lines:
+        draw.text((margin, at), line, TEXT, font)
+        at += step
+    return canvas, draw, margin, top
 
 
 def resized(image: Tensor, side: int) -> Tensor:

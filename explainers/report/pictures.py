@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from explainers.report.gallery import Picture
 from explainers.report.overlays import CONSTANT, colour_scale, overlay
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_tensors, save_tensors
-
-EMPTY: Mapping[str, str] = MappingProxyType({})
 
 CHEAP = 25
 """Largest number of forward passes of an explainer that also explains the other classes in pictures."""
@@ -179,7 +176,7 @@ def write_pictures(
     files: list[str],
     names: list[str],
     signed: Mapping[str, bool],
-    settings: Mapping[str, str] = EMPTY,
+    settings: Mapping[str, str] | None = None,
 ) -> None:
     """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal.
 
@@ -202,7 +199,7 @@ def write_pictures(
         for number in tensors[key].flatten().tolist()
         if number >= 0
     }
-    own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
+    own = {name: key for name, key in (settings or {}).items() if f"heatmaps/{name}" in tensors}
     others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
     signs = {name: each for name, each in identity.get("signed", {}).items() if f"heatmaps/{name}" in kept}
     described = {

@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.report.overlays import check_drawn, draw_heading, draw_legend, heading, overlay, pillow, resized
+from explainers.report.overlays import check_drawn, draw_legend, overlay, pillow, resized, titled_canvas
 
 LIKENESS = "unlike the other", "0", "like the other"
 """What the lowest value, 0 and the highest value mean."""
@@ -45,14 +45,9 @@ def side_by_side(
         check_drawn(image, heatmap, opacity)
     side = max(448, *images[0].shape[1:], *images[1].shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
-    margin, gap = side // 32, side // 8
+    gap = side // 8
     width = 2 * side + gap
-    lines = heading(title, [method], side, width)
-    top = margin + sum(line.height for line in lines)
-    below = side // 10 if legend else 0
-    canvas = Image.new("RGB", (width + 2 * margin, top + side + margin + below), "white")
-    draw = ImageDraw.Draw(canvas)
-    draw_heading(draw, margin, lines)
+    canvas, draw, margin, top = titled_canvas(width, side, side, title, [method], legend)
     corners = (margin, top), (margin + side + gap, top)
     for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
         canvas.paste(pillow(overlay(resized(image, side), heatmap, opacity, smooth, signed=True)), corner)

@@ -75,7 +75,7 @@ def test_kernelshap_is_measured_beside_captums_and_finds_the_same(tmp_path, caps
     assert {"torch", "timm", "device", "threads", "budget", "images", "rounds", "patches"} <= found["machine"].keys()
     printed = capsys.readouterr().out.splitlines()
     assert "100 coalitions of 9 patches, 2 images" in printed[0]
-    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in found["methods"]]
+    assert [line.split(" | ")[0].rstrip() for line in printed[4:]] == [f"| {name}" for name in found["methods"]]
 
 
 @pytest.mark.slow
