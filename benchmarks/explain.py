@@ -255,7 +255,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
 
 def finish(results: dict[str, Any], settings: str, table: str, output: Path | None) -> None:
     """Print a table below the machine and the settings, and write the numbers to `--output`."""
-    print(f"{results['machine']['device']}, {settings}\n\n{table}")
+    print(f"{results['machine']['device']}, {settings}\n\n{table.rstrip()}")
     if output:
         output.write_text(json.dumps(results, indent=2))
 

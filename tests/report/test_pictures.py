@@ -4,7 +4,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from clips import random_directions
 from lightning import Trainer
 from PIL import Image
 from toys import SILENT
@@ -16,11 +15,9 @@ from explainers import posthoc
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
 from explainers.models.names import class_names
-from explainers.report.gallery import gallery_html
 from explainers.report.overlays import overlay
 from explainers.report.pictures import Pictures, class_indices, log_curves, log_pictures, read_pictures
 from explainers.report.publish import publish
-from explainers.text import TextHead
 
 
 @pytest.fixture(scope="module")
@@ -193,17 +190,3 @@ def test_classes_have_the_names_of_the_explained_model(of_head, of_images, name)
 def test_classes_of_imagenet_have_readable_and_different_names():
     names = class_names(fake_target(count=1000, of=1000))
     assert names[1] == "goldfish" and len(set(names)) == 1000
-
-
-def test_texts_as_classes_have_their_names(tmp_path, target, grid, samples):
-    """A target whose head is that of texts, such as a zero-shot classifier."""
-    texts = [f"a photo of the digit {number}" for number in range(10)]
-    target.head = TextHead(random_directions).head(texts)
-    target.classes = texts
-    settings = {"names": ["DecompX-PLUS"], "classes": [texts[7], texts[3]]}
-    picture = collected(tmp_path, target, grid, samples, **settings)[0]
-    assert list(picture.classes) == [texts[7], texts[3]] and picture.label in texts
-    logits = target(picture.image[None])[0]
-    assert picture.classes[texts[7]] == pytest.approx(logits.softmax(-1)[7].item(), abs=1e-5)
-    page = gallery_html("prompts", {"digits": [picture]}, results={}, columns={})
-    assert texts[7] in page
