@@ -21,7 +21,7 @@ from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, weighted_sums
 from explainers.refinement import Refinement, refine
-from explainers.refinement.coalitions import pair_weights
+from explainers.refinement.coalitions import weigh_pairs
 from explainers.refinement.fit import fit_pairs
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
@@ -73,7 +73,7 @@ def halves(refinement: Refinement) -> Tensor:
         keep = refinement.pairs.keep[:, first::2]
         observed = refinement.pairs.differences[:, first::2].double() @ v[..., None]
         none = torch.zeros(len(keep), keep.shape[-1], 1)
-        fit = fit_pairs(keep, observed, none, one, total, pair_weights(refinement.fit, keep))
+        fit = fit_pairs(keep, observed, none, one, total, weigh_pairs(refinement.fit, keep))
         fits.append(fit.values[..., 0])
     return spearman(*fits)
 

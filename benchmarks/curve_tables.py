@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.metrics.means import moments
-from explainers.report.labels import colours_of, legend_below, logarithmic
+from explainers.report.labels import colours_of, legend_below, scale_logarithmically
 
 Areas = dict[str, dict[str, dict[int, Tensor]]]
 """Removal → explainer → passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
@@ -193,7 +193,7 @@ def figure_of(results: Mapping[str, Any]) -> Figure:
                     linestyle="-" if refined else "--",
                     markersize=10 if name == "GreedyOrder" else 4,
                 )
-            logarithmic(axis, "x")
+            scale_logarithmically(axis, "x")
             axis.grid(alpha=0.3)
         axes[0, column].set_title(f"removal: {removal}")
         axes[-1, column].set_xlabel("masked forward passes per image")

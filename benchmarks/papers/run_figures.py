@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
 from explainers.report.figures import require
-from explainers.report.labels import colours_of, legend_below, logarithmic, names_in, title_of
+from explainers.report.labels import colours_of, legend_below, names_in, scale_logarithmically, title_of
 from explainers.results.reading import Results
 
 
@@ -104,9 +104,9 @@ def quality_against_passes(results: Results, passes: Mapping[str, int], one: Seq
             for name in one:
                 axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
                 axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
-            logarithmic(axis, "x")
+            scale_logarithmically(axis, "x")
             axis.grid(alpha=0.3)
-        logarithmic(axes[0, column], "y")  # heatmaps in other units have errors many times as large
+        scale_logarithmically(axes[0, column], "y")  # heatmaps in other units have errors many times as large
         axes[0, column].set_title(task)
         axes[-1, column].set_xlabel("forward passes an image")
     for axis, label in zip(axes[:, 0], sides.values(), strict=True):
@@ -127,7 +127,7 @@ def throughput_bars(file: str | Path) -> Figure:
         heights = [speeds[method] for speeds in targets.values() if method in speeds]
         offset = (i - (len(methods) - 1) / 2) * width
         axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=title_of(method))
-    logarithmic(axis, "y")
+    scale_logarithmically(axis, "y")
     axis.set_ylabel("images per second")
     axis.set_xticks(range(len(targets)), list(targets))
     axis.grid(axis="y", alpha=0.3)
@@ -144,7 +144,7 @@ def cost_of_tasks(file: str | Path) -> Figure:
         seconds = {int(count): cost for count, cost in _benchmark(file, part).items()}
         counts |= seconds.keys()
         axis.plot(sorted(seconds), [seconds[count] for count in sorted(seconds)], marker="o", label=label)
-    logarithmic(axis, "xy")
+    scale_logarithmically(axis, "xy")
     axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
     axis.minorticks_off()
     axis.set_xlabel("number of tasks T")

@@ -63,7 +63,7 @@ class Likeness:
         return torch.stack(found, 1)
 
 
-def relative(embeddings: Tensor, centre: Tensor | None = None) -> Tensor:
+def subtract_centre(embeddings: Tensor, centre: Tensor | None = None) -> Tensor:
     """Embeddings (B, D) relative to `centre` (D,), in float32.
 
     What all images have in common makes all similarities large. The mean embedding of many images, or the embedding of
@@ -81,7 +81,7 @@ def likeness(
         explainer: see `vectors_of`, as for `chunk_size`.
         first: uint8, (B, C, H, W).
         second: uint8, (B, C, H, W).
-        centre: m, (D,), see `relative`; `None` for 0.
+        centre: m, (D,), see `subtract_centre`; `None` for 0.
     """
     if len(first) != len(second):
         raise InputError(f"expected pairs of images, got {len(first)} and {len(second)}: give one for each")
@@ -102,11 +102,11 @@ def likeness_of_vectors(
     Args:
         first: what `vectors_of` returns for B images.
         second: the same for B other images; or for one, with which all are compared.
-        centre: m, (D,), see `relative`; `None` for 0.
+        centre: m, (D,), see `subtract_centre`; `None` for 0.
     """
     vectors, embeddings = first
     other_vectors, other_embeddings = second
-    own, others = (relative(each, centre) for each in (embeddings, other_embeddings))
+    own, others = (subtract_centre(each, centre) for each in (embeddings, other_embeddings))
     size = (own.norm(dim=-1) * others.norm(dim=-1)).clamp(min=1e-12)
     similarity = (own * others).sum(-1) / size
     explained = [
@@ -179,7 +179,7 @@ def similar_to(
         explainer: an explainer of functionals, such as AnyHead, or a method that reads the inside of a transformer.
         images: uint8, (B, C, H, W).
         others: e', embeddings of V other images for all, (V, D), or of V for each image, (B, V, D).
-        centre: m, (D,), see `relative`; `None` for 0.
+        centre: m, (D,), see `subtract_centre`; `None` for 0.
         length: see `cosine_functionals`.
 
     Returns:
@@ -196,17 +196,17 @@ def similar_to(
             f"expected embeddings of other images, of shape [V, {width}] or [{len(images)}, V, {width}], got"
             f" {list(others.shape)}: embed them with the same model"
         )
-    directions = F.normalize(relative(others, centre), dim=-1)
+    directions = F.normalize(subtract_centre(others, centre), dim=-1)
 
     def functionals(embeddings: Tensor) -> Tensor:
-        own = relative(embeddings.detach(), centre)
+        own = subtract_centre(embeddings.detach(), centre)
         return cosine_functionals(own, directions.to(own.device), length=length)
 
     return explainer.explain(images, functionals)
 
 
 def nearest(embeddings: Tensor, queries: Tensor, k: int = 5, centre: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Find the k most similar embeddings, of (M, D), to each query (B, D), by the cosine; for `centre` see `relative`.
+    """Find the k embeddings, of (M, D), that are most similar to each query (B, D), by the cosine relative to `centre`.
 
     Returns:
         Similarities and indices, (B, k), the most similar first; k is at most M.
@@ -216,6 +216,6 @@ def nearest(embeddings: Tensor, queries: Tensor, k: int = 5, centre: Tensor | No
     (0.8, [[1]])
     """
     check_positive(k=k)
-    known, asked = (F.normalize(relative(each, centre), dim=-1) for each in (embeddings, queries))
+    known, asked = (F.normalize(subtract_centre(each, centre), dim=-1) for each in (embeddings, queries))
     found = (asked @ known.mT).topk(min(k, len(known)), dim=-1)
     return found.values, found.indices

@@ -16,7 +16,7 @@ NOISE = 0xA015E
 """Seed of the noise; draw s uses the seed `NOISE` + s."""
 
 
-def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor:
+def add_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor:
     """Add uniform noise to every value of every pixel, independently, and round to uint8.
 
     Args:
@@ -57,7 +57,7 @@ def max_sensitivity(
         explain: function from uint8 images (B, C, H, W) and classes (B,) to heatmaps (B, P, P).
         images: x, uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,).
-        index: see `with_noise`, as for `radius`.
+        index: see `add_noise`, as for `radius`.
         heatmaps: φ(x), (B, P, P).
         draws: number of draws of noise for each image, above 0.
 
@@ -68,7 +68,7 @@ def max_sensitivity(
     check_positive(draws=draws)
     norms = heatmaps.double().flatten(1).norm(dim=1)
     changes = [
-        (explain(with_noise(images, index, draw, radius), classes).double() - heatmaps).flatten(1).norm(dim=1)
+        (explain(add_noise(images, index, draw, radius), classes).double() - heatmaps).flatten(1).norm(dim=1)
         for draw in range(draws)
     ]
     return torch.where(norms > 0, torch.stack(changes).amax(0) / norms, torch.nan)

@@ -76,8 +76,8 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
     num_patches = scores.shape[-1]
     check_coalitions(num_patches)
     field, _ = smooth_fields(numbers, num_patches, seed)
-    ranked = standardised(to_float64(scores))
-    mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardised(field)
+    ranked = standardise(to_float64(scores))
+    mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardise(field)
     place = to_float64(numbers) * GOLDEN % 1
     return _highest(mixed, 1 + (place * (num_patches - 1)).long().expand(len(scores), -1))
 
@@ -93,7 +93,7 @@ def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor,
     return field.reshape(*numbers.shape, num_patches), draws[..., 0]
 
 
-def standardised(scores: Tensor) -> Tensor:
+def standardise(scores: Tensor) -> Tensor:
     """Scale scores (..., N) to mean 0 and standard deviation 1; equal scores become 0."""
     centred = scores - scores.mean(-1, keepdim=True)
     return centred / centred.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
@@ -127,10 +127,10 @@ def check_pairs(**numbers: int) -> None:
             )
 
 
-def round_of(pair: int) -> tuple[int, int]:
+def find_round(pair: int) -> tuple[int, int]:
     """The first pair of the round of a pair, and that of the next round.
 
-    >>> [round_of(pair) for pair in (0, 7, 8, 16, 33)]
+    >>> [find_round(pair) for pair in (0, 7, 8, 16, 33)]
     [(0, 8), (0, 8), (8, 16), (16, 32), (32, 64)]
     """
     start, end = 0, FIRST
@@ -155,6 +155,6 @@ def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: flo
 
 
 @checks_choices
-def pair_weights(fit: Draw, keep: Tensor) -> Tensor | None:
+def weigh_pairs(fit: Draw, keep: Tensor) -> Tensor | None:
     """Weights of the pairs in the fit, (B, M); `None` for equal ones."""
     return shapley_weights(keep, POWER) if fit == "shapley" else None

@@ -80,7 +80,7 @@ class Regression:
         prior, seen = mixture @ self.prior.mT, mixture @ self.seen.mT  # (B, V, N), (B, V, r)
         beyond = self.beyond @ mixture.mT  # (B, M, V)
         basis, posterior = self.basis, self.posterior
-        spared = spare(posterior.freedom)[:, None]
+        spared = variance_divisor(posterior.freedom)[:, None]
         along = (prior @ basis.right.mT) * basis.sizes[:, None]
         variance, residual = torch.zeros_like(values), torch.zeros_like(seen)
         of_strengths = posterior.probabilities, posterior.factors, posterior.factor_variances
@@ -113,7 +113,7 @@ def fit_pairs(
 
     φ = α π + β + δ, where π is the prior minus its mean over the patches, β is equal for all patches, and Σ_z δ_z = 0.
     Least squares with the penalty λ |δ|² determine α ≥ 0, β and δ for every λ, and the result is the mean over λ, see
-    `posterior_of`. All columns share α and λ, which are those of one mixture of the columns.
+    `compute_posterior`. All columns share α and λ, which are those of one mixture of the columns.
 
     Args:
         keep: one coalition S of each pair, boolean (B, M, N).
@@ -136,9 +136,9 @@ def fit_pairs(
         if weights is not None:
             root = to_float64(weights).sqrt()
             sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
-        shift = unit(sizes if total is None else torch.zeros_like(sizes))
-        basis = decomposed(without(members, shift))
-        left = without(observed, shift)
+        shift = normalise(sizes if total is None else torch.zeros_like(sizes))
+        basis = decompose(project_out(members, shift))
+        left = project_out(observed, shift)
         seen = basis.left.mT @ left
         beyond = left - basis.left @ seen
         prior = _centred(to_float64(prior))
@@ -147,8 +147,8 @@ def fit_pairs(
         prior, along = prior * used[:, None, None], along * used[:, None, None]
         freedom = keep.shape[1] - to_float64(used) - (1 if total is None else 0)
         column = (seen @ judged)[..., 0], (along @ judged)[..., 0], (beyond @ judged).square().sum((1, 2))
-        posterior = posterior_of(basis, *column, freedom)
-        leverages = shift.square() + leverages_of(basis, posterior, column[1])
+        posterior = compute_posterior(basis, *column, freedom)
+        leverages = shift.square() + compute_leverages(basis, posterior, column[1])
         of_seen, of_along = posterior.shrinkage(basis), posterior.shrinkage(basis, posterior.factors)  # (B, r)
         deltas = basis.right.mT @ (of_seen[..., None] * seen - of_along[..., None] * along)
         values = posterior.mean_factor[:, None, None] * prior + deltas
@@ -160,7 +160,7 @@ def fit_pairs(
     return Regression(values + even[:, None], prior, basis, seen, beyond, posterior, leverages)
 
 
-def decomposed(rows: Tensor) -> Basis:
+def decompose(rows: Tensor) -> Basis:
     """The singular vectors of rows (B, M, N), from the eigenvectors of the smaller Gram matrix.
 
     Vectors of the other side are 0 where the singular value is.
@@ -175,12 +175,12 @@ def decomposed(rows: Tensor) -> Basis:
     return Basis(rows @ (vectors * inverse[:, None]), sizes, vectors.mT * positive[..., None])
 
 
-def unit(vectors: Tensor) -> Tensor:
+def normalise(vectors: Tensor) -> Tensor:
     """Scale vectors (..., M) to length 1; a vector of zeros stays one."""
     return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
-def without(columns: Tensor, direction: Tensor) -> Tensor:
+def project_out(columns: Tensor, direction: Tensor) -> Tensor:
     """Project columns (B, M, C) onto what is orthogonal to a direction (B, M) of length 1, or 0."""
     return columns - direction[..., None] * (direction[:, None] @ columns)
 
@@ -191,7 +191,7 @@ def _centred(prior: Tensor) -> Tensor:
     return centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))
 
 
-def posterior_of(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor) -> Posterior:
+def compute_posterior(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor) -> Posterior:
     """Weigh the strengths by their posterior probability, and find α for each, for one column.
 
     The errors of pairs, and δ, are normal, and λ is the ratio of their variances. α, β and the variance of the errors
@@ -216,12 +216,12 @@ def posterior_of(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor, free
     evidence = -0.5 * (gain.log1p().sum(-1) + information.log() + freedom[:, None] * (squares + 1e-300).log())
     explained = 1 / (1 + relative)
     belief = BELIEF[0] * explained.log() + BELIEF[1] * (-explained).log1p()  # of log λ, which is evenly spaced
-    variances = used * squares / spare(freedom)[:, None] / information
+    variances = used * squares / variance_divisor(freedom)[:, None] / information
     return Posterior(strengths, (evidence + belief).softmax(-1), factors, variances, freedom)
 
 
-def leverages_of(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
-    """Weight of each pair in its own fitted value, but for β: (B, M); see `posterior_of` for `along`."""
+def compute_leverages(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
+    """Weight of each pair in its own fitted value, but for β: (B, M); see `compute_posterior` for `along`."""
     shrunk = posterior.strengths[:, None] / (basis.sizes.square()[:, None] + posterior.strengths[:, None])  # (B, K, r)
     information = (along[:, None].square() * shrunk).sum(-1).clamp(min=1e-300)
     of_factor = ((along[:, None] * shrunk) @ basis.left.mT).square() / information[..., None]  # (B, K, M)
@@ -229,7 +229,7 @@ def leverages_of(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
     return (posterior.probabilities[..., None] * (of_factor + of_deltas)).sum(1)
 
 
-def spare(freedom: Tensor) -> Tensor:
+def variance_divisor(freedom: Tensor) -> Tensor:
     """Divisor of a sum of squares with f degrees of freedom, such that two standard errors are a 95 % interval.
 
     f − 2 gives the variance of Student's t, whose 95 % interval is, for f ≥ 3, within 4 % that of a normal distribution

@@ -30,7 +30,7 @@ class Prior:
         shape = len(images), grid.num_patches, target.embed_dim
         if isinstance(explainer, VectorExplainer):
             vectors, embeddings = explainer.decompose(images)
-            self.vectors = checked_prior(vectors, shape, "vectors").float()
+            self.vectors = check_prior(vectors, shape, "vectors").float()
         else:
             embeddings = target.embed(target.normalise(images))
             self.vectors = None if explainer is not None else torch.zeros(shape, device=embeddings.device)
@@ -56,9 +56,7 @@ class Prior:
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:
         """Check heatmaps (B, P, P), or (B, V, P, P) of several functionals: (B, V, N)."""
         shape = len(self.images), *several, self.grid.side, self.grid.side
-        return to_float64(checked_prior(heatmaps, shape, "heatmaps")).reshape(
-            len(self.images), -1, self.grid.num_patches
-        )
+        return to_float64(check_prior(heatmaps, shape, "heatmaps")).reshape(len(self.images), -1, self.grid.num_patches)
 
 
 def products(functionals: Tensor, vectors: Tensor) -> Tensor:
@@ -76,7 +74,7 @@ def check_explainer(explainer: Any) -> None:
         )
 
 
-def target_of(explainer: Any, target: Any) -> TargetModel:
+def find_target(explainer: Any, target: Any) -> TargetModel:
     """The model to explain: the given one, or that of the explainer; an InputError if there is none, or if they differ.
 
     It may differ from that of an explainer with vectors by its head.
@@ -111,7 +109,7 @@ def _check_same(own: TargetModel, target: TargetModel, any_head: bool) -> None:
         )
 
 
-def checked_prior(values: Any, shape: tuple[int, ...], kind: str) -> Tensor:
+def check_prior(values: Any, shape: tuple[int, ...], kind: str) -> Tensor:
     """Check heatmaps or vectors that an explainer returned, and detach them."""
     wanted = f"expected finite {kind} of shape {list(shape)} from the explainer, got"
     if not isinstance(values, Tensor):

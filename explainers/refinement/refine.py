@@ -10,7 +10,7 @@ from explainers.models import TargetModel
 from explainers.models.removal import check_removal
 from explainers.posthoc import build
 from explainers.refinement.coalitions import NOISE, TEMPERATURE, Draw, check_passes
-from explainers.refinement.prior import Prior, check_explainer, target_of
+from explainers.refinement.prior import Prior, check_explainer, find_target
 from explainers.refinement.refinement import MaskedPairs, Refinement
 from explainers.runtime.modes import ordinary_tensors
 
@@ -87,7 +87,7 @@ def refine(
             " others with explain(functionals) afterwards"
         )
     check_explainer(explainer)
-    target = target_of(explainer, target).in_eval_mode()
+    target = find_target(explainer, target).in_eval_mode()
     check_removal(target, removal)
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)

@@ -18,8 +18,8 @@ from explainers.refinement.coalitions import (
     check_pairs,
     check_passes,
     draw_coalitions,
-    pair_weights,
-    round_of,
+    find_round,
+    weigh_pairs,
 )
 from explainers.refinement.fit import Regression, fit_pairs
 from explainers.refinement.prior import Prior, products
@@ -167,7 +167,7 @@ class Refinement:
         check_pairs(passes=passes)
         wanted = len(self.pairs) + passes // 2
         while len(self.pairs) < wanted:
-            start, end = round_of(len(self.pairs))
+            start, end = find_round(len(self.pairs))
             ranked = start if self.fit == "ranking" else 0  # other draws do not read the scores
             scores = self._attributed(self.functionals, self._heatmaps, ranked)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
@@ -182,7 +182,7 @@ class Refinement:
         check_positive(tolerance=tolerance)
         check_passes(passes=passes)
         while self.passes < passes:
-            _, end = round_of(len(self.pairs))
+            _, end = find_round(len(self.pairs))
             self.more(min(2 * end, passes) - self.passes)
             if self.passes >= EARLIEST and self.precision().max() < tolerance:
                 break
@@ -242,7 +242,7 @@ class Refinement:
         if self.prior.vectors is not None:
             return self._fit_vectors(self.prior.vectors, count).heatmaps(functionals)
         keep = self.pairs.keep[:, :count]
-        weights = pair_weights(self.fit, keep)
+        weights = weigh_pairs(self.fit, keep)
         one = functionals.new_ones(len(functionals), 1)
         parts = []
         for v, prior in zip(functionals.split(1, 1), priors.split(1, 1), strict=True):  # one at a time saves memory
@@ -257,7 +257,7 @@ class Refinement:
         if self._fitted is None or self._fitted[0] != count:
             keep = self.pairs.keep[:, :count]
             observed = self.pairs.differences[:, :count]
-            weights = pair_weights(self.fit, keep)
+            weights = weigh_pairs(self.fit, keep)
             fitted = fit_pairs(keep, observed, vectors, self.functionals[:, 0], self.total, weights)
             self._fitted = count, fitted
         return self._fitted[1]

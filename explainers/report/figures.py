@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
-from explainers.report.labels import colours_of, direction, legend_below, logarithmic, names_in, title_of
+from explainers.report.labels import colours_of, direction, legend_below, names_in, scale_logarithmically, title_of
 from explainers.results.reading import COSTS, Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
@@ -71,7 +71,7 @@ def fidelity_against_speed(results: Results) -> Figure:
             axis.errorbar(
                 *place, numbers.get("fidelity_plus_error"), fmt="o", color=colours[name], label=title_of(name)
             )
-        logarithmic(axis, "x")
+        scale_logarithmically(axis, "x")
         axis.grid(alpha=0.3)
         axis.set_title(task)
         axis.set_xlabel("images per second")

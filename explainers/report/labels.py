@@ -57,7 +57,7 @@ class PlainNumbers(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def logarithmic(axis: Axes, sides: str) -> None:
+def scale_logarithmically(axis: Axes, sides: str) -> None:
     """Scale the sides `x`, `y` or `xy` of a panel logarithmically."""
     for side in sides:
         axis.set(**{f"{side}scale": "log"})

@@ -196,7 +196,7 @@ def annotated(
     side = max(448, *image.shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
     scale = colour_scale(heatmap, signed)
-    picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth, scale.signed))
+    picture = to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, scale.signed))
     width = max(picture.width, 192)
     legend = legend and not scale.constant
     subtitles = [method, CONSTANT if scale.constant else ""]
@@ -231,16 +231,16 @@ def titled_canvas(
     return canvas, draw, margin, top
 
 
-def resized(image: Tensor, side: int) -> Tensor:
+def resize_image(image: Tensor, side: int) -> Tensor:
     """Resize an image (3, H, W) so that its longer side has `side` pixels."""
     height, width = image.shape[1:]
     longer = max(height, width)
     size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
     kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
-    return torch.from_numpy(np.array(pillow(image).resize(size, kind))).permute(2, 0, 1)
+    return torch.from_numpy(np.array(to_pillow(image).resize(size, kind))).permute(2, 0, 1)
 
 
-def pillow(image: Tensor) -> Image.Image:
+def to_pillow(image: Tensor) -> Image.Image:
     """A uint8 image (3, H, W) as a picture."""
     return Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
 

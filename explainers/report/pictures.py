@@ -211,7 +211,7 @@ def write_pictures(
     save_tensors(kept | dict(tensors), path, described)
 
 
-def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
+def find_stale_heatmaps(path: Path, settings: Mapping[str, str]) -> list[str]:
     """The explainers whose heatmaps in a file were made with other settings."""
     known = read_tensors(path, "pictures")[0].get("settings", {})
     return [name for name, key in settings.items() if known.get(name, key) != key]

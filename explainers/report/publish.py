@@ -13,8 +13,8 @@ from explainers.report.gallery import Picture, gallery_html
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.report.labels import title_of
 from explainers.report.overlays import annotated
-from explainers.report.pictures import of_other_settings, picture_file, read_pictures
-from explainers.report.tables import Reference, in_all_formats
+from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
+from explainers.report.tables import Reference, format_tables
 from explainers.results.reading import Results, load, read_columns, read_results
 from explainers.results.scores import read_scores
 from explainers.results.settings import row_keys
@@ -52,7 +52,7 @@ def publish(
     """
     results, columns = read_results(files), read_columns(files)
     pairs = compared(results, read_scores(files), columns)
-    tables = in_all_formats(results, columns, reference)
+    tables = format_tables(results, columns, reference)
     _write_tables(folder, tables, difference_tables(results, pairs, columns, minus))
     if minus and not pairs:
         print("differences: no file of results keeps the numbers of images: measure again (fresh=true)")
@@ -106,7 +106,7 @@ def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> li
 
     There are such heatmaps after numbers were measured again without pictures.
     """
-    stale = of_other_settings(path, row_keys(load(file).get("settings", {}).get(task, {})))
+    stale = find_stale_heatmaps(path, row_keys(load(file).get("settings", {}).get(task, {})))
     left_out = [name for name in explainers if name in stale]
     if left_out:
         print(f"{task}: heatmaps of earlier settings are left out: {', '.join(left_out)} (fresh=true makes new ones)")

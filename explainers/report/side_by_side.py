@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.report.overlays import check_drawn, draw_legend, overlay, pillow, resized, titled_canvas
+from explainers.report.overlays import check_drawn, draw_legend, overlay, resize_image, titled_canvas, to_pillow
 
 LIKENESS = "unlike the other", "0", "like the other"
 """What the lowest value, 0 and the highest value mean."""
@@ -50,7 +50,7 @@ def side_by_side(
     canvas, draw, margin, top = titled_canvas(width, side, side, title, [method], legend)
     corners = (margin, top), (margin + side + gap, top)
     for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
-        canvas.paste(pillow(overlay(resized(image, side), heatmap, opacity, smooth, signed=True)), corner)
+        canvas.paste(to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, signed=True)), corner)
     sides = [len(heatmap) for heatmap in heatmaps]
     for number, pair in reversed(list(enumerate(pairs))):  # the strongest last, over the others
         boxes = [_box(patch, across, corner, side) for patch, across, corner in zip(pair, sides, corners, strict=True)]

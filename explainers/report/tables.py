@@ -115,12 +115,12 @@ def _printed(value: float | None) -> str:
     return f"{value:.2f}" if round(value, 2) == value else f"{value:.3f}"
 
 
-def in_all_formats(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> dict[str, str]:
+def format_tables(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> dict[str, str]:
     """File name → text of all tables; empty if there are no results."""
     if not results:
         return {}
     table = rows(results, titles, reference)
-    return {"results.csv": comma_separated(results, reference), "table.tex": latex(table), "table.md": markdown(table)}
+    return {"results.csv": format_csv(results, reference), "table.tex": latex(table), "table.md": markdown(table)}
 
 
 def markdown(table: list[dict[str, str]]) -> str:
@@ -157,7 +157,7 @@ def _line(cells: Any) -> str:
     return " & ".join(re.sub(r"^-(?=\d)", "$-$", cell.translate(LATEX)) for cell in cells) + " \\\\"
 
 
-def comma_separated(results: Results, reference: Reference | None = None) -> str:
+def format_csv(results: Results, reference: Reference | None = None) -> str:
     """Format all measured scalars as CSV, unrounded."""
     flat = []
     published = reference.published(results) if reference else set()
