@@ -12,8 +12,7 @@ from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.functionals import Length, cosine_functionals
 
-CHUNK = 64
-"""Number of functionals that a method explains at once."""
+CHUNK = 64  # number of functionals that a method explains at once
 
 
 @dataclass(frozen=True)

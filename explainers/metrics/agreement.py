@@ -21,7 +21,8 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
     >>> spearman(first, second).round(decimals=6).tolist()
     [1.0, -1.0]
     """
-    return _pearson(_ranks(first), _ranks(second))
+    first, second = (ranks - ranks.mean(-1, keepdim=True) for ranks in (_ranks(first), _ranks(second)))
+    return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))
 
 
 def rank_correlation(scores: Tensor, reference: Tensor) -> Tensor:
@@ -43,12 +44,6 @@ def _ranks(scores: Tensor) -> Tensor:
     num_lower = torch.searchsorted(ordered, scores.contiguous())
     num_not_higher = torch.searchsorted(ordered, scores.contiguous(), right=True)
     return (num_lower + num_not_higher - 1).double() / 2
-
-
-def _pearson(first: Tensor, second: Tensor) -> Tensor:
-    """Compute Pearson's correlation of each row: (..., N) and (..., N) → (...)."""
-    first, second = first - first.mean(-1, keepdim=True), second - second.mean(-1, keepdim=True)
-    return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))
 
 
 def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:

@@ -27,9 +27,7 @@ Curve = Literal[
 ]
 """Name of a perturbation curve, see `CURVES`."""
 
-TOP = {"correct": 1, "correct_5": 5, "correct_10": 10}
-"""Quantity, 1 if the label is among the k highest logits → k."""
-
+TOP = {"correct": 1, "correct_5": 5, "correct_10": 10}  # quantity, 1 if the label is among the k highest logits → k
 QUANTITIES = ("probability", "log_probability", "logit", *TOP)
 """What a sweep records: three outputs for the explained class, and whether the target predicts the label, see `TOP`."""
 

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from explainers.metrics.means import Ratios
 
-LIMIT = 0.5
-"""Largest ε of the averaged patches; the theorem assumes ε ≪ 1."""
+LIMIT = 0.5  # largest ε of the averaged patches; the theorem assumes ε ≪ 1
 
 
 def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,8 +11,7 @@ from explainers.metrics.curves import CURVES, QUANTITIES, TOP, Curve
 from explainers.metrics.means import PerImage, moments
 from explainers.sampling import random_patches
 
-TIES = 0x7E5
-"""Seed of the order of patches with equal scores."""
+TIES = 0x7E5  # seed of the order of patches with equal scores
 
 
 def importance_order(scores: Tensor, index: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from explainers.metrics.agreement import rank_correlation
 from explainers.metrics.means import MeanOfImages
 from explainers.sampling import uniform
 
-NOISE = 0xA015E
-"""Seed of the noise; draw s uses the seed `NOISE` + s."""
+NOISE = 0xA015E  # seed of the noise; draw s uses the seed `NOISE` + s
 
 
 def add_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor:

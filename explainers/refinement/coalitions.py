@@ -16,8 +16,7 @@ from explainers.sampling import stream, uniform
 from explainers.shapley.coalition_draws import check_coalitions, shapley_coalitions, shapley_weights
 
 Draw = Literal["ranking", "regions", "shapley"]
-FIRST = 8
-"""Number of pairs in the first round. Every later round has as many as all rounds before it."""
+FIRST = 8  # number of pairs in the first round. Every later round has as many as all rounds before it
 FEWEST = 8
 """Smallest number of passes. The fit of fewer has no pair left that tells the size of the prior, or of the errors."""
 EARLIEST = 64
@@ -26,8 +25,7 @@ POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
 NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
 TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
 
-GOLDEN = (math.sqrt(5) - 1) / 2
-"""The multiples of this number, modulo 1, are spread evenly, however many there are."""
+GOLDEN = (math.sqrt(5) - 1) / 2  # the multiples of this number, modulo 1, are spread evenly, however many there are
 
 
 def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:

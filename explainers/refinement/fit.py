@@ -15,8 +15,7 @@ BELIEF = 2.0, 0.5
 """Parameters of the beta distribution that 1 / (1 + strength), the explained part of the variance, has before any pair.
 Few pairs hardly tell it; `benchmarks/coverage.py` measures that intervals are then wide enough."""
 
-TINY = 1e-9
-"""What is below this part of the largest counts as 0."""
+TINY = 1e-9  # what is below this part of the largest counts as 0
 
 
 @dataclass(frozen=True)

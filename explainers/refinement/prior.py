@@ -86,27 +86,23 @@ def find_target(explainer: Any, target: Any) -> TargetModel:
         )
     own = getattr(explainer, "target", None)
     if isinstance(own, TargetModel):
-        if target is not None and own is not target:
-            _check_same(own, target, isinstance(explainer, VectorExplainer))
-        return own if target is None else target
+        if target is None or own is target:
+            return own
+        if own.backbone_identity() != target.backbone_identity():
+            raise InputError(
+                f"expected an explainer of this model, got one of {own.name} with other weights: leave out target=..."
+            )
+        if not isinstance(explainer, VectorExplainer) and own.head_identity() != target.head_identity():
+            raise InputError(
+                f"expected an explainer of this head, got one of another head on {own.name}: build it with this target"
+            )
+        return target
     if target is None:
         raise InputError(
             f"expected an explainer with the model that it explains, got {type(explainer).__name__}: give the model"
             " as target=..."
         )
     return target
-
-
-def _check_same(own: TargetModel, target: TargetModel, any_head: bool) -> None:
-    """Raise an InputError if the explainer's own model is another one than the given one."""
-    if own.backbone_identity() != target.backbone_identity():
-        raise InputError(
-            f"expected an explainer of this model, got one of {own.name} with other weights: leave out target=..."
-        )
-    if not any_head and own.head_identity() != target.head_identity():
-        raise InputError(
-            f"expected an explainer of this head, got one of another head on {own.name}: build it with this target"
-        )
 
 
 def check_prior(values: Any, shape: tuple[int, ...], kind: str) -> Tensor:

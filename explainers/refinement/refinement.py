@@ -1,6 +1,5 @@
 """Explanations of any explainer, refined by masked forward passes: as many as the user can afford, for every head."""
 
-from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
@@ -125,7 +124,9 @@ class Refinement:
         self.seed = seed
         self.total = prior.embeddings - pairs.blank() if fit == "shapley" else None
         if functionals is None:
-            self.classes = self._logits.argmax(-1) if classes is None else classes
+            if classes is None:
+                classes = self.target.classify(prior.embeddings).argmax(-1)
+            self.classes = classes
             self.functionals, self._heatmaps = self._of_classes(self.classes)
         else:
             self.functionals, self._heatmaps = self._of_functionals(functionals)
@@ -204,10 +205,6 @@ class Refinement:
         """The median standard error of the patches, relative to the standard deviation of the heatmap: (B,)."""
         heatmaps, errors = (each.flatten(1) for each in self._current())
         return errors.median(-1).values / heatmaps.std(-1).clamp(min=1e-30)
-
-    @cached_property
-    def _logits(self) -> Tensor:
-        return self.target.classify(self.prior.embeddings).detach()
 
     @ordinary_tensors()
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:

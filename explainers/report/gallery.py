@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 import torch
+from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor
 
@@ -22,17 +23,14 @@ from explainers.report.overlays import BLUE, CONSTANT, RED, SEQUENTIAL, colour_s
 from explainers.report.tables import rows
 from explainers.results.reading import Results
 
-STEPS = 127
-"""Number of steps from no colour to the full colour of a stored heatmap."""
-
+STEPS = 127  # number of steps from no colour to the full colour of a stored heatmap
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
 SCRIPTS = "paint.js", "find.js", "images.js", "results.js", "differences.js", "page.js"
 """Parts of the page's script, in their order."""
 
-CURVE = "_curve"
-"""How names of curves against sparsity end."""
+CURVE = "_curve"  # how names of curves against sparsity end
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def gallery_html(
     >>> page.isascii(), "a <b>" in page
     (True, False)
     """
-    shown = names_in({task: dict.fromkeys(_explainers(several)) for task, several in pictures.items()})
+    shown = [name for several in pictures.values() for picture in several for name in picture.heatmaps]
     explainers = list(dict.fromkeys([*names_in(results), *shown]))
     measured = [numbers for by_explainer in results.values() for numbers in by_explainer.values()]
     numbers = [name for name in columns if any(name in each for each in measured)]
@@ -114,10 +112,12 @@ def gallery_html(
         "blue": BLUE,
         "sequential": SEQUENTIAL,
         "constant": CONSTANT,
-        "legends": [_legend(signed) for signed in (True, False)],
+        "legends": [
+            {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)} for signed in (True, False)
+        ],
         "steps": STEPS,
         "explainers": [
-            {"name": title_of(name), "colour": _hexadecimal(colour)} for name, colour in colours_of(explainers).items()
+            {"name": title_of(name), "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()
         ],
         "columns": [columns[name] for name in numbers],
         "curves": [_curve_title(key, columns) for key in curves],
@@ -139,14 +139,6 @@ def gallery_html(
 
 def _part(name: str) -> str:
     return (files("explainers.report") / "page" / name).read_text(encoding="utf-8")
-
-
-def _hexadecimal(colour: Sequence[float]) -> str:
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
-
-
-def _explainers(pictures: Iterable[Picture]) -> list[str]:
-    return [name for picture in pictures for name in picture.heatmaps]
 
 
 def _curve_title(key: str, columns: Mapping[str, str]) -> str:
@@ -212,10 +204,6 @@ def _heatmaps(by_class: Mapping[str, Tensor], classes: Iterable[str], signed: bo
     if signed is None:
         signed = any(colour_scale(heatmap).signed for heatmap in by_class.values())
     return {"signed": signed, "maps": [_quantised(by_class.get(each), signed) for each in classes]}
-
-
-def _legend(signed: bool) -> dict[str, Any]:
-    return {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)}
 
 
 def _url(image: Image.Image, kind: str) -> str:

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-METHODS = {"anyhead": "AnyHead", "tve": "TVE"}
-"""Method, as configs call it → its name in tables and figures."""
+METHODS = {"anyhead": "AnyHead", "tve": "TVE"}  # method, as configs call it → its name in tables and figures
 
 
 def title_of(explainer: str) -> str:

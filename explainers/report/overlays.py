@@ -14,30 +14,18 @@ from torch.nn import functional as F
 from explainers.errors import InputError, check_range
 from explainers.saved.files import printable
 
-RED, BLUE = (220, 20, 40), (20, 60, 220)
-"""RGB of the highest and the lowest values of signed heatmaps."""
-
+RED, BLUE = (220, 20, 40), (20, 60, 220)  # RGB of the highest and the lowest values of signed heatmaps
 SEQUENTIAL = (33, 145, 140), (94, 201, 98), (253, 231, 37)
 """RGB of unsigned heatmaps, from the low to the high values: the upper half of viridis."""
 
-GREY = (140, 140, 140)
-"""RGB of the values without colour in legends; in overlays they have the grey of the image."""
-
-IMPORTANCE = "less important", "more important"
-"""What the ends of the scale of an unsigned heatmap mean."""
-
+GREY = (140, 140, 140)  # RGB of the values without colour in legends; in overlays they have the grey of the image
+IMPORTANCE = "less important", "more important"  # what the ends of the scale of an unsigned heatmap mean
 CONSTANT = "constant: no patch differs from another"
 """What pictures say of a heatmap whose patches have one value, which has no colours."""
 
-TEXT = (28, 30, 33)
-"""RGB of letters."""
-
-PIXELATED = 160
-"""Side in pixels up to which images are enlarged without interpolation: it would blur them."""
-
-SATURATED = 0.05
-"""Fraction of patches that have the full colour, so that one outlier does not make all others pale."""
-
+TEXT = (28, 30, 33)  # RGB of letters
+PIXELATED = 160  # side in pixels up to which images are enlarged without interpolation: it would blur them
+SATURATED = 0.05  # fraction of patches that have the full colour, so that one outlier does not make all others pale
 ROUNDING = 1e-6
 """Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 

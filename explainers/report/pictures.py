@@ -18,8 +18,7 @@ from explainers.report.overlays import CONSTANT, colour_scale, overlay
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_tensors, save_tensors
 
-CHEAP = 25
-"""Largest number of forward passes of an explainer that also explains the other classes in pictures."""
+CHEAP = 25  # largest number of forward passes of an explainer that also explains the other classes in pictures
 
 
 class Pictures(Callback):

@@ -20,11 +20,8 @@ from explainers.results.scores import read_scores
 from explainers.results.settings import row_keys
 from explainers.saved.files import atomic, file_name, write_atomically
 
-DRAWN = 6
-"""Number of images of a task in its PNG file."""
-
-NUMBERED = re.compile(r"\d{4,}_")
-"""How file names of overlays begin."""
+DRAWN = 6  # number of images of a task in its PNG file
+NUMBERED = re.compile(r"\d{4,}_")  # how file names of overlays begin
 
 
 def publish(
@@ -53,7 +50,11 @@ def publish(
     results, columns = read_results(files), read_columns(files)
     pairs = compared(results, read_scores(files), columns)
     tables = format_tables(results, columns, reference)
-    _write_tables(folder, tables, difference_tables(results, pairs, columns, minus))
+    differences = difference_tables(results, pairs, columns, minus)
+    for name, text in {**tables, **differences}.items():
+        write_atomically(folder / name, text)
+    for name in {"differences.md", "differences.csv"} - differences.keys():  # of earlier settings
+        (folder / name).unlink(missing_ok=True)
     if minus and not pairs:
         print("differences: no file of results keeps the numbers of images: measure again (fresh=true)")
     if results and reference and (line := reference.missing(results)):
@@ -72,14 +73,6 @@ def publish(
         page = gallery_html(folder.name, pictures, results, columns, notes, pairs)
         write_atomically(folder / "gallery.html", page)
     return tables.get("table.md", "")
-
-
-def _write_tables(folder: Path, tables: Mapping[str, str], differences: Mapping[str, str]) -> None:
-    """Write files by their names; differences of earlier settings are removed."""
-    for name, text in {**tables, **differences}.items():
-        write_atomically(folder / name, text)
-    for name in {"differences.md", "differences.csv"} - differences.keys():
-        (folder / name).unlink(missing_ok=True)
 
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:

@@ -8,16 +8,13 @@ from torch import Tensor
 from explainers.errors import check_range
 from explainers.report.overlays import check_drawn, draw_legend, overlay, resize_image, titled_canvas, to_pillow
 
-LIKENESS = "unlike the other", "0", "like the other"
-"""What the lowest value, 0 and the highest value mean."""
-
+LIKENESS = "unlike the other", "0", "like the other"  # what the lowest value, 0 and the highest value mean
 MARKS = (250, 204, 21), (34, 197, 94), (6, 182, 212), (249, 115, 22), (232, 121, 249)
 """RGB of the pairs of patches, in their order; from the sixth pair on they repeat."""
 
 BLACK = (0, 0, 0)
 
-Pair = tuple[int, int]
-"""A patch of the first image and one of the second, by their numbers row by row."""
+Pair = tuple[int, int]  # A patch of the first image and one of the second, by their numbers row by row
 
 
 def side_by_side(

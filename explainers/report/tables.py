@@ -18,8 +18,7 @@ LATEX = str.maketrans(
 )
 
 
-Published = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Task → explainer → number → published value."""
+Published = Mapping[str, Mapping[str, Mapping[str, float]]]  # Task → explainer → number → published value
 
 
 @dataclass(frozen=True)
