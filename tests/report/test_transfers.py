@@ -66,13 +66,10 @@ def test_every_transfer_is_a_number_in_its_row_and_column(folder):
 def test_the_table_has_a_row_for_each_transfer_and_both_correlations(folder, tmp_path):
     similarity(folder, table=tmp_path / "similarity.md")
     lines = (tmp_path / "similarity.md").read_text().splitlines()
-    assert [line.split(" | ")[0].strip("| ") for line in lines[2:7]] == ["a", "a", "b", "c", "c"]
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == ["a", "b", "0.100", "0.200", "4.000 → 3.000", "0.100 → 0.200", "0.100", "0.900 → 0.890"]
     assert "Of 4 transfers between different tasks:" in lines
     assert lines[-4].startswith("- cosine of the task vectors and E-RMSE after the transfer: r = -0.83, 95 % interval")
-    assert lines[-3].endswith(" and gain of ρ: r = 0.83, 95 % interval -0.65 to 1.00, p = 0.23")
-    assert lines[-1].startswith("- curvature and change of accuracy: r = -1.00")
 
 
 def test_the_interval_is_that_of_fisher():
