@@ -24,11 +24,6 @@ class Cost(Metric):
     """Images that one process explains per second, and the peak GPU memory.
 
     `compute` returns `images_per_second`, which is NaN before the first update, and `peak_memory` in GB, if known.
-
-    >>> metric = Cost()
-    >>> metric.update(images=10, seconds=2.0)
-    >>> metric.compute()["images_per_second"].item()
-    5.0
     """
 
     columns = {"images_per_second": "Images/s ↑", "peak_memory": "Peak memory, GB ↓"}

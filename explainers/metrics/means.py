@@ -41,17 +41,7 @@ def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Ratios(Metric):
-    """Mean of several ratios of sums over all images; NaN if one number is, which the means of torchmetrics leave out.
-
-    >>> metric = Ratios()
-    >>> metric.update(torch.tensor(3.0), 2)
-    >>> metric.update(torch.tensor(1.0), 2)
-    >>> metric.compute().item()
-    1.0
-
-    Args:
-        count: number of ratios.
-    """
+    """Mean of `count` ratios of sums over all images; NaN if one number is, which torchmetrics' means leave out."""
 
     full_state_update = False
     numerators: Tensor

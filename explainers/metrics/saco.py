@@ -19,7 +19,7 @@ def salience_groups(scores: Tensor, index: Tensor, groups: int = 10) -> Tensor:
     Args:
         scores: salience, (B, N).
         index: index of each image in the data set, (B,).
-        groups: M, the number of groups, in 2 ... N.
+        groups: M, in 2 ... N.
 
     Returns:
         The visible patches, with one group hidden by each mask: boolean, (B, M, N).

@@ -126,11 +126,7 @@ def check_pairs(**numbers: int) -> None:
 
 
 def find_round(pair: int) -> tuple[int, int]:
-    """The first pair of the round of a pair, and that of the next round.
-
-    >>> [find_round(pair) for pair in (0, 7, 8, 16, 33)]
-    [(0, 8), (0, 8), (8, 16), (16, 32), (32, 64)]
-    """
+    """The first pair of the round of a pair, and that of the next round."""
     start, end = 0, FIRST
     while pair >= end:
         start, end = end, 2 * end

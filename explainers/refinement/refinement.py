@@ -39,13 +39,6 @@ class Estimate(NamedTuple):
 class MaskedPairs:
     """Pairs of masked images, a coalition of patches and its complement, and the difference of their embeddings.
 
-    Args:
-        target: the model whose backbone is G.
-        normalised: normalised images, (B, C, H, W).
-        grid: the patches.
-        removal: what replaces hidden patches, see `Removal`.
-        chunk_size: maximum number of masked images in memory.
-
     Attributes:
         keep: one coalition S of each pair, boolean (B, M, N).
         differences: G(x_S) − G(x_S̄), where S̄ is the complement of S: float32, (B, M, D).
@@ -86,15 +79,7 @@ class MaskedPairs:
 
 
 class Refinement:
-    """What masked forward passes tell about images; see `refine`, which builds it.
-
-    For other arguments see `refine`.
-
-    Args:
-        prior: what the explainer says about the images.
-        pairs: the masked images, without any yet.
-        classes: the classes around whose ranking patches are hidden, (B,); `None` for the predicted ones.
-        functionals: v (B, D) around whose ranking patches are hidden, instead of classes, or `None`.
+    """What masked forward passes tell about images; see `refine`, which builds it, for its arguments.
 
     Attributes:
         classes: of `heatmaps`, (B,); missing if there are functionals.

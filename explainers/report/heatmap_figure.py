@@ -22,7 +22,7 @@ def draw_heatmaps(
 ) -> Figure:
     """Draw one row per image: the image with the object's outline, then the `overlay` of each explainer's heatmap.
 
-    Each heatmap has its own colour scale, see `colour_scale`; one without differences between patches says so.
+    Each heatmap has its own `colour_scale`; one without differences between patches says so.
 
     Args:
         images: uint8, (B, 3, H, W).

@@ -143,10 +143,7 @@ def picture_file(folder: Path, task: str) -> Path:
 
 
 def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
-    """The files of images below the folder that all images of a data set share; numbers where there are no files.
-
-    Images of different folders, such as those of classes, may have equal file names.
-    """
+    """The files of images below the folder that all images of a data set share; numbers where there are no files."""
     if not hasattr(samples, "path"):
         return [f"image {index}" for index in indices]
     folder = os.path.commonpath([samples.path(index).parent for index in range(len(samples))])
@@ -154,14 +151,7 @@ def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
 
 
 def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Find classes by their names or indices, given the name of each class of the model, see `class_index`.
-
-    Raises:
-        InputError: if a class does not exist, or is named twice.
-
-    >>> class_indices(["zebra", 0], ["African elephant", "Zebra"])
-    [1, 0]
-    """
+    """Find classes by their names or indices, given the name of each class of the model, see `class_index`."""
     if not chosen:
         raise InputError("expected pictures.classes as a number, or as one or more classes, got none")
     indices = [class_index(one, names, "pictures.classes") for one in chosen]
