@@ -19,13 +19,12 @@ from explainers.report.publish import publish as publish_results
 from explainers.results.file import ResultsFile
 from explainers.results.settings import row_keys
 from explainers.running import program
-from explainers.running.folder import relative, run_dir
-from explainers.running.keys import check_settings
-from explainers.running.processes import check_number_of_images, launch, total_processes
+from explainers.running.folder import run_dir, shorten_path
+from explainers.running.processes import check_number_of_images, count_all_processes, launch
 from explainers.running.record import start_record
-from explainers.running.resuming import SharedRun, UnfinishedTest
-from explainers.running.trainer import build_all, build_trainer
-from explainers.running.weights import use_weights
+from explainers.running.resumption import ResumeTest
+from explainers.running.settings import check_settings, use_weights
+from explainers.running.trainer import CheckSharedFolder, build_all, build_trainer
 from explainers.saved.files import atomic, file_name
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -41,7 +40,7 @@ def evaluate(cfg: DictConfig) -> None:
         check_number_of_images(cfg.trainer, images, "test")
     fingerprints = {task: images.fingerprint("test") for task, images in data.items()}
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, total_processes(cfg.trainer))
+    file = ResultsFile(run_dir() / "results.json", resolved, fingerprints, cfg.fresh, count_all_processes(cfg.trainer))
     if launch(cfg.trainer):
         return
     start_record(cfg, run_dir(), may_differ=True)
@@ -74,16 +73,16 @@ def measure(cfg: DictConfig, task: str, names: list[str], images: Any, file: Res
         raise InputError("nothing to measure: name explainers, such as explainers=[chance,tve] or methods=[GAE]")
     evaluation.target.check_classes(images.class_names("test"))
     announce(task, images.size("test"), evaluation)
-    unfinished = UnfinishedTest(run_dir() / "unfinished", task, file.key(task))
+    unfinished = ResumeTest(run_dir() / "unfinished", task, file.key(task))
     if cfg.fresh:
         unfinished.remove()
     settings = row_keys(file.settings[task])
     pictures = [instantiate(cfg.pictures, name=task, settings=settings)] if cfg.pictures else []
     progress = [instantiate(cfg.progress, name=task)] if cfg.progress else []
-    callbacks = [SharedRun(run_dir()), *pictures, *progress, unfinished]
+    callbacks = [CheckSharedFolder(run_dir()), *pictures, *progress, unfinished]
     trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=build_all(cfg.get("logger")))
     trainer.test(evaluation, images, verbose=False)
-    tell_corrupt(task, images.dataset("test"), trainer)
+    print_corrupt(task, images.dataset("test"), trainer)
     file.add(task, evaluation)
     unfinished.remove()
 
@@ -128,7 +127,7 @@ def announce(task: str, images: int, evaluation: Any) -> None:
     print(f"{task}: {images} images, about {sum(dict(passes).values())} forward passes each ({parts})")
 
 
-def tell_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
+def print_corrupt(task: str, samples: Any, trainer: Trainer) -> None:
     """Print how many images of a task could not be read, in all processes together, and the names of the first ones."""
     marks = getattr(samples, "corrupt", torch.zeros(0))  # 1 for an image that this process could not read
     total: Any = trainer.strategy.reduce(marks.int().to(trainer.strategy.root_device), reduce_op="sum")
@@ -151,9 +150,9 @@ def publish(cfg: DictConfig) -> None:
             instantiate(figure).savefig(unfinished, dpi=120)
     pictures = sorted(path.name for path in [*folder.glob("*.png"), *folder.glob("gallery.html")])
     shown = instantiate(cfg.summary) if cfg.summary else table
-    print(shown, f"Tables and pictures are in {relative(folder)}: {', '.join(pictures)}", sep="\n")
+    print(shown, f"Tables and pictures are in {shorten_path(folder)}: {', '.join(pictures)}", sep="\n")
     if "gallery.html" in pictures:
-        print(f"Open {relative(folder)}/gallery.html in a browser")
+        print(f"Open {shorten_path(folder)}/gallery.html in a browser")
 
 
 @hydra.main(config_path="configs", config_name="eval", version_base="1.3")

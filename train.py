@@ -1,5 +1,6 @@
 """Train what the configuration names: an explainer, or a target to explain. `python train.py experiment=tve_vitb`."""
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +15,24 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.running import program
-from explainers.running.folder import relative, run_dir
-from explainers.running.keys import check_settings
+from explainers.running.folder import quote, run_dir, shorten_path
 from explainers.running.loggers import forget_later_rows
-from explainers.running.next_command import next_command
 from explainers.running.processes import check_number_of_images, launch
-from explainers.running.record import CHECKPOINTS, METRICS, read_json, start_record, write_metrics
-from explainers.running.resuming import SharedRun, WholeCheckpoints, checkpoint_to_resume, progress_of
-from explainers.running.trainer import build_all, build_trainer
-from explainers.running.weights import use_random_weights, use_weights
+from explainers.running.record import CHECKPOINTS, METRICS, read_file, start_record, write_metrics
+from explainers.running.settings import check_settings, use_random_weights, use_weights
+from explainers.running.trainer import (
+    AtomicCheckpointIO,
+    CheckSharedFolder,
+    build_all,
+    build_trainer,
+    find_checkpoint,
+    read_progress,
+)
 
 CONFIGS = Path(__file__).parent / "configs"
+
+TIMM_ARGUMENTS = {"_target_", "model_name", "pretrained", "checkpoint_path", "pretrained_cfg_overlay", "num_classes"}
+"""Settings of a model of timm that its name and a file of weights say, too."""
 
 
 def train(cfg: DictConfig) -> float | None:
@@ -34,9 +42,9 @@ def train(cfg: DictConfig) -> float | None:
     if cfg.trainer.fast_dev_run:
         use_random_weights(cfg)
     folder, start = run_dir(), time.monotonic()
-    checkpoint = checkpoint_to_resume(cfg.ckpt_path, folder / CHECKPOINTS / "last.ckpt")
-    step, metrics = progress_of(checkpoint)
-    metrics |= read_json(folder / METRICS)
+    checkpoint = find_checkpoint(cfg.ckpt_path, folder / CHECKPOINTS / "last.ckpt")
+    step, metrics = read_progress(checkpoint)
+    metrics |= read_file(folder / METRICS)
     seed_everything(cfg.seed, workers=True, verbose=False)
     images = instantiate(cfg.data)
     data = images if cfg.get("cache") is None else instantiate(cfg.cache, images)
@@ -44,9 +52,9 @@ def train(cfg: DictConfig) -> float | None:
     check_number_of_images(cfg.trainer, images, "val")
     start_record(cfg, folder, may_differ=cfg.ckpt_path is not None)
     if launch(cfg.trainer):
-        return read_json(folder / METRICS).get(cfg.objective)
+        return read_file(folder / METRICS).get(cfg.objective)
     module = instantiate(cfg.module)
-    trainer = trainer_of(cfg, checkpoint, step)
+    trainer = build_run_trainer(cfg, checkpoint, step)
     metrics |= fit_and_measure(cfg, trainer, module, data, checkpoint)
     if not cfg.trainer.fast_dev_run:
         write_metrics(folder / METRICS, metrics, cfg.objective)
@@ -54,20 +62,20 @@ def train(cfg: DictConfig) -> float | None:
     exports = trainer.is_global_zero and not cfg.trainer.fast_dev_run and (checkpoint is not None or not untrained)
     if exports:
         module.export(folder)
-    summarise(cfg, metrics, time.monotonic() - start, measured(cfg, checkpoint) if untrained else "")
+    summarise(cfg, metrics, time.monotonic() - start, name_weights(cfg, checkpoint) if untrained else "")
     if exports and cfg.next:
-        print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), relative(folder)))
+        print("next:", next_command(cfg, str(HydraConfig.get().runtime.choices.get("target")), shorten_path(folder)))
     return metrics.get(cfg.objective)
 
 
-def trainer_of(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:
+def build_run_trainer(cfg: DictConfig, checkpoint: Path | None, step: int) -> Trainer:
     """Build the trainer of a run that starts, or resumes from a checkpoint of a step; its loggers record the config."""
     loggers = []
     if cfg.fit or checkpoint is None:  # a run that is only measured keeps its history
         forget_later_rows(run_dir(), step)
         loggers = build_all(cfg.get("logger"))
-    callbacks = [SharedRun(run_dir(), step), *build_all(cfg.get("callbacks"))]
-    trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[WholeCheckpoints()])
+    callbacks = [CheckSharedFolder(run_dir(), step), *build_all(cfg.get("callbacks"))]
+    trainer = build_trainer(cfg.trainer, callbacks=callbacks, logger=loggers, plugins=[AtomicCheckpointIO()])
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     for logger in trainer.loggers:
         logger.log_hyperparams(settings)
@@ -89,10 +97,10 @@ def fit_and_measure(
     return metrics
 
 
-def measured(cfg: DictConfig, checkpoint: Path | None) -> str:
+def name_weights(cfg: DictConfig, checkpoint: Path | None) -> str:
     """Name the weights that were measured by a run that did not train its module."""
     if checkpoint is not None:
-        return f"measured {relative(checkpoint)}"
+        return f"measured {shorten_path(checkpoint)}"
     weights = (cfg.get("explainer") or cfg.module).get("weights")
     what = weights or "an untrained network (fit=false without ckpt_path)"
     return f"measured {what}, nothing exported"
@@ -110,8 +118,43 @@ def summarise(cfg: DictConfig, metrics: Mapping[str, float], seconds: float, not
     """
     shown = {name: metrics[name] for name in (cfg.objective, "val/accuracy") if name in metrics}
     values = ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
-    line = "; ".join(part for part in (values, note, f"{seconds:.0f} s, {relative(run_dir())}") if part)
+    line = "; ".join(part for part in (values, note, f"{seconds:.0f} s, {shorten_path(run_dir())}") if part)
     print(f"{cfg.title or cfg.name}: {line}")
+
+
+def next_command(cfg: DictConfig, target: str, folder: Path) -> str:
+    """The command that uses what a training left; for models that no command explains, what loads them in Python.
+
+    Args:
+        cfg: the config of the training.
+        target: the chosen file of configs/target, or a name of timm.
+        folder: its folder, relative to the working directory.
+    """
+    module: Any = OmegaConf.to_container(cfg.module, resolve=True)
+    settings: Any = OmegaConf.to_container(cfg.target, resolve=True)
+    kind, model = module["_target_"].rpartition(".")[2], settings.get("model") or {}
+    if kind == "Surrogate":
+        file, name = quote(f"{folder}/target.safetensors"), quote(f"{folder.name}_fastshap")
+        own = [f"target={target}", f"explainer.surrogate={file}", f"name={name}"]
+        fastshap = ["experiment=vit_shapley", "explainers@explainer=fastshap", "cache=none"]  # it explains any target
+        return shlex.join(["python", "train.py", *fastshap, *own])
+    overlay = model.get("pretrained_cfg_overlay") or {}
+    file = (cfg.get("explainer") or {}).get("surrogate") or model.get("checkpoint_path") or overlay.get("file")
+    weights, of_timm = ["--weights", file] if file else [], not model.keys() - TIMM_ARGUMENTS
+    explain = ["explainers", "explain", "my/photo.jpg"]
+    if kind == "Classifier" and not of_timm:
+        return f"the model is in {folder}"
+    if kind == "Classifier":
+        head = ["--head", f"{folder}/head.safetensors"]
+        trained = ["--weights", f"{folder}/target.safetensors"] if module["tune"] == "all" else [*weights, *head]
+        return shlex.join([*explain, "--model", model["model_name"], *trained])
+    functionals = (module.get("loss") or {}).get("functionals", "head")
+    if kind != "ExplainerTraining" or functionals in ("texts", "images", "isotropic"):  # there are no classes
+        return f'explainers.load("{folder}") in Python'
+    if not of_timm or not (file or model.get("pretrained")):
+        return f'explainers.load("{folder}", target=...) in Python'
+    own = ["--model", model["model_name"], *weights] if file else []  # the explainer names a model of timm itself
+    return shlex.join([*explain, "--explainer", str(folder), *own])
 
 
 @hydra.main(config_path="configs", config_name="train", version_base="1.3")

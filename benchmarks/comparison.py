@@ -20,24 +20,14 @@ Call = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two calls, each with the number of images that it explains.
+    """Two calls, each with the number of images that it explains."""
 
-    Args:
-        name: what this project does.
-        beside: what it is compared with.
-        ours: the call of this project, and its number of images.
-        other: the other call, and its number of images.
-        same: whether both compute equal heatmaps for the images that both explain.
-        time_aim: largest relative time that is aimed at.
-        memory_aim: largest relative memory that is aimed at.
-    """
-
-    name: str
-    beside: str
+    name: str  # what this project does
+    beside: str  # what it is compared with
     ours: tuple[Call, int]
     other: tuple[Call, int]
-    same: bool = True
-    time_aim: float | None = None
+    same: bool = True  # whether both compute equal heatmaps for the images that both explain
+    time_aim: float | None = None  # largest relative time that is aimed at
     memory_aim: float | None = None
 
 
@@ -61,11 +51,7 @@ def peak_memory(call: Call, device: torch.device) -> tuple[Tensor, int]:
 def compare(comparison: Comparison, rounds: int, seconds: float, device: torch.device) -> dict[str, Any]:
     """Milliseconds and bytes per image of both calls, their ratios, and the largest difference of their results.
 
-    Args:
-        comparison: what is compared.
-        rounds: least number of rounds, in which both run once.
-        seconds: least time of all rounds together.
-        device: where the calls run.
+    There are at least so many rounds, in which both run once, and so many seconds.
     """
     calls = comparison.ours, comparison.other
     (ours, our_bytes), (other, other_bytes) = (peak_memory(call, device) for call, _ in calls)

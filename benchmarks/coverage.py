@@ -32,8 +32,8 @@ from explainers.models import TargetModel
 from explainers.models.fetching import timm_model
 from explainers.posthoc import build
 from explainers.refinement import Refinement, refine
+from explainers.refinement.coalitions import EARLIEST, weigh_pairs
 from explainers.refinement.fit import fit_pairs
-from explainers.refinement.rounds import EARLIEST, pair_weights
 from explainers.report.tables import markdown
 from explainers.runtime.progress import progress
 from explainers.saved.files import write_atomically
@@ -81,7 +81,7 @@ def independent(pool: Refinement, prior: Any, options: argparse.Namespace) -> Ru
     v = pool.functionals.double()
     keep = pool.pairs.keep
     observed = pool.pairs.differences.double() @ v.mT  # (B, M, 1)
-    weights = pair_weights(pool.fit, keep)
+    weights = weigh_pairs(pool.fit, keep)
     total = None if pool.total is None else (pool.total.double()[:, None] @ v.mT)[:, 0]
     like = pool.prior.of_functionals(v.float()).mT * (prior is not None)  # (B, N, 1)
     random = torch.Generator().manual_seed(options.seed)

@@ -21,8 +21,8 @@ from explainers.posthoc.lime import fit_linear, lime_samples, sample_weights
 from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import patch_means, soft_masked_scores, weighted_sums
 from explainers.refinement import Refinement, refine
+from explainers.refinement.coalitions import weigh_pairs
 from explainers.refinement.fit import fit_pairs
-from explainers.refinement.rounds import pair_weights
 from explainers.sampling import stream
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import fit_shapley
@@ -30,27 +30,16 @@ from explainers.shapley.kernel_shap import fit_shapley
 
 @dataclass(frozen=True)
 class Batch:
-    """What is explained, and how.
-
-    Args:
-        target: the model.
-        grid: its patches.
-        images: uint8, (B, C, H, W).
-        classes: the class to explain in each image, (B,).
-        passes: numbers of passes, in ascending order.
-        removal: what replaces hidden patches.
-        chunk_size: maximum number of masked images in memory.
-        kept: heatmaps that do not depend on the removal, by explainer; batches of the same images share them.
-    """
+    """What is explained, and how."""
 
     target: TargetModel
     grid: PatchGrid
-    images: Tensor
-    classes: Tensor
-    passes: Sequence[int]
+    images: Tensor  # uint8, (B, C, H, W)
+    classes: Tensor  # to explain, (B,)
+    passes: Sequence[int]  # in ascending order
     removal: Removal = "zero"
     chunk_size: int = 64
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)  # explainer → heatmaps that do not depend on the removal
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores (B, N) to the grid: (B, P, P)."""
@@ -63,19 +52,9 @@ Heatmaps = dict[int, Tensor]
 
 def refine_heatmaps(prior: Any, batch: Batch, fit: Any = "ranking", seed: int = 0) -> tuple[Heatmaps, Refinement]:
     """Heatmaps of `refine`; 0 passes are the prior itself."""
-    start = min(batch.passes)
-    refinement = refine(
-        prior,
-        batch.images,
-        batch.classes,
-        start,
-        target=batch.target,
-        grid=batch.grid,
-        removal=batch.removal,
-        fit=fit,
-        chunk_size=batch.chunk_size,
-        seed=seed,
-    )
+    settings: dict[str, Any] = {"target": batch.target, "grid": batch.grid, "removal": batch.removal}
+    settings |= {"fit": fit, "chunk_size": batch.chunk_size, "seed": seed}
+    refinement = refine(prior, batch.images, batch.classes, min(batch.passes), **settings)
     heatmaps = {} if prior is None else {0: prior(batch.images, batch.classes).detach()}
     for passes in batch.passes:
         if passes > refinement.passes:
@@ -94,7 +73,7 @@ def halves(refinement: Refinement) -> Tensor:
         keep = refinement.pairs.keep[:, first::2]
         observed = refinement.pairs.differences[:, first::2].double() @ v[..., None]
         none = torch.zeros(len(keep), keep.shape[-1], 1)
-        fit = fit_pairs(keep, observed, none, one, total, pair_weights(refinement.fit, keep))
+        fit = fit_pairs(keep, observed, none, one, total, weigh_pairs(refinement.fit, keep))
         fits.append(fit.values[..., 0])
     return spearman(*fits)
 
@@ -147,12 +126,8 @@ def greedy(batch: Batch) -> Heatmaps:
     return {explainer.forward_passes: explainer(batch.images, batch.classes)}
 
 
-BASELINES: dict[str, Callable[[Batch], Heatmaps]] = {
-    "KernelSHAP": kernel_shap,
-    "LIME": lime,
-    "RISE": rise,
-    "GreedyOrder": greedy,
-}
+BASELINES: dict[str, Callable[[Batch], Heatmaps]] = {}
+BASELINES |= {"KernelSHAP": kernel_shap, "LIME": lime, "RISE": rise, "GreedyOrder": greedy}
 """Name → heatmaps of an explainer that has no prior."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explainers.errors import InputError
 from explainers.metrics.means import moments
-from explainers.report.labels import colours_of, legend_below, logarithmic
+from explainers.report.labels import colours_of, legend_below, scale_logarithmically
 
 Areas = dict[str, dict[str, dict[int, Tensor]]]
 """Removal → explainer → passes → Fidelity⁺ and Fidelity⁻ of every image, (images, 2)."""
@@ -24,11 +24,7 @@ FACTOR = 4
 
 
 def join_files(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the numbers of files with equal settings, each of which has other explainers or batches.
-
-    Raises:
-        InputError: for other settings, or a batch of an explainer that two files have.
-    """
+    """Join the numbers of files with equal settings, each of which has other explainers or batches."""
     numbers: dict[str, Any] = {}
     for file in files:
         if file["settings"] != files[0]["settings"]:
@@ -70,14 +66,11 @@ def arrange_areas(results: Mapping[str, Any]) -> Areas:
 
 
 def find_passes(curve: Mapping[int, float], wanted: float, sign: int) -> str:
-    """The passes at which a curve of means reaches a value, by interpolation on the logarithm of the passes.
+    """The passes at which a curve, passes → mean, reaches a value, by interpolation on their logarithm.
 
-    Args:
-        curve: passes → mean.
-        wanted: the value.
-        sign: 1 if high values are better, −1 if low ones are.
+    The sign is 1 if high values are better, −1 if low ones are.
 
-    >>> needed({16: 0.0, 64: 1.0}, 0.5, sign=1), needed({16: 0.0, 64: 1.0}, 2.0, sign=1)
+    >>> find_passes({16: 0.0, 64: 1.0}, 0.5, sign=1), find_passes({16: 0.0, 64: 1.0}, 2.0, sign=1)
     ('32', '> 64')
     """
     before: tuple[int, float] | None = None
@@ -200,7 +193,7 @@ def draw_figure(results: Mapping[str, Any]) -> Figure:
                     linestyle="-" if refined else "--",
                     markersize=10 if name == "GreedyOrder" else 4,
                 )
-            logarithmic(axis, "x")
+            scale_logarithmically(axis, "x")
             axis.grid(alpha=0.3)
         axes[0, column].set_title(f"removal: {removal}")
         axes[-1, column].set_xlabel("masked forward passes per image")

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules o
 import explainers.running.targets  # noqa: F401 (registers what configs of targets interpolate)
 from explainers import posthoc
 from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.report.tables import markdown
 from explainers.saved.records import versions
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
@@ -52,14 +53,9 @@ Call = Callable[[Tensor], object]
 
 
 def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, device: torch.device) -> dict[str, Any]:
-    """Method → its module. All methods explain the same target.
+    """Method, one of METHODS → its module. All explain the same target, a config in configs/target.
 
-    Args:
-        target: name of a config in configs/target.
-        methods: names of METHODS.
-        checkpoint: weights file of the target; empty for random weights.
-        classes: number of classes of the target's head.
-        device: where the modules run.
+    Its weights are those of the file `checkpoint`, or random; its head has so many `classes`.
     """
     overrides = [f"target={target}", "target.model.pretrained=false", f"target.model.checkpoint_path='{checkpoint}'"]
     with initialize_config_dir(CONFIGS, version_base="1.3"):
@@ -72,12 +68,7 @@ def build(target: str, methods: Sequence[str], checkpoint: str, classes: int, de
 
 
 def build_baselines(name: str, target: Any) -> dict[str, Any]:
-    """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=papers/tve`.
-
-    Args:
-        name: name of the target's config in configs/target.
-        target: the model to explain.
-    """
+    """Method → its module, for the baselines of the TVE paper, with the settings of `experiment=papers/tve`."""
     network = "vit_shapley" if isinstance(target.backbone, VisionTransformer) else "shapley_light"
     overrides = [f"target={name}", f"explainers@explainers.vit_shapley.explainer={network}"]
     with initialize_config_dir(CONFIGS, version_base="1.3"):
@@ -231,31 +222,46 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def markdown(results: dict[str, Any]) -> str:
+def tables(results: dict[str, Any]) -> str:
     """Two tables: the methods on every target, and the numbers of tasks."""
-
-    def number(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2f}"
-
-    lines = [
-        "| Target | Method | Parameters (M) | GFLOPs/image | Images/s (slowest, fastest round) | Relative to plain |"
+    methods = [
+        {
+            "Target": target,
+            "Method": method,
+            "Parameters (M)": f"{costs['parameters'] / 1e6:.2f}",
+            "GFLOPs/image": "–" if costs["gflops_per_image"] is None else f"{costs['gflops_per_image']:.2f}",
+            "Images/s (extremes)": "{:.2f} ({:.2f}, {:.2f})".format(costs["images_per_second"], *costs["spread"]),
+            "Relative to plain": f"{costs['ratio_to_plain']:.2f}",
+        }
+        for target, of_target in results["networks"].items()
+        for method, costs in of_target.items()
     ]
-    lines += ["| --- | --- | --- | --- | --- | --- |"]
-    for target, methods in results["networks"].items():
-        for method, costs in methods.items():
-            lines.append(
-                f"| {target} | {method} | {costs['parameters'] / 1e6:.2f} | {number(costs['gflops_per_image'])}"
-                f" | {costs['images_per_second']:.2f} ({costs['spread'][0]:.2f}, {costs['spread'][1]:.2f})"
-                f" | {costs['ratio_to_plain']:.2f} |"
-            )
-    lines += ["", "| Tasks | ms/image, together | ms/image, one by one |", "| --- | --- | --- |"]
-    for tasks, together in results["tasks"].items():
-        lines.append(f"| {tasks} | {1e3 * together:.2f} | {1e3 * results['tasks_one_by_one'][tasks]:.2f} |")
-    return "\n".join(lines)
+    names = {"tasks": "ms/image, together", "tasks_one_by_one": "ms/image, one by one"}
+    tasks = [
+        {"Tasks": count} | {title: f"{1e3 * results[key][count]:.2f}" for key, title in names.items()}
+        for count in results["tasks"]
+    ]
+    return f"{markdown(methods)}\n{markdown(tasks)}"
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """A parser with the options that all measurements of time share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
+    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
+    return parser
+
+
+def finish(results: dict[str, Any], settings: str, table: str, output: Path | None) -> None:
+    """Print a table below the machine and the settings, and write the numbers to `--output`."""
+    print(f"{results['machine']['device']}, {settings}\n\n{table.rstrip()}")
+    if output:
+        output.write_text(json.dumps(results, indent=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Cost of an explanation, relative to plain inference.")
+    parser = parser_of("Cost of an explanation, relative to plain inference.")
     parser.add_argument("--target", action="append", help="a config of configs/target, repeatable (vit_tiny)")
     parser.add_argument("--checkpoint", default="", help="weights file of the target (random weights)")
     parser.add_argument(
@@ -263,20 +269,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--baselines", action="store_true", help="also the baselines of the TVE paper")
     parser.add_argument("--classes", type=int, default=10, help="number of classes of every task (10)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
     parser.add_argument("--batch-size", type=int, default=16, help="images per batch (16)")
     parser.add_argument("--rounds", type=int, default=5, help="number of counted rounds (5)")
     parser.add_argument("--tasks", type=int, default=64, help="maximum number of tasks, on the first target (64)")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
     options.target = options.target or ["vit_tiny"]
     results = measure(options)
     settings = f"{options.threads} threads, {options.precision}, {options.classes} classes"
-    print(f"{results['machine']['device']}, {settings}\n\n{markdown(results)}")
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=2))
+    finish(results, settings, tables(results), options.output)
 
 
 if __name__ == "__main__":

@@ -127,27 +127,16 @@ def row_shapes(cfg: DictConfig, module: Any, device: str = "cpu") -> dict[str, t
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes of one device in a training step and in an evaluation batch.
+    """Bytes of one device in a training step and in an evaluation batch."""
 
-    Args:
-        images: images per step of this device, without accumulation of gradients.
-        frozen: weights and buffers that are not trained.
-        trained: weights that are trained.
-        gradients: their gradients, without those that lie in buckets.
-        states: the optimiser's.
-        buckets: of DDP; 0 for one device.
-        step: peak of a training step, with all of the above.
-        evaluation: peak of an evaluation batch; the gradients of the last step are still there.
-    """
-
-    images: int
-    frozen: int
-    trained: int
-    gradients: int
-    states: int
-    buckets: int
-    step: int
-    evaluation: int
+    images: int  # per step of this device, without accumulation of gradients
+    frozen: int  # weights and buffers that are not trained
+    trained: int  # weights that are trained
+    gradients: int  # without those that lie in buckets
+    states: int  # the optimiser's
+    buckets: int  # of DDP; 0 for one device
+    step: int  # peak of a training step, with all of the above
+    evaluation: int  # peak of an evaluation batch; the gradients of the last step are still there
 
     @property
     def peak(self) -> int:

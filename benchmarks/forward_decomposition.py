@@ -21,15 +21,6 @@ def decompx_skip_plus(target: TargetModel, grid: PatchGrid, images: Tensor, clas
 
     From each start layer on, a tensor a (T, T + 1, D) goes through all later layers (Modarressi et al., 2023): a[i, j]
     is the contribution of token j of the start layer to token i, and a[i, T] is the contribution of the biases.
-
-    Args:
-        target: the model to explain.
-        grid: the patches that are explained.
-        images: uint8, (B, C, H, W).
-        classes: (B,).
-
-    Returns:
-        Heatmaps, (B, P, P).
     """
     heatmaps = []
     layers = len(blocks_of(target))

@@ -131,9 +131,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     parser.add_argument("--only", action="append", choices=list(PARTS), help="a part, repeatable (all)")
     chosen = parser.parse_args(arguments).only or list(PARTS)
     if not torch.cuda.is_available():
-        print(
-            "There is no CUDA device here, so nothing was run. On a machine that has one, this command writes its page."
-        )
+        print("There is no CUDA device here, so nothing was run.")
         return 1
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Result] = {}

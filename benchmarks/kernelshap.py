@@ -11,7 +11,6 @@ Every method runs once in a round, after an uncounted call with few coalitions. 
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,44 +26,30 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import choose_device, device_name, wait
+from benchmarks.explain import choose_device, device_name, finish, parser_of, wait
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import spearman
 from explainers.models import TargetModel
+from explainers.report.tables import markdown
 from explainers.sampling import stream
 from explainers.saved.records import versions
 from explainers.shapley.coalition_draws import shapley_coalitions
 from explainers.shapley.kernel_shap import KernelSHAP
 
 SEED = 1  # seed of the coalitions
+SMALL: dict[str, Any] = {"model_name": "vit_tiny_patch16_224", "patch_size": 8, "depth": 2}
 SIZES: dict[str, tuple[PatchGrid, dict[str, Any]]] = {
-    "tiny": (
-        PatchGrid(24, 8),
-        {"model_name": "vit_tiny_patch16_224", "img_size": 24, "patch_size": 8, "embed_dim": 24, "depth": 2},
-    ),
-    "digits": (
-        PatchGrid(48, 8),
-        {
-            "model_name": "vit_tiny_patch16_224",
-            "img_size": 48,
-            "patch_size": 8,
-            "embed_dim": 64,
-            "depth": 2,
-            "num_heads": 2,
-        },
-    ),
+    "tiny": (PatchGrid(24, 8), SMALL | {"img_size": 24, "embed_dim": 24}),
+    "digits": (PatchGrid(48, 8), SMALL | {"img_size": 48, "embed_dim": 64, "num_heads": 2}),
     "small": (PatchGrid(224, 32, differs=True), {"model_name": "vit_tiny_patch16_224"}),
     "base": (PatchGrid(224, 32, differs=True), {"model_name": "vit_base_patch16_224"}),
 }
 """`--target-size` → patches to explain, and arguments of timm.create_model; the first size is for tests."""
+SIZES_HELP = "a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)"
 
 
 def build(size: str, device: torch.device) -> tuple[TargetModel, PatchGrid]:
-    """A model of 10 classes, and its patches.
-
-    The head's weights are drawn from a standard normal distribution, because the probabilities of timm's initial head
-    are almost the same for all images.
-    """
+    """A model of 10 classes, with a head of normal weights so that probabilities of images differ, and its patches."""
     grid, arguments = SIZES[size]
     model = timm.create_model(**arguments, pretrained=False, num_classes=10)
     target = TargetModel(model)
@@ -166,46 +151,34 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """A table with one line per method."""
-    lines = ["| KernelSHAP | Images/s (slowest, fastest round) | ours is faster by | Spearman with ours |"]
-    lines += ["| --- | --- | --- | --- |"]
-    for name, numbers in results["methods"].items():
-        slowest, fastest = numbers["spread"]
-        lines.append(
-            f"| {name} | {numbers['images_per_second']:.4f} ({slowest:.4f}, {fastest:.4f})"
-            f" | {numbers['ours_is_faster_by']:.2f} | {numbers['spearman_with_ours']:.3f} |"
-        )
-    return "\n".join(lines)
+def table(results: dict[str, Any]) -> str:
+    """A line for each method."""
+    return markdown(
+        [
+            {
+                "KernelSHAP": name,
+                "Images/s (extremes)": "{:.4f} ({:.4f}, {:.4f})".format(row["images_per_second"], *row["spread"]),
+                "ours is faster by": f"{row['ours_is_faster_by']:.2f}",
+                "Spearman with ours": f"{row['spearman_with_ours']:.3f}",
+            }
+            for name, row in results["methods"].items()
+        ]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Speed of this project's KernelSHAP and of captum's.")
-    parser.add_argument(
-        "--target-size",
-        choices=list(SIZES),
-        default="small",
-        help="a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)",
-    )
+    parser = parser_of("Speed of this project's KernelSHAP and of captum's.")
+    parser.add_argument("--target-size", choices=list(SIZES), default="small", help=SIZES_HELP)
     parser.add_argument("--budget", type=int, default=500, help="coalitions per image (500)")
     parser.add_argument("--images", type=int, default=2, help="number of images (2)")
     parser.add_argument("--rounds", type=int, default=1, help="number of counted rounds (1)")
     parser.add_argument("--chunk-size", type=int, default=64, help="ours: maximum masked images in memory (64)")
-    parser.add_argument(
-        "--perturbations-per-eval",
-        type=int,
-        default=64,
-        help="captum: coalitions per forward pass, measured after 1 (64)",
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
+    batch = "captum: coalitions per forward pass, measured after 1 (64)"
+    parser.add_argument("--perturbations-per-eval", type=int, default=64, help=batch)
     options = parser.parse_args(arguments)
     results = measure(options)
     settings = f"{options.threads} threads, {options.budget} coalitions of {results['machine']['patches']} patches"
-    print(f"{results['machine']['device']}, {settings}, {options.images} images\n\n{markdown(results)}")
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=2))
+    finish(results, f"{settings}, {options.images} images", table(results), options.output)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from explainers import posthoc
 from explainers.app.photos import photos_of
 from explainers.app.session import Session
 from explainers.likeness import nearest, similar_to
-from explainers.likeness.similarity import relative
+from explainers.likeness.similarity import subtract_centre
 from explainers.metrics.localization import average_precision, hits
 from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
 from explainers.models import TargetModel
@@ -91,10 +91,10 @@ def measure(target: TargetModel, methods: dict[str, Any], gallery: Tensor, optio
 def relevance_gains(target: TargetModel, images: Tensor, heatmaps: Tensor, others: Tensor, centre: Tensor) -> Tensor:
     """SRG of the similarity of images (B, 3, S, S) to others, embeddings (B, D), under masks: (B, 1)."""
     normalised = target.normalise(images)
-    directions = F.normalize(relative(others, centre), dim=-1)
+    directions = F.normalize(subtract_centre(others, centre), dim=-1)
 
     def similarities(embeddings: Tensor) -> Tensor:
-        return F.normalize(relative(embeddings, centre), dim=-1) @ directions.mT
+        return F.normalize(subtract_centre(embeddings, centre), dim=-1) @ directions.mT
 
     def outputs(keep: Tensor) -> Tensor:
         return masked_outputs(target, similarities, normalised, keep, target.grid)

@@ -22,7 +22,6 @@ project divided by the other, is the median of the rounds' ratios. Compare numbe
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -39,8 +38,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the project are not installed
 
-from benchmarks.explain import Call, choose_device, device_name, gflops, seconds
-from benchmarks.kernelshap import SIZES, build, random_images
+from benchmarks.explain import Call, choose_device, device_name, finish, gflops, parser_of, seconds
+from benchmarks.kernelshap import SIZES, SIZES_HELP, build, random_images
 from explainers.evaluation.sweep import Order, Sweep
 from explainers.masking import PatchGrid
 from explainers.metrics.curves import CURVES, QUANTITIES, Curve, needed_sides
@@ -198,8 +197,8 @@ def compare(taken: Mapping[Any, list[float]], passes: Mapping[Any, float], image
     return comparisons
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """A table with one line per comparison."""
+def table(results: dict[str, Any]) -> str:
+    """A line for each comparison."""
     numbers = "ms/image | Beside | Forward passes/image | Beside | Relative time (smallest, largest) | Aim"
     lines = [f"| This project | Beside | {numbers} |", "| --- " * 8 + "|"]
     for row in results["comparisons"]:
@@ -211,27 +210,21 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Time of the curves of perturbation sweeps, beside Quantus.")
-    sizes = "a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)"
-    parser.add_argument("--target-size", choices=list(SIZES), default="small", help=sizes)
+    parser = parser_of("Time of the curves of perturbation sweeps, beside Quantus.")
+    parser.add_argument("--target-size", choices=list(SIZES), default="small", help=SIZES_HELP)
     parser.add_argument("--images", type=int, default=4, help="images per batch (4)")
     parser.add_argument("--patches-per-side", type=int, default=4, help="P, for P² patches and P² + 1 levels (4)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (3)")
     # Of 64, the tensors exceed 32 MB, which glibc gives back to the system after every layer
     parser.add_argument("--chunk-size", type=int, default=16, help="maximum masked images in memory (16)")
     parser.add_argument("--without-quantus", action="store_true", help="measure this project alone")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
     if not options.without_quantus and find_spec("quantus") is None:
         parser.error("Quantus is not installed: make peers, or --without-quantus")
     results = measure(options)
     settings = f"{options.threads} threads, {options.images} images, {options.patches_per_side**2} patches"
     difference = f", largest difference {results['largest_difference']:.2g}" if "largest_difference" in results else ""
-    print(f"{results['machine']['device']}, {settings}{difference}\n\n{markdown(results)}")
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=2))
+    finish(results, f"{settings}{difference}", table(results), options.output)
 
 
 if __name__ == "__main__":

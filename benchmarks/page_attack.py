@@ -146,16 +146,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=7898)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "explainers",
-            "serve",
-            "--weights",
-            options.weights,
-            "--port",
-            str(options.port),
-        ]
+        command = [sys.executable, *["-m", "explainers", "serve", "--weights"], options.weights]
+        command += ["--port", str(options.port)]
         environment = os.environ | {"TMPDIR": folder}
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None and "The page is at" in server.stdout.readline()

@@ -23,7 +23,6 @@ relative time and memory are this project's divided by the other way's. Compare 
 
 import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -37,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the other folders of the p
 
 from benchmarks import forward_decomposition
 from benchmarks.comparison import Comparison, compare
-from benchmarks.explain import choose_device, device_name
-from benchmarks.kernelshap import SIZES, build, random_images
+from benchmarks.explain import choose_device, device_name, finish, parser_of
+from benchmarks.kernelshap import SIZES, SIZES_HELP, build, random_images
 from explainers import posthoc
 from explainers.evaluation.sweep import Sweep
 from explainers.masking import PatchGrid, Removal
@@ -152,8 +151,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """A table with one line per comparison."""
+def table(results: dict[str, Any]) -> str:
+    """A line for each comparison."""
 
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.3g}"
@@ -176,29 +175,19 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Time and memory of post-hoc methods, relative to slower ways.")
-    parser.add_argument(
-        "--target-size",
-        choices=list(SIZES),
-        default="small",
-        help="a tiny ViT for tests, the digits' ViT size, ViT-Ti/16 or ViT-B/16 (small)",
-    )
+    parser = parser_of("Time and memory of post-hoc methods, relative to slower ways.")
+    parser.add_argument("--target-size", choices=list(SIZES), default="small", help=SIZES_HELP)
     parser.add_argument("--skip", action="append", default=[], choices=GROUPS, help="what not to measure, repeatable")
     parser.add_argument("--images", type=int, default=4, help="images per batch (4)")
     parser.add_argument("--masks", type=int, default=16, help="masks of RISE and coalitions of KernelSHAP (16)")
     parser.add_argument("--chunk-size", type=int, default=64, help="maximum masked images in memory (64)")
     parser.add_argument("--rounds", type=int, default=3, help="least number of counted rounds (3)")
     parser.add_argument("--seconds", type=float, default=3, help="short calls: more rounds, for this time (3)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
     results = measure(options)
     settings = f"{options.threads} threads, {options.precision}, {options.images} images"
-    print(f"{results['machine']['device']}, {settings}\n\n{markdown(results)}")
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=2))
+    finish(results, settings, table(results), options.output)
 
 
 if __name__ == "__main__":

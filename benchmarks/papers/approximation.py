@@ -1,10 +1,12 @@
 """Whether two coalitions approximate the mean over all coalitions (TVE, Appendix B and Figure 8)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning import LightningModule
+from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics import CatMetric
 
@@ -15,6 +17,9 @@ from explainers.evaluation.passes import forward_passes, modules_of
 from explainers.masking import PatchGrid, masked_forward, neighbourhoods
 from explainers.metrics.agreement import rank_correlation, spearman
 from explainers.models import TargetModel
+from explainers.report.figures import require
+from explainers.report.labels import title_of
+from explainers.results.reading import Results
 from explainers.sampling import random_patches, stream, uniform
 
 
@@ -30,11 +35,8 @@ def random_subsets(index: Tensor, patches: Tensor, near: Tensor, count: int, see
         index: index of each image in the data set, (B,).
         patches: Z patches z of each image, (B, Z).
         near: N(z) of these patches, boolean (B, Z, N).
-        count: number of subsets for each patch.
+        count: number of subsets for each patch, (B, Z, count, N).
         seed: seed of the draws.
-
-    Returns:
-        Boolean, (B, Z, count, N).
     """
     num_patches = near.shape[-1]
     patch = index[:, None] * num_patches + patches  # (B, Z)
@@ -229,3 +231,27 @@ def correlations(first: Tensor, second: Tensor) -> dict[str, float]:
         "spearman": spearman(first.reshape(1, -1), second.reshape(1, -1)).item(),
         "within_images": rank_correlation(first, second).nanmean().item(),
     }
+
+
+def approximation_scatter(results: Results, explainer: str = "two_point") -> Figure:
+    """The expectation of Equation 2 against an attribution that approximates it (TVE, Figure 8): one point per patch.
+
+    The figure has one row per task and one column per number of sampled subsets; `two_point` is Equation 3.
+    """
+    chosen = {task: {explainer: measured[explainer]} for task, measured in results.items() if explainer in measured}
+    require(chosen, "attribution", "subsets")
+    counts = next(iter(chosen.values()))[explainer]["subsets"]
+    figure = Figure(figsize=(1 + 3.8 * len(counts), 0.4 + 3.6 * len(chosen)), layout="constrained")
+    axes = figure.subplots(len(chosen), len(counts), squeeze=False, sharex="row", sharey="row")
+    for row, (task, measured) in zip(axes, chosen.items(), strict=True):
+        numbers = measured[explainer]
+        for axis, count in zip(row, counts, strict=True):
+            axis.scatter(numbers["attribution"], numbers[f"expectation_{count}"], s=12, alpha=0.5, linewidths=0)
+            pearson, spearman = (numbers.get(f"{name}_{count}", math.nan) for name in ("pearson", "spearman"))
+            axis.set_title(f"{task}, {count} subsets: r = {pearson:.2f}, ρ = {spearman:.2f}", fontsize=10)
+            axis.set_xlabel(
+                "B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else title_of(explainer)
+            )
+            axis.grid(alpha=0.3)
+        row[0].set_ylabel("B of sampled subsets (Eq. 2)")
+    return figure

@@ -1,8 +1,9 @@
-"""Figures of metrics that training runs log, and of speeds that benchmarks measure."""
+"""Figures of metrics that training runs log, of speeds that benchmarks measure, and of agreement against passes."""
 
 import csv
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from explainers.errors import InputError
-from explainers.report.labels import colours_of, legend_below, logarithmic, names_in, title_of
+from explainers.report.figures import require
+from explainers.report.labels import colours_of, legend_below, names_in, scale_logarithmically, title_of
+from explainers.results.reading import Results
 
 
 def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
@@ -37,11 +40,7 @@ def loss_curves(files: Mapping[str, str | Path], window: int = 9) -> Figure:
 
 
 def theorem_1(file: str | Path) -> Figure:
-    """Theorem 1 over the epochs of a run: the share of patches with ε ≤ 0.5, and their mean |φ̂ − φ|, bound and ε.
-
-    Args:
-        file: metrics.csv of a run.
-    """
+    """Theorem 1 over a run's epochs (metrics.csv): the share of patches with ε ≤ 0.5, their mean |φ̂ − φ|, bound, ε."""
     names = [f"val/theorem1_{name}" for name in ("error", "bound", "epsilon", "covered")]
     epoch, error, bound, epsilon, covered = _columns(file, "epoch", *names)
     figure, axis = _single()
@@ -60,10 +59,7 @@ def theorem_1(file: str | Path) -> Figure:
 def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     """Accuracy and attribution metrics of a model with an explainability vector, against λ₂.
 
-    A sweep of several λ₁ or ratios has a line for each.
-
-    Args:
-        files: label → metrics.csv of a validation of `ExplainabilityVector`.
+    Files are label → metrics.csv of a validation of `ExplainabilityVector`; several λ₁ or ratios have a line each.
     """
     sides = {"accuracy": "accuracy", "e_rmse": "E-RMSE", "iou": "IoU@K", "rank_correlation": "ρ with the labels"}
     figure = Figure(figsize=(8, 6), layout="constrained")
@@ -84,12 +80,43 @@ def lambda_curves(files: Mapping[str, str | Path]) -> Figure:
     return figure
 
 
-def throughput_bars(file: str | Path) -> Figure:
-    """Explained images per second (TVE, Figure 6): one group per target, one bar per method.
+def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
+    """Agreement with the reference against the number of forward passes per image: one column per task.
 
-    Args:
-        file: output of `benchmarks/explain.py`.
+    The rows are the error relative to the reference's spread, ρ, and IoU@K where all explainers have it.
+
+    The explainers of `passes` form one line; those of `one`, with a single pass, are a point each.
     """
+    sides = {"relative_error": "error / spread  (lower is better)", "rank_correlation": "ρ with the reference"}
+    wanted = [*passes, *one]
+    measured = [explainers.get(name, {}) for explainers in results.values() for name in wanted]
+    overlaps = [name for name in (measured or [{}])[0] if re.fullmatch(r"iou_\d+", name)]
+    sides |= {name: f"IoU@{name[4:]} with the reference" for name in overlaps if all(name in row for row in measured)}
+    require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
+    figure = Figure(figsize=(1 + 3 * len(results), 3 * len(sides)), layout="constrained")
+    axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
+    colours = colours_of(["line", *one])
+    for column, (task, explainers) in enumerate(results.items()):
+        for axis, side in zip(axes[:, column], sides, strict=True):
+            counts = sorted(passes, key=lambda name: passes[name])
+            line = [explainers[name][side] for name in counts]
+            axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
+            for name in one:
+                axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
+                axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
+            scale_logarithmically(axis, "x")
+            axis.grid(alpha=0.3)
+        scale_logarithmically(axes[0, column], "y")  # heatmaps in other units have errors many times as large
+        axes[0, column].set_title(task)
+        axes[-1, column].set_xlabel("forward passes an image")
+    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
+        axis.set_ylabel(label)
+    legend_below(figure, axes.flat)
+    return figure
+
+
+def throughput_bars(file: str | Path) -> Figure:
+    """Explained images per second (TVE, Figure 6), of `benchmarks/explain.py`: groups are targets, bars are methods."""
     targets = _benchmark(file, "throughput")
     methods = names_in(targets)
     colours, width = colours_of(methods), 0.8 / len(methods)
@@ -100,7 +127,7 @@ def throughput_bars(file: str | Path) -> Figure:
         heights = [speeds[method] for speeds in targets.values() if method in speeds]
         offset = (i - (len(methods) - 1) / 2) * width
         axis.bar(np.array(positions) + offset, heights, width, color=colours[method], label=title_of(method))
-    logarithmic(axis, "y")
+    scale_logarithmically(axis, "y")
     axis.set_ylabel("images per second")
     axis.set_xticks(range(len(targets)), list(targets))
     axis.grid(axis="y", alpha=0.3)
@@ -110,18 +137,14 @@ def throughput_bars(file: str | Path) -> Figure:
 
 
 def cost_of_tasks(file: str | Path) -> Figure:
-    """Seconds to explain an image for T tasks, against T: in one forward pass, and in one pass per task.
-
-    Args:
-        file: output of `benchmarks/explain.py`.
-    """
+    """Seconds to explain an image for T tasks, of `benchmarks/explain.py`: in one forward pass, or in one per task."""
     figure, axis = _single()
     counts: set[int] = set()
     for part, label in (("tasks", "together"), ("tasks_one_by_one", "one by one")):
         seconds = {int(count): cost for count, cost in _benchmark(file, part).items()}
         counts |= seconds.keys()
         axis.plot(sorted(seconds), [seconds[count] for count in sorted(seconds)], marker="o", label=label)
-    logarithmic(axis, "xy")
+    scale_logarithmically(axis, "xy")
     axis.set_xticks(sorted(counts), [str(count) for count in sorted(counts)])
     axis.minorticks_off()
     axis.set_xlabel("number of tasks T")

@@ -18,25 +18,15 @@ from explainers.saved.files import write_atomically
 
 @dataclass(frozen=True)
 class Transfer:
-    """One transfer, measured on test images before and after the vector is added.
-
-    Attributes:
-        source: name of the source task.
-        target: name of the target task.
-        cosine: of the task vectors of source and target.
-        curvature: of the target's predictions along the vector, see `lambda_sweep.curvature`; NaN if unknown.
-        errors: E-RMSE before and after.
-        ranks: rank correlation before and after.
-        accuracies: accuracy before and after, as fractions.
-    """
+    """One transfer from a source task to a target task, measured on test images before and after it."""
 
     source: str
     target: str
-    cosine: float
-    curvature: float
-    errors: tuple[float, float]
-    ranks: tuple[float, float]
-    accuracies: tuple[float, float]
+    cosine: float  # of the task vectors of both
+    curvature: float  # of the target's predictions along the vector, see `lambda_sweep.curvature`; NaN if unknown
+    errors: tuple[float, float]  # E-RMSE
+    ranks: tuple[float, float]  # rank correlations
+    accuracies: tuple[float, float]  # fractions
 
     @property
     def gain(self) -> float:
@@ -64,21 +54,13 @@ SCATTERS = (PUBLISHED, (COSINE, GAIN), (CURVATURE, GAIN), (CURVATURE, ACCURACY))
 
 
 def read_transfers(folder: str | Path) -> list[Transfer]:
-    """Read the transfers of a sweep over source and target tasks.
-
-    Args:
-        folder: folder of `ExplainabilityVector` runs, with files <source>/<target>/metrics.json.
-
-    Raises:
-        InputError: for fewer than 4 transfers between different tasks, for a transfer that was not tested, or without
-            cosines, because the sources have no predicting model.
-    """
+    """Read the transfers of a sweep of `ExplainabilityVector`, files <source>/<target>/metrics.json of a folder."""
     paths = sorted(Path(folder).glob("*/*/metrics.json"))
     between = [path for path in paths if path.parts[-3] != path.parts[-2]]
     if len(between) < 4:
         raise InputError(
             f"expected 4 transfers or more between different tasks, {folder}/<source>/<target>/metrics.json, got"
-            f" {len(between)}: sweep over source and target tasks, as the head of configs/figures/similarity.yaml shows"
+            f" {len(between)}: sweep over source and target tasks, as configs/names/figures.yaml shows"
         )
     return [_read(path) for path in paths]
 
@@ -148,13 +130,6 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, f
 
     >>> [round(value, 2) for value in correlation([1, 2, 3, 4, 5], [1, 2, 3, 5, 4])]
     [0.9, 0.09, 0.99, 0.04]
-
-    Args:
-        x: the first list, of 4 numbers or more.
-        y: the second list, of as many.
-
-    Returns:
-        r, the ends of the interval, and p.
     """
     r = float(np.corrcoef(x, y)[0, 1])
     if not abs(r) < 1:  # a perfect correlation, or NaN: one of the lists is constant

@@ -1,9 +1,10 @@
-# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|parts|curve
+# The commands behind docs/results/anyhead.md, from the root of the project: bash docs/results/anyhead.sh train|tasks|images|differences|parts|curve
 set -e
 W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data trainer.precision=bf16-mixed"
 
 train() { # the explainer that is shipped, and the heads of the other tasks
-  python train.py experiment=anyhead_vit_tiny trainer=ddp trainer.devices=2 data.batch_size=16 $W
+  python train.py experiment=anyhead name=anyhead_vit_tiny data.train.roots=[data/imagenet_samples,data/imagenette/train,data/caltech] \
+    data.val.roots=[data/imagenette/val] data.val.limit=200 trainer.max_epochs=8 trainer=ddp trainer.devices=2 data.batch_size=16 $W
   python train.py -m experiment=linear_head data=imagenette,cats_vs_dogs,cifar10 $W
 }
 
@@ -18,7 +19,8 @@ images() { # all 500 images
 }
 
 parts() { # likewise the other rows; for paths=direct the second command also needs explainers.anyhead.network.paths=direct
-  python train.py experiment=anyhead_vit_tiny $W data.train.limit=1100 name=anyhead_1100
+  python train.py experiment=anyhead name=anyhead_1100 data.train.limit=1100 data.train.roots=[data/imagenet_samples,data/imagenette/train,data/caltech] \
+    data.val.roots=[data/imagenette/val] data.val.limit=200 trainer.max_epochs=8 $W
   python eval.py experiment=studies/anyhead $W explainers=[anyhead] methods=[] evaluation.reference=null evaluation.removals=[zero,drop] \
     ~tasks.imagenette ~tasks.cats_vs_dogs ~tasks.cifar10 figures=[] explainers.anyhead.weights=runs/anyhead_1100/explainer.safetensors name=ablation_1100
 }
@@ -26,6 +28,18 @@ parts() { # likewise the other rows; for paths=direct the second command also ne
 curve() {
   python benchmarks/curve.py --data data/imagenet_val --weights vit_tiny_patch16_224.augreg_in1k.safetensors --bf16 --output curve.json --figure docs/results/curve.png
   python benchmarks/curve.py --read docs/results/curve.json
+}
+
+differences() { # after `images`, whose results are committed
+  python - <<'END'
+from safetensors.torch import load_file
+
+scores = load_file("docs/results/anyhead_500_scores.safetensors")
+for removal in ("", "_black", "_drop"):
+    for column in ("fidelity_plus", "fidelity_minus"):
+        ours, other = (scores[f"imagenet_val/{name}/{column}{removal}"] for name in ("anyhead", "AttnLRP-PLUS"))
+        print(column + removal, f"{(ours - other).mean():+.3f} ± {(ours - other).std() / len(ours) ** 0.5:.3f}")
+END
 }
 
 "$1"

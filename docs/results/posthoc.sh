@@ -1,4 +1,4 @@
-# The commands behind docs/results/posthoc.md, from the root of the project: bash docs/results/posthoc.sh all|pairs|tables
+# The commands behind docs/results/posthoc.md, from the root of the project: bash docs/results/posthoc.sh all|pairs|tables|corners
 set -e
 W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data"
 
@@ -22,6 +22,22 @@ tables() {
   python eval.py experiment=eval_replot figures=[ranking] name=posthoc_all results.files=[docs/results/posthoc.json]
   python eval.py experiment=eval_replot name=posthoc_drop results.files=[docs/results/posthoc_drop.json]
   python eval.py experiment=eval_replot name=posthoc_pairs_again results.files=[docs/results/posthoc_pairs.json] differences=DecompX-PLUS figures=[radar]
+}
+
+corners() {
+  python - <<'END'
+from itertools import islice
+
+import torch
+
+from explainers import Session
+
+for method in ("DecompX-PLUS", "GAE", "AttnLRP-PLUS", "anyhead", "Chance"):
+    session = Session("vit_tiny_patch16_224", method, weights="vit_tiny_patch16_224.augreg_in1k.safetensors")
+    heatmaps = torch.stack([each.heatmap for each in islice(session.stream("data/imagenet_val"), 100)])
+    top = heatmaps.flatten(1).topk(10).indices
+    print(method, torch.isin(top, torch.tensor([0, 13, 182, 195])).float().sum(1).mean().item() / 4)
+END
 }
 
 "$1"

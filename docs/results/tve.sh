@@ -18,7 +18,7 @@ transfer() {
   python train.py experiment=vit_shapley explainers@explainer=fastshap cache=none name=fastshap data.train.limit=500 data.val.limit=50 trainer.max_epochs=2 $W
 }
 
-finetuned() { # after `transfer`, and for AnyHead experiment=anyhead_vit_tiny
+finetuned() { # after `transfer`, and for AnyHead anyhead.sh train
   python train.py experiment=full_finetuning data=imagenette data.batch_size=64 trainer.max_epochs=1 $W
   python train.py experiment=full_finetuning data=cats_vs_dogs data.batch_size=64 trainer.max_epochs=2 $W
   for task in imagenette cats_vs_dogs; do
@@ -30,7 +30,9 @@ finetuned() { # after `transfer`, and for AnyHead experiment=anyhead_vit_tiny
     python eval.py experiment=eval_replot name=losses_$task figures=losses \
       figures.losses.files="{LFScratch:runs/tve_from_scratch_${task}_vit_tiny/csv/version_0/metrics.csv,TVE-FT:runs/tve_finetune_${task}_vit_tiny/csv/version_0/metrics.csv}"
   done
-  python train.py experiment=anyhead_finetune name=anyhead_finetune_cats_vs_dogs task=cats_vs_dogs target.model.num_classes=2 data_dir=data
+  python train.py experiment=anyhead name=anyhead_finetune_cats_vs_dogs data.root=data/cats_vs_dogs data.val.limit=100 weights=runs/cats_vs_dogs_vit_tiny/target.safetensors \
+    ++target.model.num_classes=2 explainer.weights=runs/anyhead_vit_tiny/explainer.safetensors explainer.allow_finetuned_backbone=true module.loss.pairs=4 \
+    module.loss.fit=regions module.loss.removals=[zero,black] module.optimizer.lr=1e-3 trainer.max_epochs=1 trainer.gradient_clip_val=null
   python eval.py experiment=papers/tve_finetuned task=cats_vs_dogs target.model.num_classes=2 data_dir=data 'methods=[DecompX-PLUS]' \
     '~explainers.lfscratch' '~explainers.tve_pt' '~explainers.tve_ft'
   python eval.py experiment=eval_replot results.files=[docs/results/finetuned_imagenette.json] figures=[curves] # likewise finetuned_cats_vs_dogs, finetuned_anyhead

@@ -1,4 +1,4 @@
-# The commands behind docs/results/words.md, from the root of the project: bash docs/results/words.sh texts|likeness|prompts
+# The commands behind docs/results/words.md, from the root of the project: bash docs/results/words.sh texts|likeness|prompts|pictures
 set -e
 W="target=vit_tiny weights=vit_tiny_patch16_224.augreg_in1k.safetensors data_dir=data"
 A=explainers/shipped/vit_tiny_patch16_224.augreg_in21k_ft_in1k/anyhead/explainer.safetensors
@@ -21,6 +21,29 @@ likeness() {
 prompts() {
   python benchmarks/prompts.py --target clip_vit_b32 --target clip_vit_b16 --threads 1 --batch-size 2 --prompts 1 10 1000
   python benchmarks/prompts.py --target vit_tiny --target vit_base --threads 1 --batch-size 4 --prompts 1 10 1000
+}
+
+pictures() { # words.jpg and likeness.jpg
+  python - <<'END'
+import json
+import timm
+import explainers
+from explainers.models import TargetModel
+from explainers.text import fit_text_head
+from explainers.text.encoders import stored_encoder
+
+target = TargetModel(timm.create_model("vit_tiny_patch16_224.augreg_in21k_ft_in1k", pretrained=True)).eval()
+with open("data/text/prompts.json") as file:
+    classes = json.load(file)["imagenet"]
+encode = stored_encoder("data/text/embeddings.safetensors", "data/text/prompts.json")
+head = fit_text_head(target, classes, encode)
+texts = ["a photo of a cat", "something furry", "a photo of a eye", "a photo of a cup"]
+photo = "docs/photos/cat_and_coffee.jpg"
+found = explainers.explain(photo, target, text=texts, text_head=head)
+pictures = [found.of(text).picture() for text in texts]  # words.jpg, side by side
+like_cat = explainers.compare(photo, "docs/likeness/cat.jpg", target, against="data/imagenet_samples")
+like_cup = explainers.compare(photo, "docs/likeness/coffee.jpg", target, against="data/imagenet_samples")
+END
 }
 
 "$1"

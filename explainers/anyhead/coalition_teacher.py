@@ -12,8 +12,7 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_outputs
 from explainers.posthoc import build
-from explainers.refinement.coalitions import ranked_coalitions, region_coalitions
-from explainers.refinement.rounds import NOISE, POWER, TEMPERATURE
+from explainers.refinement.coalitions import NOISE, POWER, TEMPERATURE, ranked_coalitions, region_coalitions
 from explainers.sampling import stream
 from explainers.saved.identity import Identity, recipe
 from explainers.shapley.coalition_draws import shapley_coalitions, shapley_weights

@@ -15,7 +15,7 @@ from explainers.models import TargetModel
 from explainers.models.functionals import class_rows, score_functionals
 from explainers.models.heads import NoHead
 from explainers.models.names import readable_names
-from explainers.refinement.rounds import TEMPERATURE
+from explainers.refinement.coalitions import TEMPERATURE
 from explainers.sampling import uniform
 from explainers.saved.identity import Identity, weights_hash
 from explainers.text.encoders import TEMPLATES

@@ -14,7 +14,7 @@ from explainers.errors import InputError
 from explainers.models.removal import check_removal
 from explainers.posthoc import method_names
 from explainers.posthoc.names import labelled, passes_option
-from explainers.refinement.rounds import check_passes
+from explainers.refinement.coalitions import check_passes
 
 MANY = 200
 """Forward passes of one heatmap above which they are announced."""

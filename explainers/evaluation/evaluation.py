@@ -15,13 +15,11 @@ from explainers.evaluation.probes import PROBES, ExplainedBatch, Probe, Probes
 from explainers.evaluation.summary import Indices, summary
 from explainers.evaluation.sweep import Order, Sweep, ranked
 from explainers.masking import PatchGrid, Removal, level_sizes
-from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
-from explainers.metrics.cost import Cost, Passes
+from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
-from explainers.metrics.numbers import NUMBERS, Numbers
-from explainers.metrics.optional import Metric
+from explainers.metrics.means import Accuracy, Metric
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
@@ -106,7 +104,8 @@ class Evaluation:
             for position, removal in enumerate(self.removals if self.curves else ())
         }
         probes: dict[str, Any] = {name: PROBES[name]() for name in self.probes}
-        others = {"localization": Localization(self.localization), "accuracy": Accuracy(), "numbers": Numbers()}
+        others = {"localization": Localization(self.localization), "accuracy": Accuracy()}
+        others |= {"numbers": ExplainerStatistics()}
         agreement: dict[str, Any] = {name: agreement_metrics(self.k)[name] for name in self.agreement}
         return {**curves, **probes, **others, **agreement, "cost": Cost(), "forward_passes": Passes()}
 

@@ -1,21 +1,171 @@
-"""The similarity of images, as a functional of the embedding of one of them, and the nearest images of many."""
+"""Pairs of patches that make two images alike; what makes images similar to others; the nearest images of many."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from explainers import Explainer, VectorExplainer
 from explainers.errors import InputError, check_positive, checks_choices
 from explainers.models.functionals import Length, cosine_functionals
 
+CHUNK = 64  # number of functionals that a method explains at once
 
-def relative(embeddings: Tensor, centre: Tensor | None = None) -> Tensor:
+
+@dataclass(frozen=True)
+class Likeness:
+    """How similar pairs of images are, and which of their patches explain it.
+
+    Args:
+        similarity: the cosine of e − m and e' − m, for the embeddings e and e' of two images, (B,).
+        pairs: c_z · c'_w / (|e − m| |e' − m|) for patch z of the first image (row) and w of the second, (B, N, N'). All
+            pairs sum to the similarity.
+        rest: what the explainer attributes to no patch of the first image, and of the second, (B, 2). The patches share
+            it equally.
+        side: P of the first image.
+        second_side: P of the second image.
+    """
+
+    similarity: Tensor
+    pairs: Tensor
+    rest: Tensor
+    side: int
+    second_side: int
+
+    @property
+    def of_first(self) -> Tensor:
+        """What each patch of the first image contributes with all of the second: heatmaps (B, P, P)."""
+        return self.pairs.sum(2).unflatten(1, (self.side, -1))
+
+    @property
+    def of_second(self) -> Tensor:
+        """What each patch of the second image contributes with all of the first: heatmaps (B, P, P)."""
+        return self.pairs.sum(1).unflatten(1, (self.second_side, -1))
+
+    def strongest(self, count: int = 5, apart: int = 0) -> Tensor:
+        """At most `count` pairs (z, w) with the largest products, the largest first, (B, count, 2).
+
+        A patch is in one pair only, and so are all patches `apart` rows and columns or less from it.
+        """
+        left = self.pairs.clone()
+        found: list[Tensor] = []
+        while len(found) < count and (left.flatten(1).amax(1) > -torch.inf).all():
+            best = left.flatten(1).argmax(1)
+            pair = torch.stack([best // left.shape[2], best % left.shape[2]], 1)
+            found.append(pair)
+            near_first = _near(pair[:, 0], self.side, apart)
+            near_second = _near(pair[:, 1], self.second_side, apart)
+            left = left.masked_fill(near_first[:, :, None] | near_second[:, None], -torch.inf)
+        return torch.stack(found, 1)
+
+
+def subtract_centre(embeddings: Tensor, centre: Tensor | None = None) -> Tensor:
     """Embeddings (B, D) relative to `centre` (D,), in float32.
 
     What all images have in common makes all similarities large. The mean embedding of many images, or the embedding of
     a blank image, takes it away.
     """
     return embeddings.float() if centre is None else embeddings.float() - centre.float().to(embeddings.device)
+
+
+def likeness(
+    explainer: Explainer, first: Tensor, second: Tensor, centre: Tensor | None = None, chunk_size: int = CHUNK
+) -> Likeness:
+    """Explain the similarity of pairs of images by pairs of their patches, see `likeness_of_vectors`.
+
+    Args:
+        explainer: see `vectors_of`, as for `chunk_size`.
+        first: uint8, (B, C, H, W).
+        second: uint8, (B, C, H, W).
+        centre: m, (D,), see `subtract_centre`; `None` for 0.
+    """
+    if len(first) != len(second):
+        raise InputError(f"expected pairs of images, got {len(first)} and {len(second)}: give one for each")
+    return likeness_of_vectors(
+        vectors_of(explainer, first, chunk_size), vectors_of(explainer, second, chunk_size), centre
+    )
+
+
+def likeness_of_vectors(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], centre: Tensor | None = None
+) -> Likeness:
+    """Explain the similarity of pairs of images by the vectors c_z of their patches.
+
+    An embedding is the sum of vectors c_z of its patches, and of a rest that the explainer attributes to none. The
+    patches share the rest and the centre equally, c_z + (e − m − Σ_z c_z) / N, so that the product of two embeddings is
+    the sum over all pairs of patches.
+
+    Args:
+        first: what `vectors_of` returns for B images.
+        second: the same for B other images; or for one, with which all are compared.
+        centre: m, (D,), see `subtract_centre`; `None` for 0.
+    """
+    vectors, embeddings = first
+    other_vectors, other_embeddings = second
+    own, others = (subtract_centre(each, centre) for each in (embeddings, other_embeddings))
+    size = (own.norm(dim=-1) * others.norm(dim=-1)).clamp(min=1e-12)
+    similarity = (own * others).sum(-1) / size
+    explained = [
+        (vectors.sum(1) * others).sum(-1) / size,
+        (other_vectors.sum(1) * own).sum(-1) / size,
+    ]
+    pairs = _whole(vectors, own) @ _whole(other_vectors, others).mT / size[:, None, None]
+    sides = [round(each.shape[1] ** 0.5) for each in (vectors, other_vectors)]
+    return Likeness(similarity, pairs, similarity[:, None] - torch.stack(explained, 1), *sides)
+
+
+def vectors_of(explainer: Explainer, images: Tensor, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Compute vectors c_z, such that v · c_z is the heatmap of v · G(x).
+
+    Explainers with vectors, such as AnyHead, need one pass. Other linear methods, such as DecompX-PLUS, explain every
+    channel of the embedding: D backward passes.
+
+    Args:
+        explainer: a `VectorExplainer`, or a method whose attribute `linear` is True.
+        images: uint8, (B, C, H, W).
+        chunk_size: number of functionals that a method explains at once; fewer take less memory and more time.
+
+    Returns:
+        c_z (B, N, D), and the embeddings (B, D), float32.
+    """
+    if isinstance(explainer, VectorExplainer):
+        vectors, embeddings = explainer.decompose(images)
+        return vectors.detach().float(), embeddings.detach().float()
+    if not getattr(explainer, "linear", False):
+        raise InputError(
+            f"expected an explainer that is linear in what it explains, got {type(explainer).__name__}: take AnyHead,"
+            " or a method such as DecompX-PLUS or DirectPaths"
+        )
+    method: Any = explainer
+    width = method.target.embed_dim
+    seen: list[Tensor] = []
+
+    def channels(start: int) -> Callable[[Tensor], Tensor]:
+        def functionals(embeddings: Tensor) -> Tensor:
+            seen.append(embeddings.detach().float())
+            some = torch.eye(width, device=embeddings.device)[start : start + chunk_size]
+            return some.expand(len(embeddings), -1, -1)
+
+        return functionals
+
+    maps = [method.explain(images, channels(start)) for start in range(0, width, chunk_size)]
+    return torch.cat(maps, 1).flatten(2).mT.detach().float(), seen[0]
+
+
+def _whole(vectors: Tensor, embeddings: Tensor) -> Tensor:
+    """Vectors (B, N, D) with equal shares of what they lack of the embeddings (B, D)."""
+    return vectors + ((embeddings - vectors.sum(1)) / vectors.shape[1])[:, None]
+
+
+def _near(patches: Tensor, side: int, apart: int) -> Tensor:
+    """Which patches of P · P are within `apart` rows and columns of one of them, for each image: boolean (B, N)."""
+    places = torch.arange(side * side, device=patches.device)
+    rows = (places // side - patches[:, None] // side).abs()
+    columns = (places % side - patches[:, None] % side).abs()
+    return (rows <= apart) & (columns <= apart)
 
 
 @checks_choices
@@ -28,14 +178,11 @@ def similar_to(
         explainer: an explainer of functionals, such as AnyHead, or a method that reads the inside of a transformer.
         images: uint8, (B, C, H, W).
         others: e', embeddings of V other images for all, (V, D), or of V for each image, (B, V, D).
-        centre: m, (D,), see `relative`; `None` for 0.
+        centre: m, (D,), see `subtract_centre`; `None` for 0.
         length: see `cosine_functionals`.
 
     Returns:
         Heatmaps, (B, V, P, P).
-
-    Raises:
-        InputError: for embeddings of another width, or an explainer of classes alone, such as RISE.
     """
     if not hasattr(explainer, "explain"):
         raise InputError(
@@ -48,33 +195,26 @@ def similar_to(
             f"expected embeddings of other images, of shape [V, {width}] or [{len(images)}, V, {width}], got"
             f" {list(others.shape)}: embed them with the same model"
         )
-    directions = F.normalize(relative(others, centre), dim=-1)
+    directions = F.normalize(subtract_centre(others, centre), dim=-1)
 
     def functionals(embeddings: Tensor) -> Tensor:
-        own = relative(embeddings.detach(), centre)
+        own = subtract_centre(embeddings.detach(), centre)
         return cosine_functionals(own, directions.to(own.device), length=length)
 
     return explainer.explain(images, functionals)
 
 
 def nearest(embeddings: Tensor, queries: Tensor, k: int = 5, centre: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Find the most similar embeddings by the cosine.
-
-    Args:
-        embeddings: of the images to choose from, (M, D).
-        queries: (B, D).
-        k: number of images for each query.
-        centre: see `relative`.
+    """Find the k embeddings, of (M, D), that are most similar to each query (B, D), by the cosine relative to `centre`.
 
     Returns:
         Similarities and indices, (B, k), the most similar first; k is at most M.
 
-    >>> import torch
     >>> similarities, indices = nearest(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[0.6, 0.8]]), k=1)
     >>> round(similarities.item(), 4), indices.tolist()
     (0.8, [[1]])
     """
     check_positive(k=k)
-    known, asked = (F.normalize(relative(each, centre), dim=-1) for each in (embeddings, queries))
+    known, asked = (F.normalize(subtract_centre(each, centre), dim=-1) for each in (embeddings, queries))
     found = (asked @ known.mT).topk(min(k, len(known)), dim=-1)
     return found.values, found.indices

@@ -8,8 +8,15 @@ if TYPE_CHECKING:
     from explainers.metrics.additivity import Infidelity, SensitivityN, infidelity, sensitivity_n, sized_coalitions
     from explainers.metrics.agreement import RankCorrelation, TopOverlap, iou_at_k, rank_correlation, spearman
     from explainers.metrics.curves import CURVES
-    from explainers.metrics.localization import AveragePrecision, PointingGame, average_precision, hits, segmentation
-    from explainers.metrics.object_boxes import BoxAccuracy, box_hits
+    from explainers.metrics.localization import (
+        AveragePrecision,
+        BoxAccuracy,
+        PointingGame,
+        average_precision,
+        box_hits,
+        hits,
+        segmentation,
+    )
     from explainers.metrics.pairs import holm, paired_differences, sign_test
     from explainers.metrics.perturbation import PerturbationCurves, importance_order, perturbation_sweep
     from explainers.metrics.saco import SaCo, group_saliences, salience_groups
@@ -19,8 +26,10 @@ else:  # at first use, because torchmetrics takes a second
         "additivity": ("Infidelity", "SensitivityN", "infidelity", "sensitivity_n", "sized_coalitions"),
         "agreement": ("RankCorrelation", "TopOverlap", "iou_at_k", "rank_correlation", "spearman"),
         "curves": ("CURVES",),
-        "localization": ("AveragePrecision", "PointingGame", "average_precision", "hits", "segmentation"),
-        "object_boxes": ("BoxAccuracy", "box_hits"),
+        "localization": (
+            *("AveragePrecision", "BoxAccuracy", "PointingGame"),
+            *("average_precision", "box_hits", "hits", "segmentation"),
+        ),
         "pairs": ("holm", "paired_differences", "sign_test"),
         "perturbation": ("PerturbationCurves", "importance_order", "perturbation_sweep"),
         "saco": ("SaCo", "group_saliences", "salience_groups"),

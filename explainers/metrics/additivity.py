@@ -13,19 +13,12 @@ from explainers.errors import check_range
 from explainers.metrics.means import MeanOfImages
 from explainers.sampling import random_patches
 
-FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9
-"""Default sizes of the removed subsets, as fractions of all patches."""
-
-SUBSETS = 0x5E75
-"""Default seed of the removed subsets."""
+FRACTIONS = 0.1, 0.3, 0.5, 0.7, 0.9  # default sizes of the removed subsets, as fractions of all patches
+SUBSETS = 0x5E75  # default seed of the removed subsets
 
 
 def subset_sizes(num_patches: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
-    """Compute the number of removed patches for each fraction of N, rounded and clamped to 1 ... N − 1.
-
-    Args:
-        num_patches: N, at least 2.
-        fractions: fractions of the patches to remove, in [0, 1].
+    """Compute the number of removed patches for each fraction, in [0, 1], of N, rounded and clamped to 1 ... N − 1.
 
     >>> subset_sizes(196), subset_sizes(4)
     ([20, 59, 98, 137, 176], [1, 1, 2, 3, 3])
@@ -41,14 +34,11 @@ def sized_coalitions(index: Tensor, num_patches: int, sizes: Sequence[int], coun
         index: index of each image in the data set, (B,).
         num_patches: N, the number of patches per image.
         sizes: numbers of removed patches, each in 1 ... N − 1.
-        count: number of subsets of each size, at least 2.
+        count: number of subsets of each size, at least 2, because one has no correlation.
         seed: seed of the subsets.
 
     Returns:
         The visible patches: boolean, (B, M, N) with M = len(sizes) · count, ordered by size as in `sizes`.
-
-    Raises:
-        InputError: if a size is not in 1 ... N − 1, or if `count` is 1, because one subset has no correlation.
 
     >>> sized_coalitions(torch.tensor([0, 7]), num_patches=9, sizes=[2, 6], count=3).sum(-1).tolist()
     [[7, 7, 7, 3, 3, 3], [7, 7, 7, 3, 3, 3]]
@@ -65,9 +55,8 @@ def sized_coalitions(index: Tensor, num_patches: int, sizes: Sequence[int], coun
 def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     """Compute sensitivity-n: the correlation of summed attributions with drops of the output (Ancona et al., 2018).
 
-    For each subset size n, Pearson's correlation compares the sum of the removed attributions with the drop, over all
-    subsets of n patches. The result is the mean over n. An offset or a positive factor of the heatmap does not change
-    it. Random heatmaps have a mean of 0.
+    It is Pearson's correlation over all subsets of n patches, averaged over n. An offset or a positive factor of the
+    heatmap does not change it. Random heatmaps have a mean of 0.
 
     Args:
         scores: attributions, (B, N).
@@ -75,23 +64,21 @@ def sensitivity_n(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
         drops: output for the whole image minus output without the subset, (B, M).
 
     Returns:
-        float64, (B,), in [−1, 1]. Sums that are all equal, as those of equal scores, count as uncorrelated, 0. The mean
-        skips sizes whose drops are all equal, and is NaN if no size remains.
+        float64, (B,), in [−1, 1]. Equal sums, as those of equal scores, count as uncorrelated, 0. The mean skips sizes
+        whose drops are all equal, and is NaN if no size remains.
 
-    Removing the first patch lowers the output by 1, and removing another patch leaves it unchanged:
-
-    >>> keep = ~torch.eye(3, dtype=torch.bool)[None]
+    >>> keep = ~torch.eye(3, dtype=torch.bool)[None]  # only the first patch matters
     >>> sensitivity_n(torch.tensor([[0.9, 0.5, 0.5]]), keep, torch.tensor([[1.0, 0.0, 0.0]])).round(decimals=6).tolist()
     [1.0]
     """
     sizes = (~keep).sum(-1)
     of_size = (sizes[..., None] == sizes.unique()).double()  # (B, M, sizes)
-    sums, drops = (_deviations(values, of_size) for values in (_removed_sums(scores, keep), drops.double()))
+    sums, drops = (_deviations(values, of_size) for values in (removed_sums(scores, keep), drops.double()))
     return (sums.nan_to_num() * drops).sum(1).nanmean(1)
 
 
-def _removed_sums(scores: Tensor, keep: Tensor) -> Tensor:
-    """Sum the attributions of the removed patches: (B, N) and (B, M, N) → float64, (B, M)."""
+def removed_sums(scores: Tensor, keep: Tensor) -> Tensor:
+    """Sum the attributions (B, N) of the patches that `keep` (B, M, N) removes: float64, (B, M)."""
     return ((~keep).double() @ scores.double()[..., None]).squeeze(-1)
 
 
@@ -110,24 +97,14 @@ def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     """Compute infidelity with the best factor, relative to the squared drops (INFD of Yeh et al., 2019).
 
     Σ_S (β a_S − d_S)² / Σ_S d_S², where a_S is the sum of the attributions of the removed subset S and d_S the drop.
-    β = Σ a_S d_S / Σ a_S² is the best factor of each image, as in the paper's code, and makes heatmaps of any unit
-    comparable. The division by Σ d_S² makes images comparable. A perfect explanation scores 0, and a heatmap of zeros
-    scores 1. Three properties to know:
+    β = Σ a_S d_S / Σ a_S² is the best factor of each image, as in the paper's code. A perfect explanation scores 0, and
+    a heatmap of zeros scores 1. One of equal scores, the baseline, is below 1, because larger subsets have larger
+    drops. An offset of the heatmap changes the result; its sign does not, because β may be negative.
 
-    - A heatmap of equal scores is below 1, because larger subsets have larger drops. Use it as the baseline:
-      `infidelity(torch.ones_like(scores), keep, drops)`.
-    - An offset of the heatmap changes the result, because no offset is fitted.
-    - β may be negative, so a heatmap and its negative have the same infidelity. `sensitivity_n` distinguishes them.
-
-    Args:
-        scores: attributions, (B, N).
-        keep: the visible patches, boolean (B, M, N), see `sized_coalitions`.
-        drops: output for the whole image minus output without the subset, (B, M).
+    For arguments see `sensitivity_n`.
 
     Returns:
         float64, (B,), in [0, 1]; NaN if all drops are 0.
-
-    The terms of a linear function explain it perfectly, in any unit. Equal scores explain it in part:
 
     >>> keep = torch.tensor([[[False, True], [True, False], [False, False]]])
     >>> drops = torch.tensor([[1.0, 3.0, 4.0]])
@@ -136,7 +113,7 @@ def infidelity(scores: Tensor, keep: Tensor, drops: Tensor) -> Tensor:
     >>> infidelity(torch.ones(1, 2), keep, drops).tolist()
     [0.0769...]
     """
-    sums, drops = _removed_sums(scores, keep), drops.double()
+    sums, drops = removed_sums(scores, keep), drops.double()
     length = sums.square().sum(1)
     explained = torch.where(length > 0, (sums * drops).sum(1).square() / length, 0.0)
     return (1 - explained / drops.square().sum(1)).clamp(min=0)

@@ -6,18 +6,13 @@ import torch
 from torch import Tensor
 
 from explainers.errors import InputError, check_positive
-from explainers.metrics.means import Mean, MeanOfImages
-from explainers.metrics.optional import Metric
+from explainers.metrics.means import Mean, MeanOfImages, Metric, Ratios
 
 Agreement = Literal["e_rmse", "relative_error", "iou", "rank_correlation"]
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:
-    """Compute Spearman's rank correlation of each row. Equal scores share their mean rank.
-
-    Args:
-        first: scores, (B, N).
-        second: scores, (B, N).
+    """Compute Spearman's rank correlation of each row of two (B, N). Equal scores share their mean rank.
 
     Returns:
         float64, (B,), in [−1, 1]; NaN for a row of equal scores.
@@ -26,15 +21,12 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
     >>> spearman(first, second).round(decimals=6).tolist()
     [1.0, -1.0]
     """
-    return _pearson(_ranks(first), _ranks(second))
+    first, second = (ranks - ranks.mean(-1, keepdim=True) for ranks in (_ranks(first), _ranks(second)))
+    return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))
 
 
 def rank_correlation(scores: Tensor, reference: Tensor) -> Tensor:
-    """Compute Spearman's rank correlation of each row with a reference; equal scores are uncorrelated with any order.
-
-    Args:
-        scores: (B, N).
-        reference: (B, N).
+    """Compute Spearman's rank correlation of scores (B, N) with a reference (B, N), where equal scores have none.
 
     Returns:
         float64, (B,), in [−1, 1]; 0 for a row of equal scores, NaN where those of the reference are equal.
@@ -54,12 +46,6 @@ def _ranks(scores: Tensor) -> Tensor:
     return (num_lower + num_not_higher - 1).double() / 2
 
 
-def _pearson(first: Tensor, second: Tensor) -> Tensor:
-    """Compute Pearson's correlation of each row: (..., N) and (..., N) → (...)."""
-    first, second = first - first.mean(-1, keepdim=True), second - second.mean(-1, keepdim=True)
-    return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))
-
-
 def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     """Compute IoU@K: the intersection over union of the `k` most important patches of two heatmaps, for each row.
 
@@ -67,8 +53,8 @@ def iou_at_k(first: Tensor, second: Tensor, k: int) -> Tensor:
     Two heatmaps of equal scores therefore have the IoU@K of chance, K / (2 N − K).
 
     Args:
-        first: scores, (B, N), higher is more important.
-        second: scores, (B, N), higher is more important.
+        first: scores, (B, N); higher is more important.
+        second: the same.
         k: number of patches to compare, in 1 ... N.
 
     Returns:
@@ -100,11 +86,6 @@ class RootMeanSquaredError(Mean):
     """E-RMSE: root of the mean squared difference of two heatmaps (B, P, P), over all patches of all images.
 
     The paper gives no formula, so this follows the usual definition of an RMSE. Both heatmaps explain the same class.
-
-    >>> metric = RootMeanSquaredError()
-    >>> metric.update(torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]), torch.zeros(1, 2, 2))
-    >>> metric.compute().item()
-    1.0
     """
 
     higher_is_better = False
@@ -117,70 +98,34 @@ class RootMeanSquaredError(Mean):
         return super().compute().sqrt()
 
 
-class RelativeError(Metric):
+class RelativeError(Ratios):
     """E-RMSE divided by the standard deviation of the reference heatmaps (B, P, P) around the mean of each.
 
-    A constant heatmap with the same sum as the reference scores 1. Unlike E-RMSE, the value can be compared between
-    references.
+    A constant heatmap with the sum of the reference scores 1. Unlike E-RMSE, it can be compared between references.
 
-    >>> metric = RelativeError()
-    >>> metric.update(torch.tensor([[[2.0, 2.0]]]), torch.tensor([[[1.0, 3.0]]]))
-    >>> metric.compute().item()
-    1.0
     """
 
-    full_state_update = False
     higher_is_better = False
     column = "Error / spread ↓"
-    squared_error: Tensor
-    variation: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("squared_error", "variation"):
-            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
-
-    def update(self, heatmaps: Tensor, reference: Tensor) -> None:
-        self.squared_error += (heatmaps - reference).double().square().sum()
+    def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
         scores = reference.flatten(1).double()
-        self.variation += (scores - scores.mean(1, keepdim=True)).square().sum()
+        variation = (scores - scores.mean(1, keepdim=True)).square().sum()
+        super().update((heatmaps - reference).double().square().sum(), variation)
 
     def compute(self) -> Tensor:
-        return (self.squared_error / self.variation).sqrt().float()
+        return (self.numerators / self.denominators).sqrt().mean().float()
 
 
-class BestFactor(Metric):
-    """The factor by which heatmaps (B, P, P) are closest to reference heatmaps, in least squares over all images.
+class BestFactor(Ratios):
+    """The factor by which heatmaps (B, P, P) are closest to reference heatmaps, in least squares over all images."""
 
-    >>> metric = BestFactor()
-    >>> metric.update(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 6.0]]]))
-    >>> metric.compute().item()
-    3.0
-    """
-
-    full_state_update = False
-    product: Tensor
-    squares: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("product", "squares"):
-            self.add_state(name, torch.zeros((), dtype=torch.double), dist_reduce_fx="sum")
-
-    def update(self, heatmaps: Tensor, reference: Tensor) -> None:
-        self.product += (heatmaps.double() * reference).sum()
-        self.squares += heatmaps.double().square().sum()
-
-    def compute(self) -> Tensor:
-        return (self.product / self.squares).float()
+    def update(self, heatmaps: Tensor, reference: Tensor) -> None:  # type: ignore[override]
+        super().update((heatmaps.double() * reference).sum(), heatmaps.double().square().sum())
 
 
 class TopOverlap(MeanOfImages):
-    """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images.
-
-    Args:
-        k: number of patches to compare, see `iou_at_k`.
-    """
+    """IoU@K of heatmaps (B, P, P) with reference heatmaps, averaged over images, see `iou_at_k`."""
 
     column = "IoU@{k} ↑"
 
@@ -215,9 +160,5 @@ AGREEMENTS: dict[str, Any] = {
 
 
 def agreement_metrics(k: int) -> dict[str, Metric]:
-    """Build a new metric for each name in `Agreement`.
-
-    Args:
-        k: number of patches that IoU@K compares.
-    """
+    """Build a new metric for each name in `Agreement`; IoU@K compares `k` patches."""
     return {name: kind(k) if kind is TopOverlap else kind() for name, kind in AGREEMENTS.items()}

@@ -1,25 +1,33 @@
-"""Cost of explanations: time, memory and forward passes."""
+"""What an explanation costs, time, memory and forward passes, and what explainers count while they explain."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from explainers.metrics.optional import Metric
+from explainers.metrics.means import MeanOfImages, Metric, MetricCollection
+
+NUMBERS = {
+    "masks": "Masks",
+    "mask_similarity": "mSim",
+    "overdetermined": "Overdetermined",
+    "impact_variance": "Variance of impacts",
+}
+"""Name of a number in `Details.numbers` → title of its column (ViT-CX, Tables 1 and 2, Figure 4 and Section 3.4).
+
+`masks` counts the masks of an image; `mask_similarity` is the mean cosine of all pairs of its feature maps as masks;
+for the others, see `posthoc.vit_cx.overdetermination`.
+"""
 
 
 class Cost(Metric):
     """Images that one process explains per second, and the peak GPU memory.
 
     `compute` returns `images_per_second`, which is NaN before the first update, and `peak_memory` in GB, if known.
-
-    >>> metric = Cost()
-    >>> metric.update(images=10, seconds=2.0)
-    >>> metric.compute()["images_per_second"].item()
-    5.0
     """
 
     columns = {"images_per_second": "Images/s ↑", "peak_memory": "Peak memory, GB ↓"}
     higher_is_better = None  # differs between the numbers
-    is_differentiable = False
     full_state_update = False
     seconds: Tensor
     images: Tensor
@@ -32,13 +40,7 @@ class Cost(Metric):
         self.add_state("memory", torch.zeros((), dtype=torch.double), dist_reduce_fx="max")
 
     def update(self, images: int, seconds: float, memory: float = 0.0) -> None:
-        """Add a call of the explainer.
-
-        Args:
-            images: number of explained images.
-            seconds: duration of the call.
-            memory: peak GPU memory, in GB; 0 if unknown.
-        """
+        """Add a call of the explainer; `memory` is the peak of the GPU in GB, 0 if unknown."""
         self.images += images
         self.seconds += seconds
         self.memory = torch.maximum(self.memory, torch.tensor(memory, dtype=torch.double, device=self.memory.device))
@@ -59,7 +61,6 @@ class Passes(Metric):
 
     column = "Passes ↓"
     higher_is_better = False
-    is_differentiable = False
     full_state_update = False
     images: Tensor
     passes: Tensor
@@ -70,14 +71,36 @@ class Passes(Metric):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, images: int, passes: int) -> None:
-        """Add a call of the explainer.
-
-        Args:
-            images: number of explained images.
-            passes: number of images that the target processed.
-        """
+        """Add a call of the explainer, in which the target processed `passes` images."""
         self.images += images
         self.passes += passes
 
     def compute(self) -> Tensor:
         return (self.passes / self.images.clamp(min=1)).round().long()
+
+
+class ExplainerStatistic(MeanOfImages):
+    """Mean over images of one of the `NUMBERS`."""
+
+    def update(self, values: Tensor) -> None:
+        """Add the numbers of some images, (B,)."""
+        self.add(values.float())
+
+
+class ExplainerStatistics(MetricCollection):
+    """Means over images of the `NUMBERS` of an explainer; NaN for what it does not measure.
+
+    >>> metric = ExplainerStatistics()
+    >>> metric.add({"masks": torch.tensor([60, 70])})
+    >>> metric["masks"].compute().item(), metric["masks"].standard_error().item()
+    (65.0, 5.0)
+    """
+
+    def __init__(self) -> None:
+        # Compute groups would merge metrics whose states happen to be equal after the first batch
+        super().__init__({name: ExplainerStatistic() for name in NUMBERS}, compute_groups=False)
+
+    def add(self, numbers: Mapping[str, Tensor]) -> None:
+        """Add the numbers of some images, (B,) each."""
+        for name, values in numbers.items():
+            self[name].update(values)

@@ -27,32 +27,21 @@ Curve = Literal[
 ]
 """Name of a perturbation curve, see `CURVES`."""
 
-TOP = {"correct": 1, "correct_5": 5, "correct_10": 10}
-"""Quantity, 1 if the label is among the k highest logits → k."""
-
+TOP = {"correct": 1, "correct_5": 5, "correct_10": 10}  # quantity, 1 if the label is among the k highest logits → k
 QUANTITIES = ("probability", "log_probability", "logit", *TOP)
 """What a sweep records: three outputs for the explained class, and whether the target predicts the label, see `TOP`."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x).
+    """A curve over sparsities s: `whole` · f(x) + `removed` · f(x without S*) + `preserved` · f(only S* of x)."""
 
-    Args:
-        title: column title, with an arrow towards better values.
-        quantity: the output f of the target, one of `QUANTITIES`.
-        whole: factor of the output for the whole image.
-        removed: factor of the output for the image without S*.
-        preserved: factor of the output for the image with S* only.
-        mean: if True, the curve is summarised by its mean over the levels, otherwise by its trapezoidal area.
-    """
-
-    title: str
-    quantity: str
+    title: str  # of its column, with an arrow towards better values
+    quantity: str  # the output f of the target, one of `QUANTITIES`
     whole: int
     removed: int
     preserved: int
-    mean: bool = False
+    mean: bool = False  # whether its number is the mean over the levels, otherwise the trapezoidal area
 
 
 CURVES: dict[str, Shape] = {
@@ -87,9 +76,5 @@ CURVES: dict[str, Shape] = {
 
 @checks_choices
 def needed_sides(curves: Sequence[Curve]) -> tuple[bool, bool]:
-    """Whether any of the curves needs the outputs without S*, and whether any needs those with S* only.
-
-    >>> needed_sides(["aopc", "log_odds"]), needed_sides(["relevance_gain"])
-    ((True, False), (True, True))
-    """
+    """Whether any of the curves needs the outputs without S*, and whether any needs those with S* only."""
     return any(CURVES[name].removed for name in curves), any(CURVES[name].preserved for name in curves)

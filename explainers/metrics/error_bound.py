@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from explainers.errors import check_positive
-from explainers.metrics.optional import Metric
+from explainers.metrics.means import Ratios
+
+LIMIT = 0.5  # largest ε of the averaged patches; the theorem assumes ε ≪ 1
 
 
 def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,43 +31,20 @@ def error_bound(predicted: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tenso
     return epsilon, bound, error
 
 
-class ErrorBound(Metric):
-    """Mean ε, bound and error of the patches with ε ≤ `limit`, and the fraction of patches with ε ≤ `limit`.
+class ErrorBound(Ratios):
+    """Mean `epsilon`, `bound` and `error` of the patches with ε ≤ `LIMIT`, and their fraction, `covered`."""
 
-    `compute` returns the means as `epsilon`, `bound` and `error`, and the fraction as `covered`.
+    def __init__(self) -> None:
+        super().__init__(count=4)
 
-    Args:
-        limit: largest ε of the averaged patches, above 0; the theorem assumes ε ≪ 1.
-
-    Two patches, with ε = 0 and ε = 1:
-
-    >>> metric = ErrorBound(limit=0.5)
-    >>> metric.update(torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), torch.tensor([[0.5, 0.5], [0.25, 0.5]]).log())
-    >>> {name: value.item() for name, value in metric.compute().items()}
-    {'epsilon': 0.0, 'bound': 0.0, 'error': 0.0, 'covered': 0.5}
-    """
-
-    full_state_update = False
-    sums: Tensor
-    covered: Tensor
-    patches: Tensor
-
-    def __init__(self, limit: float = 0.5) -> None:
-        super().__init__()
-        check_positive(limit=limit)
-        self.limit = limit
-        self.add_state("sums", torch.zeros(3), dist_reduce_fx="sum")
-        self.add_state("covered", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("patches", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, predicted: Tensor, exact: Tensor) -> None:
+    def update(self, predicted: Tensor, exact: Tensor) -> None:  # type: ignore[override]
         """Add patches, with the arguments of `error_bound`."""
         values = torch.stack(error_bound(predicted.float(), exact.float()), -1).flatten(0, -2)  # (patches, 3)
-        covered = values[:, 0] <= self.limit
-        self.sums += values[covered].sum(0)
-        self.covered += covered.sum()
-        self.patches += len(values)
+        covered = values[:, 0] <= LIMIT
+        count = covered.sum()[None]
+        patches = torch.full_like(count, len(values))
+        super().update(torch.cat([values[covered].sum(0), count]), torch.cat([count.expand(3), patches]))
 
-    def compute(self) -> dict[str, Tensor]:
-        epsilon, bound, error = self.sums / self.covered  # NaN where no patch is covered
-        return {"epsilon": epsilon, "bound": bound, "error": error, "covered": self.covered / self.patches}
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]
+        ratios = (self.numerators / self.denominators).float()  # NaN where no patch is covered
+        return dict(zip(("epsilon", "bound", "error", "covered"), ratios, strict=True))

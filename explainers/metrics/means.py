@@ -4,15 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from explainers.metrics.optional import Metric, MetricCollection
+from explainers.errors import needs
+
+try:
+    from torchmetrics import Metric, MetricCollection
+except ModuleNotFoundError:  # the formulas can be imported without it
+
+    class TorchmetricsMissing(nn.Module):
+        """Stands for a class of torchmetrics, which only the accumulation over batches needs."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            needs("torchmetrics", "methods", type(self).__name__)
+
+    Metric = MetricCollection = TorchmetricsMissing  # type: ignore[assignment, misc]
 
 
 def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the mean, the standard deviation and the standard error of the mean over images, of each column.
-
-    The standard deviation is that of the images (with n − 1); the standard error is the standard deviation / √n.
+    """Compute the mean, the standard deviation (with n − 1) and the standard error over images, of each column.
 
     Args:
         numbers: float64, (images, n); NaN is left out.
@@ -31,19 +41,7 @@ def moments(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Ratios(Metric):
-    """Mean of several ratios of sums over all images of all processes, however the images are divided into batches.
-
-    It is NaN if one number is NaN, which the means of torchmetrics leave out.
-
-    >>> metric = Ratios()
-    >>> metric.update(torch.tensor(3.0), 2)
-    >>> metric.update(torch.tensor(1.0), 2)
-    >>> metric.compute().item()
-    1.0
-
-    Args:
-        count: number of ratios.
-    """
+    """Mean of `count` ratios of sums over all images; NaN if one number is, which torchmetrics' means leave out."""
 
     full_state_update = False
     numerators: Tensor
@@ -71,14 +69,21 @@ class Mean(Ratios):
         super().update(values.double().sum(), values.numel())
 
 
+class Accuracy(Mean):
+    """Fraction of the labelled images that are classified correctly; NaN without labelled images."""
+
+    higher_is_better = True
+    column = "Accuracy ↑"
+
+    def update(self, predicted: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+        """Add images, given their predicted classes (B,) and their labels (B,); the label −1 means unlabelled."""
+        super().update((predicted == labels)[labels >= 0].float())
+
+
 class PerImage(Metric):
-    """Keeps numbers of every image, so that explainers can be compared on the same images.
+    """Keeps a row of `width` numbers of every image, in their order, so that explainers are compared on equal images.
 
-    Every batch adds a row for each of its images, in their order; NaN where an image has no number. The memory is
-    8 · `width` bytes per image.
-
-    Args:
-        width: how many numbers an image has.
+    A number is NaN where an image has none.
     """
 
     full_state_update = False
@@ -100,11 +105,7 @@ class PerImage(Metric):
         return torch.cat(self.kept) if self.kept else torch.zeros(0, self.width, dtype=torch.double, device=self.device)
 
     def scores(self, name: str) -> dict[str, Tensor]:
-        """Name → number of each image of all processes, (images,), in the order in which they were added.
-
-        Args:
-            name: name of the metric; a metric of several numbers has own names.
-        """
+        """Name → number of each image of all processes, (images,); a metric of several numbers has own names."""
         with self.sync_context():
             return self.named(name, self.rows())
 
@@ -126,17 +127,13 @@ class MeanOfImages(PerImage):
         return moments(self.rows())[0][0].float()
 
     def standard_error(self) -> Tensor:
-        """Return the standard error of the mean, over the images of all processes; NaN for a single image."""
+        """The standard error of the mean, over the images of all processes; NaN for a single image."""
         with self.sync_context():
             return moments(self.rows())[2][0].float()
 
 
 def image_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Name → number of each image, (images,), of the metrics that keep them.
-
-    Args:
-        metrics: name → metric.
-    """
+    """Name → number of each image, (images,), of those metrics (by name) that keep them."""
     scores: dict[str, Tensor] = {}
     for name, metric in metrics.items():
         if isinstance(metric, MetricCollection):
@@ -147,12 +144,12 @@ def image_scores(metrics: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def numbers(metrics: Mapping[str, Any], scores: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Compute several metrics: name → number; NaN is left out.
+    """Compute several metrics: name → number; NaN is left out. A metric of several numbers has own names.
 
     A mean over images has its standard error, `<name>_error`, and the standard deviation of images, `<name>_sd`.
 
     Args:
-        metrics: name → metric. A metric that computes a dictionary names its numbers by the keys.
+        metrics: name → metric.
         scores: the `image_scores` of the metrics.
     """
     computed: dict[str, Tensor] = {}

@@ -9,35 +9,21 @@ from torch import Tensor
 from explainers.errors import needs
 from explainers.metrics.means import moments
 
-FEW = 10
-"""With fewer different differences than these, p is at least that of the sign test."""
-
-RESOLUTION = 1e-5
-"""Differences that are closer than this part of the largest one are equal but for rounding."""
-
-CONFIDENCE = 0.95
-"""Confidence of the intervals; a corrected p-value below 1 − `CONFIDENCE` counts as significant."""
+FEW = 10  # with fewer different differences than these, p is at least that of the sign test
+RESOLUTION = 1e-5  # differences that are closer than this part of the largest one are equal but for rounding
+CONFIDENCE = 0.95  # confidence of the intervals; a corrected p-value below 1 − `CONFIDENCE` counts as significant
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Explainer i minus explainer j for all pairs, (n, n) each; NaN where they share fewer than two images.
+    """Explainer i minus explainer j for all pairs, (n, n) each; NaN where they share fewer than two images."""
 
-    Args:
-        mean: mean difference over the images that both have a number for.
-        error: its standard error, of the differences of single images.
-        half_width: half of the confidence interval, by Student's t.
-        p: two-sided p-value, see `paired_differences`.
-        corrected: the p-value after Holm's correction over all pairs.
-        images: number of shared images.
-    """
-
-    mean: Tensor
-    error: Tensor
-    half_width: Tensor
-    p: Tensor
-    corrected: Tensor
-    images: Tensor
+    mean: Tensor  # over the images that both have a number for
+    error: Tensor  # its standard error, of the differences of single images
+    half_width: Tensor  # of the confidence interval, by Student's t
+    p: Tensor  # two-sided, see `paired_differences`
+    corrected: Tensor  # p after Holm's correction over all pairs
+    images: Tensor  # number of shared images
 
     @property
     def significant(self) -> Tensor:
@@ -48,17 +34,13 @@ class Pairs:
 def paired_differences(numbers: Tensor) -> Pairs:
     """Compare explainers in pairs, on the same images.
 
-    Images differ far more from each other than explainers do, and the difficulty of an image cancels in a difference.
-    So two explainers whose standard errors overlap may differ significantly.
-
-    p is that of the paired t-test, which assumes that the mean difference is normal; that holds for some 30 images or
-    more of many different differences. With fewer than `FEW` different ones, such as those of hits, or of few images, p
-    is at least that of the exact sign test: equal differences have the variance 0, and a t-test would be certain.
+    The difficulty of an image cancels in a difference, so two explainers whose standard errors overlap may differ
+    significantly. p is that of the paired t-test, which assumes a normal mean, as of some 30 images or more. With fewer
+    than `FEW` different differences, such as those of hits, or of few images, p is at least that of the exact sign
+    test: equal differences have the variance 0, and a t-test would be certain.
 
     Args:
         numbers: the number of each image for each explainer, (images, n); NaN where there is none.
-
-    The second explainer is better by 1 or 2 on images of very different difficulty:
 
     >>> pairs = paired_differences(torch.tensor([[10.0, 11.0], [200.0, 202.0], [3000.0, 3001.0], [5.0, 7.0]]))
     >>> pairs.mean[1, 0].item(), round(pairs.half_width[1, 0].item(), 3), round(pairs.p[1, 0].item(), 3)
@@ -85,15 +67,9 @@ def paired_differences(numbers: Tensor) -> Pairs:
 
 
 def sign_test(differences: Tensor) -> Tensor:
-    """Compute the two-sided p-value of the exact sign test of each column: float64, (n,).
+    """Compute the two-sided p-value of the exact sign test of each column of differences (images, n): float64, (n,).
 
-    Under the null hypothesis, a difference that is not 0 is positive with probability 1/2.
-
-    Args:
-        differences: (images, n); NaN is left out.
-
-    Returns:
-        The p-value; 0 for a column of at least `FEW` different values, which needs no such test.
+    NaN and 0 are left out. A column of at least `FEW` different values, which needs no such test, has 0.
 
     >>> sign_test(torch.tensor([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0], [1.0, -0.5], [1.0, 0.5]])).tolist()
     [0.0625, 0.625]
@@ -111,8 +87,7 @@ def sign_test(differences: Tensor) -> Tensor:
 def holm(p: Tensor) -> Tensor:
     """Correct p-values (m,) for their number (Holm, 1979); NaN is not counted.
 
-    The smallest of m values is multiplied by m, the next by m − 1, and so on; a value is at least the one before it and
-    at most 1. So the probability of any false finding is below the level at which the result is read.
+    The smallest of m values is multiplied by m, the next by m − 1, and so on; a value is at least the one before it.
 
     >>> holm(torch.tensor([0.125, 0.5, 0.25])).tolist()
     [0.375, 0.5, 0.5]

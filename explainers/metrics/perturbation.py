@@ -11,15 +11,13 @@ from explainers.metrics.curves import CURVES, QUANTITIES, TOP, Curve
 from explainers.metrics.means import PerImage, moments
 from explainers.sampling import random_patches
 
-TIES = 0x7E5
-"""Seed of the order of patches with equal scores."""
+TIES = 0x7E5  # seed of the order of patches with equal scores
 
 
 def importance_order(scores: Tensor, index: Tensor) -> Tensor:
     """Sort the patches of each image by importance; ties are in random order.
 
-    The random order depends on the image's index alone, so it is the same in every batch and process. A heatmap of
-    equal scores therefore counts as a random explanation.
+    That order depends on the index alone. So a heatmap of equal scores counts as a random explanation.
 
     Args:
         scores: scores of the patches, (B, N), higher is more important.
@@ -93,11 +91,7 @@ def perturbation_sweep(
 
 
 def inner_levels(levels: int, until: float = 1.0) -> int:
-    """The number of levels of each side that are neither the whole nor the empty image.
-
-    >>> inner_levels(21), inner_levels(11, until=0.5)
-    (19, 10)
-    """
+    """The number of levels of each side that are neither the whole nor the empty image."""
     return levels - (2 if until == 1 else 1)
 
 
@@ -118,11 +112,7 @@ def _correct(logits: Tensor, labels: Tensor | None) -> list[Tensor]:
 
 
 def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
-    """Name the number of each curve, and title its column; a `removal` that is not empty is added to both.
-
-    >>> curve_columns(["deletion"], "black")
-    {'deletion_black': 'Deletion ↓ (black)'}
-    """
+    """Name the number of each curve, and title its column; a `removal` that is not empty is added to both."""
     suffix, note = (f"_{removal}", f" ({removal})") if removal else ("", "")
     return {f"{name}{suffix}": f"{CURVES[name].title}{note}" for name in curves}
 
@@ -130,15 +120,9 @@ def curve_columns(curves: Sequence[str], removal: str = "") -> dict[str, str]:
 class PerturbationCurves(PerImage):
     """Mean areas and mean curves of perturbation sweeps, over images. The areas of every image are kept.
 
-    `compute` returns a dictionary of:
-
-    - `images`: number of images.
-    - `sparsity`: the exact fractions |S*| / N, (Q,).
-    - `<curve>`: the mean area under the curve, or the mean of its mean over levels, see `Shape`.
-    - `<curve>_error`: the standard error of `<curve>` over images; missing for a single image.
-    - `<curve>_curve`: the mean curve, (Q,).
-
-    Curves of accuracies use the labelled images only, and are missing if there are none.
+    `compute` returns the number of `images`, the exact fractions |S*| / N as `sparsity` (Q,), and of each curve the
+    mean area (or mean over levels, see `Shape`) as `<curve>`, its standard error over images as `<curve>_error`, if
+    there are two, and the mean curve as `<curve>_curve` (Q,). Accuracies are those of labelled images, if any.
 
     Args:
         num_patches: N, the number of patches, or of pixels if single pixels are removed.
@@ -159,7 +143,6 @@ class PerturbationCurves(PerImage):
     """
 
     higher_is_better = None  # differs between the curves
-    is_differentiable = False
     points: Tensor
 
     @checks_choices

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from explainers.errors import check_range
+from explainers.metrics.additivity import removed_sums
 from explainers.metrics.means import MeanOfImages
 from explainers.metrics.perturbation import importance_order
 
@@ -11,20 +12,17 @@ from explainers.metrics.perturbation import importance_order
 def salience_groups(scores: Tensor, index: Tensor, groups: int = 10) -> Tensor:
     """Cut the patches of each image, in order of salience, into groups G_1 ... G_M of ⌊N / M⌋ patches.
 
-    G_1 has the most salient patches, G_M the least. The remaining N mod M patches are spread evenly between the groups
-    and belong to none. With one patch more, a group would have a larger drop and a larger salience for any heatmap, and
-    random heatmaps would score above 0. Patches with equal scores are in random order, see `importance_order`.
+    G_1 has the most salient patches, G_M the least. The remaining N mod M patches lie evenly between the groups and
+    belong to none: with groups of uneven size, random heatmaps would score above 0. Patches with equal scores are in
+    random order, see `importance_order`.
 
     Args:
         scores: salience, (B, N).
         index: index of each image in the data set, (B,).
-        groups: M, the number of groups, in 2 ... N.
+        groups: M, in 2 ... N.
 
     Returns:
         The visible patches, with one group hidden by each mask: boolean, (B, M, N).
-
-    Raises:
-        InputError: if `groups` is not in 2 ... N.
 
     >>> salience_groups(torch.tensor([[5, 4, 3, 2, 1]]), torch.tensor([0]), groups=2).int().tolist()
     [[[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]]
@@ -38,34 +36,24 @@ def salience_groups(scores: Tensor, index: Tensor, groups: int = 10) -> Tensor:
 
 
 def group_saliences(scores: Tensor, keep: Tensor) -> Tensor:
-    """Compute s, the summed salience of each group.
+    """Compute s, the summed salience of each group, float64 (B, M), from salience (B, N) and `salience_groups`.
 
-    The lowest salience of the image is subtracted first. Differences between groups of equal size stay the same, and a
-    heatmap of equal scores gives exactly 0.
-
-    Args:
-        scores: salience, (B, N).
-        keep: the visible patches, with one group hidden by each mask, boolean (B, M, N), see `salience_groups`.
-
-    Returns:
-        float64, (B, M).
+    The lowest salience of the image is subtracted first, so that a heatmap of equal scores gives exactly 0.
 
     >>> keep = torch.tensor([[[False, False, True, True, True], [True, True, True, False, False]]])
     >>> group_saliences(torch.tensor([[5, 4, 3, 2, 1]]), keep).tolist()
     [[7.0, 1.0]]
     """
     relative = scores.double() - scores.amin(-1, keepdim=True)
-    return ((~keep).double() @ relative[..., None]).squeeze(-1)
+    return removed_sums(relative, keep)
 
 
 def saco(drops: Tensor, saliences: Tensor) -> Tensor:
     """Compute the Salience-guided Faithfulness Coefficient F (Algorithm 1).
 
     F = Σ w_ij / Σ |w_ij| over all pairs of groups with s_i > s_j, where w_ij is s_i − s_j if d_i ≥ d_j, and s_j − s_i
-    otherwise. F is 1 if the group with more salience has the larger drop in every pair, and −1 if it has the smaller
-    drop in every pair. If all saliences are equal, F is 0, which is also its mean over random orders.
-
-    Equal drops agree with any salience, as in the paper. So F is 1 if no group changes the prediction.
+    otherwise. If all saliences are equal, F is 0, which is also its mean over random orders. Equal drops agree with any
+    salience, as in the paper: F is 1 if no group changes the prediction.
 
     Args:
         drops: d_i = p_y(x) − p_y(x without G_i), (B, M).
@@ -87,16 +75,9 @@ def saco(drops: Tensor, saliences: Tensor) -> Tensor:
 
 
 class SaCo(MeanOfImages):
-    """The Salience-guided Faithfulness Coefficient, averaged over images, see `saco`.
-
-    >>> metric = SaCo()
-    >>> metric.update(torch.tensor([[0.3, 0.1, 0.2], [0.3, 0.2, 0.1]]), torch.tensor([[3.0, 2.0, 1.0]] * 2))
-    >>> metric.compute().item()
-    0.75
-    """
+    """The Salience-guided Faithfulness Coefficient, averaged over images, see `saco`."""
 
     column = "SaCo ↑"
 
     def update(self, drops: Tensor, saliences: Tensor) -> None:
-        """Add images, with the arguments of `saco`."""
         self.add(saco(drops, saliences))

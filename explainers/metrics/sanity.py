@@ -12,11 +12,10 @@ from explainers.metrics.agreement import rank_correlation
 from explainers.metrics.means import MeanOfImages
 from explainers.sampling import uniform
 
-NOISE = 0xA015E
-"""Seed of the noise; draw s uses the seed `NOISE` + s."""
+NOISE = 0xA015E  # seed of the noise; draw s uses the seed `NOISE` + s
 
 
-def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor:
+def add_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tensor:
     """Add uniform noise to every value of every pixel, independently, and round to uint8.
 
     Args:
@@ -28,12 +27,6 @@ def with_noise(images: Tensor, index: Tensor, draw: int, radius: float) -> Tenso
     Returns:
         uint8, (B, C, H, W).
 
-    Raises:
-        InputError: if `radius` is not in 1/255 ... 1.
-
-    >>> noisy = with_noise(torch.full((1, 3, 32, 32), 100, dtype=torch.uint8), torch.tensor([0]), draw=0, radius=0.02)
-    >>> noisy.min().item(), noisy.max().item()
-    (95, 105)
     """
     if not 1 / 255 <= radius <= 1:
         raise InputError(
@@ -57,30 +50,24 @@ def max_sensitivity(
     """Compute max-sensitivity, the largest change of a heatmap under noise (SENS_MAX of Yeh et al., 2019).
 
     max_s ‖φ(x + noise_s) − φ(x)‖ / ‖φ(x)‖ over random draws s is a lower bound of the maximum over all noise of this
-    radius. The division by ‖φ(x)‖ makes heatmaps of any unit comparable. All heatmaps of an image explain the same
-    class. If a method draws new random numbers in every call, the result contains this variation, too.
+    radius. What a method draws anew in every call adds to it.
 
     Args:
         explain: function from uint8 images (B, C, H, W) and classes (B,) to heatmaps (B, P, P).
         images: x, uint8, (B, C, H, W).
         classes: the class to explain in each image, (B,).
-        index: index of each image in the data set, (B,), on which the noise depends.
+        index: see `add_noise`, as for `radius`.
         heatmaps: φ(x), (B, P, P).
         draws: number of draws of noise for each image, above 0.
-        radius: largest absolute value of the noise, in 1/255 ... 1, see `with_noise`.
 
     Returns:
         float64, (B,); NaN for a heatmap of zeros, which has no relative change.
 
-    >>> images, labels = torch.full((1, 1, 8, 8), 100, dtype=torch.uint8), torch.tensor([0])
-    >>> change = max_sensitivity(lambda images, classes: images[:, 0], images, labels, torch.tensor([0]), images[:, 0])
-    >>> 0.02 < change.item() < 0.05
-    True
     """
     check_positive(draws=draws)
     norms = heatmaps.double().flatten(1).norm(dim=1)
     changes = [
-        (explain(with_noise(images, index, draw, radius), classes).double() - heatmaps).flatten(1).norm(dim=1)
+        (explain(add_noise(images, index, draw, radius), classes).double() - heatmaps).flatten(1).norm(dim=1)
         for draw in range(draws)
     ]
     return torch.where(norms > 0, torch.stack(changes).amax(0) / norms, torch.nan)
@@ -89,24 +76,13 @@ def max_sensitivity(
 def random_weights(module: nn.Module, seed: int = 0) -> dict[str, Tensor]:
     """Draw new values for each parameter of a module, from a normal distribution with its mean and standard deviation.
 
-    The values replace the trained weights, as in the last step of the cascading randomisation of Adebayo et al. (2018),
-    which draws from the initialisation instead. Buffers keep their values, including the running statistics of batch
-    normalisation.
-
-    The draws of a parameter depend on its name, its shape and the seed, and not on the device. A parameter whose values
-    are all equal, such as a single number, keeps its values. Integers are not drawn.
-
-    Args:
-        module: the module, which is not changed.
-        seed: seed of the draws.
+    They replace the trained weights, as in the last step of the cascading randomisation of Adebayo et al. (2018), which
+    draws from the initialisation instead. Buffers keep their values. The draws of a parameter depend on its name, its
+    shape and the seed, and not on the device. A parameter whose values are all equal keeps them.
 
     Returns:
-        Name of each floating-point parameter → new values.
+        Name of each floating-point parameter → new values; the module is not changed.
 
-    >>> layer = nn.Linear(100, 100)
-    >>> drawn = random_weights(layer)["weight"]
-    >>> bool((drawn.std() / layer.weight.std() - 1).abs() < 0.05), bool((drawn - layer.weight).abs().max() > 0.1)
-    (True, True)
     """
     return {
         name: _redrawn(parameter.detach(), f"{seed} {name}")
@@ -126,17 +102,8 @@ def _redrawn(values: Tensor, key: str) -> Tensor:
 def replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Replace the values of some parameters inside this context; on exit, also by an exception, restore them exactly.
 
-    Args:
-        module: the module, which is changed in place, so that every object that holds it uses the new values.
-        weights: parameter name → new values, see `random_weights`.
+    The module is changed in place, so that every object that holds it uses the new values of `random_weights`.
 
-    >>> layer = nn.Linear(2, 1)
-    >>> own = layer.bias.item()
-    >>> with replaced(layer, {"bias": torch.tensor([7.0])}):
-    ...     layer.bias.item()
-    7.0
-    >>> layer.bias.item() == own
-    True
     """
     parameters = dict(module.named_parameters())
     before = {name: parameters[name].detach().clone() for name in weights}
@@ -167,12 +134,11 @@ class MaxSensitivity(MeanOfImages):
 class Randomisation(MeanOfImages):
     """|ρ| between heatmaps (B, P, P) of the trained and of the randomised model, averaged over images.
 
-    ρ is Spearman's rank correlation. A method with a high |ρ| highlights similar patches before and after it. Its
-    heatmaps show the image, the architecture or the training of the explainer rather than what the model learned.
-    The sign of ρ is ignored, because a negated heatmap highlights the same structure. Adebayo et al. (2018) report ρ of
-    the heatmaps and of their absolute values. Independent heatmaps of N patches have |ρ| ≈ 0.8 / √(N − 1) on average,
-    and smooth ones more. A constant heatmap shows nothing that the model learned, so its |ρ| is 1; that of another
-    heatmap with a constant one is 0.
+    ρ is Spearman's rank correlation (Adebayo et al., 2018, also report that of absolute values). With a high |ρ|,
+    heatmaps show the image, the architecture or the training of the explainer rather than what the model learned. The
+    sign is ignored, because a negated heatmap highlights the same structure. Independent heatmaps of N patches have
+    |ρ| ≈ 0.8 / √(N − 1) on average, and smooth ones more. A constant heatmap shows nothing that the model learned, so
+    its |ρ| is 1; that of another heatmap with a constant one is 0.
     """
 
     column = "ρ after randomisation ↓"

@@ -237,7 +237,7 @@ class ViTCX(nn.Module):
 
     @torch.no_grad()
     def details(self, images: Tensor, classes: Tensor) -> Details:
-        """Explain images, and count their masks; see `metrics.numbers` for the names of the numbers."""
+        """Explain images, and count their masks; see `metrics.cost` for the names of the numbers."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
         normalised = self.target.normalise(images)

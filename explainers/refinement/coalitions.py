@@ -1,24 +1,38 @@
-"""Random coalitions of patches that are coherent regions of the image, or regions around a ranking of the patches."""
+"""Coalitions of patches to mask, in rounds, each of which knows what the rounds before it found.
+
+They are coherent regions of the image, or regions around a ranking of the patches, or drawn as for Shapley values.
+"""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from explainers.errors import InputError, check_integers, check_positive, checks_choices
 from explainers.runtime.modes import to_float64
-from explainers.sampling import uniform
-from explainers.shapley.coalition_draws import check_coalitions
+from explainers.sampling import stream, uniform
+from explainers.shapley.coalition_draws import check_coalitions, shapley_coalitions, shapley_weights
 
-GOLDEN = (math.sqrt(5) - 1) / 2
-"""The multiples of this number, modulo 1, are spread evenly, however many there are."""
+Draw = Literal["ranking", "regions", "shapley"]
+FIRST = 8  # number of pairs in the first round. Every later round has as many as all rounds before it
+FEWEST = 8
+"""Smallest number of passes. The fit of fewer has no pair left that tells the size of the prior, or of the errors."""
+EARLIEST = 64
+"""Smallest number of passes at which a tolerance may stop. Heatmaps of fewer are mostly the prior's, times its size."""
+POWER = 0.5  # of `shapley_coalitions`, with the smallest variance
+NOISE = 1.5  # of `ranked_coalitions`, in standard deviations of the ranked scores
+TEMPERATURE = 2.0  # of the score of a class, see `score_functionals`
+
+GOLDEN = (math.sqrt(5) - 1) / 2  # the multiples of this number, modulo 1, are spread evenly, however many there are
 
 
 def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) -> Tensor:
     """Draw coalitions of a few coherent regions: the patches where a smooth random field is highest.
 
-    The field interpolates independent numbers, one for 2 × 2 patches. So a coalition contains most patches of some
-    objects and few of others, and its embedding tells more about objects than the embedding of separate patches.
+    The field interpolates independent numbers, one for 2 × 2 patches. So a coalition has most patches of some objects
+    and few of others, and its embedding tells more about objects than that of separate patches.
 
     Args:
         index: index of each image in the data set, (B,).
@@ -28,9 +42,6 @@ def region_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
 
     Returns:
         Boolean, (B, count, N); True for the patches in the coalition. Sizes are uniform in 1 ... N − 1.
-
-    Raises:
-        InputError: for a single patch.
 
     >>> region_coalitions(torch.arange(500), num_patches=9, count=2, seed=0).sum(-1).unique().tolist()
     [1, 2, 3, 4, 5, 6, 7, 8]
@@ -63,18 +74,14 @@ def ranked_coalitions(numbers: Tensor, scores: Tensor, noise: float, seed: int) 
     num_patches = scores.shape[-1]
     check_coalitions(num_patches)
     field, _ = smooth_fields(numbers, num_patches, seed)
-    ranked = standardised(to_float64(scores))
-    mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardised(field)
+    ranked = standardise(to_float64(scores))
+    mixed = (ranked if scores.dim() == 3 else ranked[:, None]) + noise * standardise(field)
     place = to_float64(numbers) * GOLDEN % 1
     return _highest(mixed, 1 + (place * (num_patches - 1)).long().expand(len(scores), -1))
 
 
 def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Compute a smooth random field over the patches, and a random number, for every number (...).
-
-    Returns:
-        Fields (..., N), and numbers in [0, 1), (...).
-    """
+    """Compute a smooth random field over the patches (..., N), and a number in [0, 1), for every number (...)."""
     side = math.isqrt(num_patches)
     cells = math.ceil(side / 2) + 3
     draws = uniform(numbers[..., None] * (cells**2 + 1) + torch.arange(cells**2 + 1, device=numbers.device), seed)
@@ -84,12 +91,8 @@ def smooth_fields(numbers: Tensor, num_patches: int, seed: int) -> tuple[Tensor,
     return field.reshape(*numbers.shape, num_patches), draws[..., 0]
 
 
-def standardised(scores: Tensor) -> Tensor:
-    """Scale scores (..., N) to mean 0 and standard deviation 1; equal scores become 0.
-
-    >>> standardised(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
-    [[-1.0, 1.0], [0.0, 0.0]]
-    """
+def standardise(scores: Tensor) -> Tensor:
+    """Scale scores (..., N) to mean 0 and standard deviation 1; equal scores become 0."""
     centred = scores - scores.mean(-1, keepdim=True)
     return centred / centred.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
 
@@ -97,3 +100,55 @@ def standardised(scores: Tensor) -> Tensor:
 def _highest(scores: Tensor, sizes: Tensor) -> Tensor:
     """Mark as many of the highest scores (..., N) as `sizes` (...) says."""
     return scores.argsort(-1, descending=True).argsort(-1) < sizes[..., None]
+
+
+def check_passes(**numbers: int) -> None:
+    """Raise an InputError for the first number of passes that is not even, or below `FEWEST`."""
+    check_pairs(**numbers)
+    for name, number in numbers.items():
+        if number < FEWEST:
+            raise InputError(
+                f"expected at least {FEWEST} passes, because fewer cannot tell the size of the prior, got"
+                f" {name}={number}: take {2 * FEWEST}"
+            )
+
+
+def check_pairs(**numbers: int) -> None:
+    """Raise an InputError for the first number of passes that is not even and above 0."""
+    check_integers(**numbers)
+    check_positive(**numbers)
+    for name, number in numbers.items():
+        if number % 2:
+            raise InputError(
+                f"expected an even number of passes, two for each pair of masked images, got {name}={number}: take"
+                f" {number + 1}"
+            )
+
+
+def find_round(pair: int) -> tuple[int, int]:
+    """The first pair of the round of a pair, and that of the next round."""
+    start, end = 0, FIRST
+    while pair >= end:
+        start, end = end, 2 * end
+    return start, end
+
+
+@checks_choices
+def draw_coalitions(fit: Draw, first: int, last: int, scores: Tensor, noise: float, seed: int) -> Tensor:
+    """Draw the coalitions with the numbers `first` to `last` − 1, boolean (B, M, N); see `refine`.
+
+    They depend on these numbers, the seed, and for `ranking` on the scores of the patches (B, N) alone.
+    """
+    seed = stream("coalitions", seed, 0)
+    if fit == "shapley":
+        index = torch.zeros(1, dtype=torch.long, device=scores.device)
+        keep = shapley_coalitions(index, scores.shape[-1], last, seed, paired=False, power=POWER)
+        return keep[:, first:].expand(len(scores), -1, -1)
+    numbers = torch.arange(first, last, device=scores.device)
+    return ranked_coalitions(numbers, torch.zeros_like(scores) if fit == "regions" else scores, noise, seed)
+
+
+@checks_choices
+def weigh_pairs(fit: Draw, keep: Tensor) -> Tensor | None:
+    """Weights of the pairs in the fit, (B, M); `None` for equal ones."""
+    return shapley_weights(keep, POWER) if fit == "shapley" else None

@@ -5,34 +5,66 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from explainers.refinement.posterior import Basis, Posterior, leverages_of, posterior_of, spare
 from explainers.runtime.modes import to_float64
 
-TINY = 1e-9
-"""What is below this part of the largest counts as 0."""
+STRENGTHS = 10.0 ** torch.arange(-4, 3.1, 0.25, dtype=torch.double)
+"""Ridge strengths that are averaged, in units of N: variance of a pair that patches cannot explain, relative to the
+variance that the deviations of patches from the prior explain."""
+
+BELIEF = 2.0, 0.5
+"""Parameters of the beta distribution that 1 / (1 + strength), the explained part of the variance, has before any pair.
+Few pairs hardly tell it; `benchmarks/coverage.py` measures that intervals are then wide enough."""
+
+TINY = 1e-9  # what is below this part of the largest counts as 0
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Fitted attributions of N patches, and what their standard errors need, for C columns and M pairs.
+class Basis:
+    """Singular vectors of the coalitions of M pairs of N patches."""
 
-    Args:
-        values: attributions of the patches, (B, N, C).
-        prior: the prior minus its mean over the patches, (B, N, C).
-        basis: singular vectors of the coalitions.
-        seen: observed differences in the basis of the left singular vectors, (B, r, C).
-        beyond: what no attributions explain of the observed differences, (B, M, C).
-        posterior: the ridge strengths and the size of the prior.
-        leverages: weight of each pair in its own fitted value, (B, M).
-    """
+    left: Tensor  # (B, M, r)
+    sizes: Tensor  # singular values, (B, r)
+    right: Tensor  # (B, r, N); they sum to 0 over the patches
 
-    values: Tensor
-    prior: Tensor
+    def unknown(self, strength: Tensor) -> Tensor:
+        """Variance of δ of each patch, relative to that of a pair's error, if pairs had no errors: (B, N)."""
+        squares = self.right.square()
+        beyond = (1 - 1 / squares.shape[-1] - squares.sum(1)).clamp(min=0)
+        return (squares * (strength / (self.sizes.square() + strength).square())[..., None]).sum(1) + beyond / strength
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The strengths λ, and the size α of the prior for each of them."""
+
+    strengths: Tensor  # λ, (K,)
+    probabilities: Tensor  # of the strengths, (B, K)
+    factors: Tensor  # α for each strength, (B, K)
+    factor_variances: Tensor  # the variance of α for each strength, (B, K)
+    freedom: Tensor  # degrees of freedom of the errors: pairs minus numbers without a penalty, (B,)
+
+    @property
+    def mean_factor(self) -> Tensor:
+        """The mean of α over the strengths, (B,)."""
+        return (self.probabilities * self.factors).sum(1)
+
+    def shrinkage(self, basis: Basis, times: Tensor | float = 1.0) -> Tensor:
+        """The mean over the strengths of s / (s² + λ) · `times` (B, K), for each singular value s: (B, r)."""
+        inverse = basis.sizes[:, None] / (basis.sizes.square()[:, None] + self.strengths[:, None])  # (B, K, r)
+        return ((self.probabilities * times)[..., None] * inverse).sum(1)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Fitted attributions of N patches, and what their standard errors need, for C columns and M pairs."""
+
+    values: Tensor  # attributions of the patches, (B, N, C)
+    prior: Tensor  # the prior minus its mean over the patches, (B, N, C)
     basis: Basis
-    seen: Tensor
-    beyond: Tensor
+    seen: Tensor  # observed differences in the basis of the left singular vectors, (B, r, C)
+    beyond: Tensor  # what no attributions explain of the observed differences, (B, M, C)
     posterior: Posterior
-    leverages: Tensor
+    leverages: Tensor  # weight of each pair in its own fitted value, (B, M)
 
     def heatmaps(self, mixture: Tensor) -> tuple[Tensor, Tensor]:
         """Mix the C columns by weights (B, V, C): attributions of the patches, and standard errors, (B, V, N) each.
@@ -47,11 +79,12 @@ class Fit:
         prior, seen = mixture @ self.prior.mT, mixture @ self.seen.mT  # (B, V, N), (B, V, r)
         beyond = self.beyond @ mixture.mT  # (B, M, V)
         basis, posterior = self.basis, self.posterior
-        spared = spare(posterior.freedom)[:, None]
+        spared = variance_divisor(posterior.freedom)[:, None]
         along = (prior @ basis.right.mT) * basis.sizes[:, None]
         variance, residual = torch.zeros_like(values), torch.zeros_like(seen)
+        of_strengths = posterior.probabilities, posterior.factors, posterior.factor_variances
         for k, strength in enumerate(posterior.strengths):
-            probability, factor, of_factor = (each[:, k, None, None] for each in posterior.of_strengths)
+            probability, factor, of_factor = (each[:, k, None, None] for each in of_strengths)
             shrunk = 1 / (basis.sizes.square() + strength)  # (B, r)
             missed = seen - factor * along
             squares = (strength * shrunk[:, None] * missed.square()).sum(-1) + beyond.square().sum(1)  # (B, V)
@@ -74,12 +107,12 @@ def fit_pairs(
     judged: Tensor,
     total: Tensor | None = None,
     weights: Tensor | None = None,
-) -> Fit:
+) -> Regression:
     """Fit v(S) − v(S̄) ≈ Σ_{z ∈ S} φ_z − Σ_{z ∉ S} φ_z, where S̄ is the complement of S, for C columns of v together.
 
     φ = α π + β + δ, where π is the prior minus its mean over the patches, β is equal for all patches, and Σ_z δ_z = 0.
     Least squares with the penalty λ |δ|² determine α ≥ 0, β and δ for every λ, and the result is the mean over λ, see
-    `posterior_of`. All columns share α and λ, which are those of one mixture of the columns.
+    `compute_posterior`. All columns share α and λ, which are those of one mixture of the columns.
 
     Args:
         keep: one coalition S of each pair, boolean (B, M, N).
@@ -102,9 +135,9 @@ def fit_pairs(
         if weights is not None:
             root = to_float64(weights).sqrt()
             sizes, members, observed = sizes * root, members * root[..., None], observed * root[..., None]
-        shift = unit(sizes if total is None else torch.zeros_like(sizes))
-        basis = decomposed(without(members, shift))
-        left = without(observed, shift)
+        shift = normalise(sizes if total is None else torch.zeros_like(sizes))
+        basis = decompose(project_out(members, shift))
+        left = project_out(observed, shift)
         seen = basis.left.mT @ left
         beyond = left - basis.left @ seen
         prior = _centred(to_float64(prior))
@@ -113,8 +146,8 @@ def fit_pairs(
         prior, along = prior * used[:, None, None], along * used[:, None, None]
         freedom = keep.shape[1] - to_float64(used) - (1 if total is None else 0)
         column = (seen @ judged)[..., 0], (along @ judged)[..., 0], (beyond @ judged).square().sum((1, 2))
-        posterior = posterior_of(basis, *column, freedom)
-        leverages = shift.square() + leverages_of(basis, posterior, column[1])
+        posterior = compute_posterior(basis, *column, freedom)
+        leverages = shift.square() + compute_leverages(basis, posterior, column[1])
         of_seen, of_along = posterior.shrinkage(basis), posterior.shrinkage(basis, posterior.factors)  # (B, r)
         deltas = basis.right.mT @ (of_seen[..., None] * seen - of_along[..., None] * along)
         values = posterior.mean_factor[:, None, None] * prior + deltas
@@ -123,10 +156,10 @@ def fit_pairs(
             even = (shift[:, None] @ (observed - members @ values))[:, 0] / scale
         else:
             even = to_float64(total) / keep.shape[-1]
-    return Fit(values + even[:, None], prior, basis, seen, beyond, posterior, leverages)
+    return Regression(values + even[:, None], prior, basis, seen, beyond, posterior, leverages)
 
 
-def decomposed(rows: Tensor) -> Basis:
+def decompose(rows: Tensor) -> Basis:
     """The singular vectors of rows (B, M, N), from the eigenvectors of the smaller Gram matrix.
 
     Vectors of the other side are 0 where the singular value is.
@@ -141,12 +174,12 @@ def decomposed(rows: Tensor) -> Basis:
     return Basis(rows @ (vectors * inverse[:, None]), sizes, vectors.mT * positive[..., None])
 
 
-def unit(vectors: Tensor) -> Tensor:
+def normalise(vectors: Tensor) -> Tensor:
     """Scale vectors (..., M) to length 1; a vector of zeros stays one."""
     return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
-def without(columns: Tensor, direction: Tensor) -> Tensor:
+def project_out(columns: Tensor, direction: Tensor) -> Tensor:
     """Project columns (B, M, C) onto what is orthogonal to a direction (B, M) of length 1, or 0."""
     return columns - direction[..., None] * (direction[:, None] @ columns)
 
@@ -155,3 +188,50 @@ def _centred(prior: Tensor) -> Tensor:
     """The prior (B, N, C) minus its mean over the patches; 0 where it is constant but for rounding."""
     centred = prior - prior.mean(1, keepdim=True)
     return centred * (centred.abs().amax(1, keepdim=True) > TINY * prior.abs().amax(1, keepdim=True))
+
+
+def compute_posterior(basis: Basis, seen: Tensor, along: Tensor, beyond: Tensor, freedom: Tensor) -> Posterior:
+    """Weigh the strengths by their posterior probability, and find α for each, for one column.
+
+    The errors of pairs, and δ, are normal, and λ is the ratio of their variances. α, β and the variance of the errors
+    are integrated out: all values of α and β are as likely as others, and all orders of magnitude of the variance.
+
+    Args:
+        basis: singular vectors of the coalitions.
+        seen: observed differences in the basis of the left singular vectors, (B, r).
+        along: those of the prior, (B, r); 0 for no prior.
+        beyond: sum of squares of what no attributions explain, (B,).
+        freedom: see `Posterior`.
+    """
+    relative = STRENGTHS.to(seen.device)
+    strengths = relative * basis.right.shape[-1]
+    gain = basis.sizes[:, None].square() / strengths[:, None]  # (B, K, r)
+    information = (along[:, None].square() / (1 + gain)).sum(-1)  # on α, (B, K)
+    used = information > 0
+    information = information.where(used, torch.ones_like(information))
+    factors = ((along * seen)[:, None] / (1 + gain)).sum(-1).clamp(min=0) / information
+    missed = seen[:, None] - factors[..., None] * along[:, None]
+    squares = (missed.square() / (1 + gain)).sum(-1) + beyond[:, None]
+    evidence = -0.5 * (gain.log1p().sum(-1) + information.log() + freedom[:, None] * (squares + 1e-300).log())
+    explained = 1 / (1 + relative)
+    belief = BELIEF[0] * explained.log() + BELIEF[1] * (-explained).log1p()  # of log λ, which is evenly spaced
+    variances = used * squares / variance_divisor(freedom)[:, None] / information
+    return Posterior(strengths, (evidence + belief).softmax(-1), factors, variances, freedom)
+
+
+def compute_leverages(basis: Basis, posterior: Posterior, along: Tensor) -> Tensor:
+    """Weight of each pair in its own fitted value, but for β: (B, M); see `compute_posterior` for `along`."""
+    shrunk = posterior.strengths[:, None] / (basis.sizes.square()[:, None] + posterior.strengths[:, None])  # (B, K, r)
+    information = (along[:, None].square() * shrunk).sum(-1).clamp(min=1e-300)
+    of_factor = ((along[:, None] * shrunk) @ basis.left.mT).square() / information[..., None]  # (B, K, M)
+    of_deltas = (1 - shrunk) @ basis.left.square().mT
+    return (posterior.probabilities[..., None] * (of_factor + of_deltas)).sum(1)
+
+
+def variance_divisor(freedom: Tensor) -> Tensor:
+    """Divisor of a sum of squares with f degrees of freedom, such that two standard errors are a 95 % interval.
+
+    f − 2 gives the variance of Student's t, whose 95 % interval is, for f ≥ 3, within 4 % that of a normal distribution
+    of this variance. For f = 2, whose variance is infinite, 0.4 gives the interval.
+    """
+    return (freedom - 2).clamp(min=0.4)

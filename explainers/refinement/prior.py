@@ -13,20 +13,11 @@ from explainers.runtime.modes import to_float64
 
 
 class Prior:
-    """What an explainer says about images, before any masked pass.
-
-    Args:
-        explainer: an explainer, or `None`.
-        target: the model that is explained.
-        grid: the patches.
-        images: uint8, (B, C, H, W).
+    """What an explainer, if there is one, says about uint8 images (B, C, H, W), before any masked pass.
 
     Attributes:
         vectors: c_z of every patch, float32 (B, N, D); zeros without an explainer, `None` if it has heatmaps alone.
         embeddings: G(x), float32 (B, D).
-
-    Raises:
-        InputError: if the explainer returns vectors that do not fit; its methods raise one for such heatmaps.
     """
 
     vectors: Tensor | None
@@ -39,7 +30,7 @@ class Prior:
         shape = len(images), grid.num_patches, target.embed_dim
         if isinstance(explainer, VectorExplainer):
             vectors, embeddings = explainer.decompose(images)
-            self.vectors = checked_prior(vectors, shape, "vectors").float()
+            self.vectors = check_prior(vectors, shape, "vectors").float()
         else:
             embeddings = target.embed(target.normalise(images))
             self.vectors = None if explainer is not None else torch.zeros(shape, device=embeddings.device)
@@ -65,9 +56,7 @@ class Prior:
     def _checked(self, heatmaps: Any, *several: int) -> Tensor:
         """Check heatmaps (B, P, P), or (B, V, P, P) of several functionals: (B, V, N)."""
         shape = len(self.images), *several, self.grid.side, self.grid.side
-        return to_float64(checked_prior(heatmaps, shape, "heatmaps")).reshape(
-            len(self.images), -1, self.grid.num_patches
-        )
+        return to_float64(check_prior(heatmaps, shape, "heatmaps")).reshape(len(self.images), -1, self.grid.num_patches)
 
 
 def products(functionals: Tensor, vectors: Tensor) -> Tensor:
@@ -77,28 +66,18 @@ def products(functionals: Tensor, vectors: Tensor) -> Tensor:
 
 def check_explainer(explainer: Any) -> None:
     """Raise an InputError unless this is an explainer, a function of images and classes, or `None`."""
-    if isinstance(explainer, str):
-        got, otherwise = "str", f'give build("{explainer}", target, target.grid) of explainers.posthoc'
-    elif isinstance(explainer, type):
-        got, otherwise = f"the class {explainer.__name__}", f"give {explainer.__name__}(target, target.grid)"
-    elif isinstance(explainer, TargetModel):
-        got, otherwise = "TargetModel", "give None for no prior, and the model as target=..."
-    elif explainer is None or callable(explainer) or isinstance(explainer, VectorExplainer):
-        return
-    else:
-        got, otherwise = type(explainer).__name__, "give None for no prior"
-    raise InputError(f"expected an explainer, got {got}: {otherwise}")
+    known = explainer is None or callable(explainer) or isinstance(explainer, VectorExplainer)
+    if not known or isinstance(explainer, type | TargetModel):
+        got = explainer if isinstance(explainer, type | str) else type(explainer).__name__
+        raise InputError(
+            f"expected an explainer, got {got}: give None, or build(name, target, target.grid) of explainers.posthoc"
+        )
 
 
-def target_of(explainer: Any, target: Any) -> TargetModel:
-    """The model to explain: the given one, or that of the explainer.
+def find_target(explainer: Any, target: Any) -> TargetModel:
+    """The model to explain: the given one, or that of the explainer; an InputError if there is none, or if they differ.
 
-    Args:
-        explainer: the prior, or `None`.
-        target: the given model, or `None`. It may differ from that of an explainer with vectors by its head.
-
-    Raises:
-        InputError: if there is none, or if the explainer has another one.
+    It may differ from that of an explainer with vectors by its head.
     """
     if target is not None and not isinstance(target, TargetModel):
         raise InputError(
@@ -107,9 +86,17 @@ def target_of(explainer: Any, target: Any) -> TargetModel:
         )
     own = getattr(explainer, "target", None)
     if isinstance(own, TargetModel):
-        if target is not None and own is not target:
-            _check_same(own, target, isinstance(explainer, VectorExplainer))
-        return own if target is None else target
+        if target is None or own is target:
+            return own
+        if own.backbone_identity() != target.backbone_identity():
+            raise InputError(
+                f"expected an explainer of this model, got one of {own.name} with other weights: leave out target=..."
+            )
+        if not isinstance(explainer, VectorExplainer) and own.head_identity() != target.head_identity():
+            raise InputError(
+                f"expected an explainer of this head, got one of another head on {own.name}: build it with this target"
+            )
+        return target
     if target is None:
         raise InputError(
             f"expected an explainer with the model that it explains, got {type(explainer).__name__}: give the model"
@@ -118,26 +105,8 @@ def target_of(explainer: Any, target: Any) -> TargetModel:
     return target
 
 
-def _check_same(own: TargetModel, target: TargetModel, any_head: bool) -> None:
-    """Raise an InputError if the explainer's own model is another one than the given one."""
-    if own.backbone_identity() != target.backbone_identity():
-        raise InputError(
-            f"expected an explainer of this model, got one of {own.name} with other weights: leave out target=..."
-        )
-    if not any_head and own.head_identity() != target.head_identity():
-        raise InputError(
-            f"expected an explainer of this head, got one of another head on {own.name}: build it with this target"
-        )
-
-
-def checked_prior(values: Any, shape: tuple[int, ...], kind: str) -> Tensor:
-    """Check heatmaps or vectors that an explainer returned, and detach them.
-
-    >>> checked_prior(torch.zeros(2, 32, 32), (2, 4, 4), "heatmaps")
-    Traceback (most recent call last):
-    explainers.errors.InputError: expected finite heatmaps of shape [2, 4, 4] from the explainer, got float32 of shape \
-[2, 32, 32]: give its grid as grid=..., or average the pixels of patches
-    """
+def check_prior(values: Any, shape: tuple[int, ...], kind: str) -> Tensor:
+    """Check heatmaps or vectors that an explainer returned, and detach them."""
     wanted = f"expected finite {kind} of shape {list(shape)} from the explainer, got"
     if not isinstance(values, Tensor):
         raise InputError(f"{wanted} {type(values).__name__}: return a tensor")

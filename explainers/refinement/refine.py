@@ -9,10 +9,9 @@ from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal
 from explainers.posthoc import build
-from explainers.refinement.pairs import MaskedPairs
-from explainers.refinement.prior import Prior, check_explainer, target_of
-from explainers.refinement.refinement import Refinement
-from explainers.refinement.rounds import NOISE, TEMPERATURE, Draw, check_passes
+from explainers.refinement.coalitions import NOISE, TEMPERATURE, Draw, check_passes
+from explainers.refinement.prior import Prior, check_explainer, find_target
+from explainers.refinement.refinement import MaskedPairs, Refinement
 from explainers.runtime.modes import ordinary_tensors
 
 
@@ -88,7 +87,7 @@ def refine(
             " others with explain(functionals) afterwards"
         )
     check_explainer(explainer)
-    target = target_of(explainer, target).in_eval_mode()
+    target = find_target(explainer, target).in_eval_mode()
     check_removal(target, removal)
     patches: PatchGrid = getattr(explainer, "grid", target.grid) if grid is None else grid
     target.check_grid(patches)
@@ -100,7 +99,7 @@ def refine(
 
 
 class Refined(nn.Module):
-    """Explains with a method without training that masked forward passes refine; see `refine`.
+    """Explains with a method without training that masked forward passes refine.
 
     For other arguments see `refine`.
 
@@ -109,10 +108,6 @@ class Refined(nn.Module):
         grid: the patches that are explained.
         prior: name of a method without training, see `posthoc.build`; `None` for no prior.
         passes: number of masked forward passes of each image, besides those of the prior and one of the whole image.
-
-    Raises:
-        InputError: for numbers that make no sense, a removal that the model lacks, or a method that does not exist or
-            does not support the model.
     """
 
     signed = True
@@ -167,7 +162,6 @@ class Refined(nn.Module):
 
 
 def _check_numbers(noise: float, temperature: float | None, chunk_size: int, seed: int) -> None:
-    """Raise an InputError for a number that makes no sense."""
     check_integers(chunk_size=chunk_size, seed=seed)
     check_positive(chunk_size=chunk_size)
     check_range(0, noise=noise)

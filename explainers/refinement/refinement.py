@@ -1,28 +1,27 @@
 """Explanations of any explainer, refined by masked forward passes: as many as the user can afford, for every head."""
 
-from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explainers.errors import InputError, check_positive, checks_choices
-from explainers.masking import PatchGrid
+from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
 from explainers.models.functionals import head_functionals
 from explainers.models.inputs import check_functionals, checked_classes
-from explainers.refinement.fit import Fit, fit_pairs
-from explainers.refinement.pairs import MaskedPairs
-from explainers.refinement.prior import Prior, products
-from explainers.refinement.rounds import (
+from explainers.models.removal import masked_outputs
+from explainers.refinement.coalitions import (
     EARLIEST,
     Draw,
     check_pairs,
     check_passes,
     draw_coalitions,
-    pair_weights,
-    round_of,
+    find_round,
+    weigh_pairs,
 )
+from explainers.refinement.fit import Regression, fit_pairs
+from explainers.refinement.prior import Prior, products
 from explainers.runtime.modes import ordinary_tensors
 
 
@@ -37,16 +36,50 @@ class Estimate(NamedTuple):
     errors: Tensor
 
 
+class MaskedPairs:
+    """Pairs of masked images, a coalition of patches and its complement, and the difference of their embeddings.
+
+    Attributes:
+        keep: one coalition S of each pair, boolean (B, M, N).
+        differences: G(x_S) − G(x_S̄), where S̄ is the complement of S: float32, (B, M, D).
+    """
+
+    @checks_choices
+    def __init__(
+        self, target: TargetModel, normalised: Tensor, grid: PatchGrid, removal: Removal, chunk_size: int
+    ) -> None:
+        check_positive(chunk_size=chunk_size)
+        self.target = target
+        self.normalised = normalised
+        self.grid = grid
+        self.removal = removal
+        self.chunk_size = chunk_size
+        self.keep = torch.zeros(len(normalised), 0, grid.num_patches, dtype=torch.bool, device=normalised.device)
+        self.differences = torch.zeros(len(normalised), 0, target.embed_dim, device=normalised.device)
+
+    def __len__(self) -> int:
+        return self.keep.shape[1]
+
+    def add(self, keep: Tensor) -> None:
+        """Embed the pairs of further coalitions, boolean (B, M, N)."""
+        keep = keep.to(self.keep.device)
+        both = torch.stack([keep, ~keep], 2).flatten(1, 2)
+        embeddings = self._embed(self.normalised, both).unflatten(1, (-1, 2))
+        self.keep = torch.cat([self.keep, keep], 1)
+        self.differences = torch.cat([self.differences, embeddings[:, :, 0] - embeddings[:, :, 1]], 1)
+
+    def blank(self) -> Tensor:
+        """Embed an image without any patch: (1, D), equal for all images."""
+        return self._embed(self.normalised[:1], self.keep.new_zeros(1, 1, self.grid.num_patches))[:, 0]
+
+    @torch.no_grad()
+    def _embed(self, normalised: Tensor, keep: Tensor) -> Tensor:
+        identity = nn.Identity()
+        return masked_outputs(self.target, identity, normalised, keep, self.grid, self.removal, self.chunk_size).float()
+
+
 class Refinement:
-    """What masked forward passes tell about images; see `refine`, which builds it.
-
-    For other arguments see `refine`.
-
-    Args:
-        prior: what the explainer says about the images.
-        pairs: the masked images, without any yet.
-        classes: the classes around whose ranking patches are hidden, (B,); `None` for the predicted ones.
-        functionals: v (B, D) around whose ranking patches are hidden, instead of classes, or `None`.
+    """What masked forward passes tell about images; see `refine`, which builds it, for its arguments.
 
     Attributes:
         classes: of `heatmaps`, (B,); missing if there are functionals.
@@ -76,12 +109,14 @@ class Refinement:
         self.seed = seed
         self.total = prior.embeddings - pairs.blank() if fit == "shapley" else None
         if functionals is None:
-            self.classes = self._logits.argmax(-1) if classes is None else classes
+            if classes is None:
+                classes = self.target.classify(prior.embeddings).argmax(-1)
+            self.classes = classes
             self.functionals, self._heatmaps = self._of_classes(self.classes)
         else:
             self.functionals, self._heatmaps = self._of_functionals(functionals)
         self._estimate: tuple[int, Estimate] | None = None
-        self._fitted: tuple[int, Fit] | None = None
+        self._fitted: tuple[int, Regression] | None = None
 
     @property
     def passes(self) -> int:
@@ -114,21 +149,11 @@ class Refinement:
         return self._fit_vectors(self.prior.vectors, len(self.pairs)).values.to(self.prior.vectors)
 
     def more(self, passes: int) -> Self:
-        """Refine further: 64 and 64 more passes give what 128 passes at once give.
-
-        Args:
-            passes: number of further masked forward passes of each image, even.
-
-        Returns:
-            This object.
-
-        Raises:
-            InputError: if the number is not even and above 0.
-        """
+        """Refine by an even number of further passes of each image: 64 and 64 more give what 128 at once give."""
         check_pairs(passes=passes)
         wanted = len(self.pairs) + passes // 2
         while len(self.pairs) < wanted:
-            start, end = round_of(len(self.pairs))
+            start, end = find_round(len(self.pairs))
             ranked = start if self.fit == "ranking" else 0  # other draws do not read the scores
             scores = self._attributed(self.functionals, self._heatmaps, ranked)[0][:, 0]
             first, last = len(self.pairs), min(end, wanted)
@@ -136,41 +161,21 @@ class Refinement:
         return self
 
     def until(self, tolerance: float, passes: int) -> Self:
-        """Refine until `precision` is below a tolerance for every image, or until there are this many passes.
+        """Refine until `precision` is below a tolerance for every image, or until there are this many passes in all.
 
         It is checked after every round, which doubles the number of passes, from 64 passes on.
-
-        Args:
-            tolerance: above 0.
-            passes: total number, those already made included; even and at least 8.
-
-        Returns:
-            This object.
-
-        Raises:
-            InputError: for other numbers.
         """
         check_positive(tolerance=tolerance)
         check_passes(passes=passes)
         while self.passes < passes:
-            _, end = round_of(len(self.pairs))
+            _, end = find_round(len(self.pairs))
             self.more(min(2 * end, passes) - self.passes)
             if self.passes >= EARLIEST and self.precision().max() < tolerance:
                 break
         return self
 
     def of(self, classes: Tensor) -> Estimate:
-        """Explain other classes, from the same passes.
-
-        Args:
-            classes: the class to explain in each image, (B,).
-
-        Returns:
-            Heatmaps and standard errors, (B, P, P) each.
-
-        Raises:
-            InputError: for classes that do not exist, or a head that is not linear.
-        """
+        """Explain other classes (B,) from the same passes; an InputError if the head is not linear."""
         return self._read(*self._of_classes(classes), several=False)
 
     def explain(self, functionals: Tensor) -> Estimate:
@@ -178,12 +183,6 @@ class Refinement:
 
         Args:
             functionals: v, (B, D), or (B, V, D) for several of each image.
-
-        Returns:
-            Heatmaps and standard errors, (B, P, P) or (B, V, P, P) each.
-
-        Raises:
-            InputError: for functionals of another shape, or an explainer that explains classes alone.
         """
         return self._read(*self._of_functionals(functionals), several=functionals.dim() == 3)
 
@@ -191,10 +190,6 @@ class Refinement:
         """The median standard error of the patches, relative to the standard deviation of the heatmap: (B,)."""
         heatmaps, errors = (each.flatten(1) for each in self._current())
         return errors.median(-1).values / heatmaps.std(-1).clamp(min=1e-30)
-
-    @cached_property
-    def _logits(self) -> Tensor:
-        return self.target.classify(self.prior.embeddings).detach()
 
     @ordinary_tensors()
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +224,7 @@ class Refinement:
         if self.prior.vectors is not None:
             return self._fit_vectors(self.prior.vectors, count).heatmaps(functionals)
         keep = self.pairs.keep[:, :count]
-        weights = pair_weights(self.fit, keep)
+        weights = weigh_pairs(self.fit, keep)
         one = functionals.new_ones(len(functionals), 1)
         parts = []
         for v, prior in zip(functionals.split(1, 1), priors.split(1, 1), strict=True):  # one at a time saves memory
@@ -239,12 +234,12 @@ class Refinement:
         values, errors = zip(*parts, strict=True)
         return torch.cat(values, 1), torch.cat(errors, 1)
 
-    def _fit_vectors(self, vectors: Tensor, count: int) -> Fit:
+    def _fit_vectors(self, vectors: Tensor, count: int) -> Regression:
         """The fit of the vectors to the first `count` pairs, kept until another number is asked for."""
         if self._fitted is None or self._fitted[0] != count:
             keep = self.pairs.keep[:, :count]
             observed = self.pairs.differences[:, :count]
-            weights = pair_weights(self.fit, keep)
+            weights = weigh_pairs(self.fit, keep)
             fitted = fit_pairs(keep, observed, vectors, self.functionals[:, 0], self.total, weights)
             self._fitted = count, fitted
         return self._fitted[1]

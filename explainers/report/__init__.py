@@ -6,11 +6,11 @@ from explainers import imported_at_use
 
 if TYPE_CHECKING:
     from explainers.report.pictures import Pictures
-    from explainers.report.reference import Reference
+    from explainers.report.tables import Reference
 
 # Both are for evaluations, which need Lightning; `overlays` does not
 __getattr__ = imported_at_use(
-    __name__, {"Pictures": "explainers.report.pictures", "Reference": "explainers.report.reference"}
+    __name__, {"Pictures": "explainers.report.pictures", "Reference": "explainers.report.tables"}
 )
 
 __all__ = ["Pictures", "Reference"]

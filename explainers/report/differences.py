@@ -18,13 +18,7 @@ Compared = Mapping[str, Mapping[str, tuple[list[str], Pairs]]]
 
 
 def compared(results: Results, scores: Mapping[str, ImageScores], numbers: Mapping[str, str]) -> Compared:
-    """Compare all explainers of each task in pairs, number by number.
-
-    Args:
-        results: task → explainer → numbers; only these explainers are compared, in this order.
-        scores: task → numbers of its images.
-        numbers: the numbers to compare, such as those that are columns of tables.
-    """
+    """Compare all explainers of `results`, in their order, in pairs: each of the numbers, from `scores` of images."""
     pairs: dict[str, dict[str, tuple[list[str], Pairs]]] = {}
     for task, explainers in results.items():
         rows = scores[task].rows if task in scores else {}
@@ -46,9 +40,6 @@ def difference_tables(
         pairs: the explainers of `results`, `compared`.
         titles: number → column title, with an arrow towards better values.
         minus: name of the explainer that is subtracted from the others; `None` subtracts the best of each number.
-
-    Raises:
-        InputError: if none of the explainers has the name `minus`.
     """
     if minus is not None and minus not in names_in(results):
         listed = ", ".join(names_in(results)) or "none"

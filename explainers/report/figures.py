@@ -1,7 +1,6 @@
-"""Figures of results.json files; rankings are in `rankings`, those of training runs and benchmarks in `run_figures`."""
+"""Figures of results.json files; those that single papers need are in `benchmarks.papers`."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ from matplotlib.figure import Figure
 
 from explainers.errors import InputError
 from explainers.metrics.curves import CURVES
-from explainers.report.labels import colours_of, legend_below, logarithmic, names_in, title_of
-from explainers.results.reading import Results
+from explainers.report.labels import colours_of, direction, legend_below, names_in, scale_logarithmically, title_of
+from explainers.results.reading import COSTS, Results
 
 SIDES = {"fidelity_plus": "Fidelity⁺  (higher is better)", "fidelity_minus": "Fidelity⁻  (lower is better)"}
 
@@ -60,44 +59,6 @@ def fidelity_bars(results: Results) -> Figure:
     return figure
 
 
-def quality_against_passes(results: Results, passes: Mapping[str, int], one: Sequence[str]) -> Figure:
-    """Agreement with the reference against the number of forward passes per image: one column per task.
-
-    The rows are the error relative to the reference's spread, ρ, and IoU@K where all explainers have it.
-
-    Args:
-        results: task → explainer → numbers.
-        passes: explainer → number of forward passes; these explainers form one line.
-        one: explainers with a single forward pass, one point each.
-    """
-    sides = {"relative_error": "error / spread  (lower is better)", "rank_correlation": "ρ with the reference"}
-    wanted = [*passes, *one]
-    measured = [explainers.get(name, {}) for explainers in results.values() for name in wanted]
-    overlaps = [name for name in (measured or [{}])[0] if re.fullmatch(r"iou_\d+", name)]
-    sides |= {name: f"IoU@{name[4:]} with the reference" for name in overlaps if all(name in row for row in measured)}
-    require({task: {name: measured.get(name, {}) for name in wanted} for task, measured in results.items()}, *sides)
-    figure = Figure(figsize=(1 + 3 * len(results), 3 * len(sides)), layout="constrained")
-    axes = figure.subplots(len(sides), len(results), squeeze=False, sharex=True, sharey="row")
-    colours = colours_of(["line", *one])
-    for column, (task, explainers) in enumerate(results.items()):
-        for axis, side in zip(axes[:, column], sides, strict=True):
-            counts = sorted(passes, key=lambda name: passes[name])
-            line = [explainers[name][side] for name in counts]
-            axis.plot([passes[name] for name in counts], line, marker=".", color=colours["line"], label="KernelSHAP")
-            for name in one:
-                axis.plot(1, explainers[name][side], "o", color=colours[name], label=title_of(name))
-                axis.axhline(explainers[name][side], color=colours[name], linewidth=0.8, linestyle=":")
-            logarithmic(axis, "x")
-            axis.grid(alpha=0.3)
-        logarithmic(axes[0, column], "y")  # heatmaps in other units have errors many times as large
-        axes[0, column].set_title(task)
-        axes[-1, column].set_xlabel("forward passes an image")
-    for axis, label in zip(axes[:, 0], sides.values(), strict=True):
-        axis.set_ylabel(label)
-    legend_below(figure, axes.flat)
-    return figure
-
-
 def fidelity_against_speed(results: Results) -> Figure:
     """Fidelity⁺ against explained images per second (TVE, Figure 1): one column per task, one point per explainer."""
     require(results, "fidelity_plus", "images_per_second")
@@ -110,7 +71,7 @@ def fidelity_against_speed(results: Results) -> Figure:
             axis.errorbar(
                 *place, numbers.get("fidelity_plus_error"), fmt="o", color=colours[name], label=title_of(name)
             )
-        logarithmic(axis, "x")
+        scale_logarithmically(axis, "x")
         axis.grid(alpha=0.3)
         axis.set_title(task)
         axis.set_xlabel("images per second")
@@ -122,13 +83,10 @@ def fidelity_against_speed(results: Results) -> Figure:
 def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> Figure:
     """Fidelities averaged over the tasks (TVE, Figure 5), with the standard errors of the averages where all are known.
 
-    Args:
-        results: task → explainer → numbers.
-        explainers: names of the explainers to draw, in this order; `None` draws all.
+    `explainers` names those to draw, in this order; `None` draws all.
 
     Raises:
-        InputError: if an explainer was not measured on every task, because averages over different tasks are not
-            comparable.
+        InputError: if an explainer was not measured on every task.
     """
     require(results, *SIDES)
     names = list(explainers or names_in(results))
@@ -152,32 +110,85 @@ def ablation_bars(results: Results, explainers: Sequence[str] | None = None) -> 
     return figure
 
 
-def approximation_scatter(results: Results, explainer: str = "two_point") -> Figure:
-    """The expectation of Equation 2 against an attribution that approximates it (TVE, Figure 8): one point per patch.
+def ranking(results: Results, titles: Mapping[str, str] | None = None, numbers: Sequence[str] | None = None) -> Figure:
+    """Numbers of many explainers, with standard errors where they are known; the best of the first number on top.
 
-    The figure has one row per task and one column per number of sampled subsets. The titles show the correlations.
+    The figure has one row per task and one column per number. The dotted line is the value of `chance`. Without
+    `numbers`, both fidelities share one column, if all explainers have them; otherwise the first two numbers with an
+    arrow in their titles are drawn.
 
     Args:
-        results: task → attribution → numbers of a `TwoPointStudy`.
-        explainer: name of the attribution; `two_point` is Equation 3.
+        results: task → explainer → numbers.
+        titles: number → column title, with an arrow towards better values; by default its name.
+        numbers: the numbers to draw, such as [deletion, insertion].
     """
-    chosen = {task: {explainer: measured[explainer]} for task, measured in results.items() if explainer in measured}
-    require(chosen, "attribution", "subsets")
-    counts = next(iter(chosen.values()))[explainer]["subsets"]
-    figure = Figure(figsize=(1 + 3.8 * len(counts), 0.4 + 3.6 * len(chosen)), layout="constrained")
-    axes = figure.subplots(len(chosen), len(counts), squeeze=False, sharex="row", sharey="row")
-    for row, (task, measured) in zip(axes, chosen.items(), strict=True):
-        numbers = measured[explainer]
-        for axis, count in zip(row, counts, strict=True):
-            axis.scatter(numbers["attribution"], numbers[f"expectation_{count}"], s=12, alpha=0.5, linewidths=0)
-            pearson, spearman = (numbers.get(f"{name}_{count}", math.nan) for name in ("pearson", "spearman"))
-            axis.set_title(f"{task}, {count} subsets: r = {pearson:.2f}, ρ = {spearman:.2f}", fontsize=10)
-            axis.set_xlabel(
-                "B ∈ {everything else, nothing} (Eq. 3)" if explainer == "two_point" else title_of(explainer)
-            )
-            axis.grid(alpha=0.3)
-        row[0].set_ylabel("B of sampled subsets (Eq. 2)")
+    require(results)
+    titles = titles or {}
+    rows = [row for explainers in results.values() for row in explainers.values()]
+    if numbers is None and all(SIDES.keys() <= row.keys() for row in rows):
+        return _fidelity_ranking(results)
+    numbers = list(numbers or numbers_with_arrows(rows, titles)[:2] or SIDES)
+    require(results, *numbers)
+    heights = [0.5 + 0.19 * len(explainers) for explainers in results.values()]
+    size = 1.6 + 2.8 * len(numbers), 0.4 + sum(heights)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(results), len(numbers), squeeze=False, sharey="row", height_ratios=heights)
+    for row, (task, explainers) in zip(axes, results.items(), strict=True):
+        sign = direction(titles.get(numbers[0], "")) or 1
+        values = {name: sign * numbers_of[numbers[0]] for name, numbers_of in explainers.items()}
+        names = sorted(values, key=values.__getitem__)
+        for axis, number, colour in zip(row, numbers, colours_of(numbers).values(), strict=True):
+            _points(axis, explainers, names, number, colour)
+            axis.set_title(titles.get(number, number), fontsize=10)
+        _name_rows(row[0], names)
+        if len(results) > 1:
+            row[0].set_ylabel(task)
     return figure
+
+
+def _fidelity_ranking(results: Results) -> Figure:
+    """Fidelity⁻ and Fidelity⁺, two points each: one column per task, the largest distance on top.
+
+    Their distance, Fidelity⁺ − Fidelity⁻, is near 0 for random heatmaps.
+    """
+    rows = max(map(len, results.values()))
+    figure = Figure(figsize=(1.6 + 4.2 * len(results), 1.2 + 0.19 * rows), layout="constrained")
+    axes = figure.subplots(1, len(results), squeeze=False)[0]
+    colours = colours_of(SIDES)
+    for axis, (task, explainers) in zip(axes, results.items(), strict=True):
+        distances = {name: row["fidelity_plus"] - row["fidelity_minus"] for name, row in explainers.items()}
+        names = sorted(distances, key=distances.__getitem__)
+        ends = {side: [explainers[name][side] for name in names] for side in SIDES}
+        axis.hlines(range(len(names)), *ends.values(), color="lightgrey", linewidth=3, zorder=0)
+        for side, label in SIDES.items():
+            _points(axis, explainers, names, side, colours[side], label)
+        _name_rows(axis, names)
+        axis.set_title(task)
+    legend_below(figure, axes)
+    return figure
+
+
+def _points(
+    axis: Axes, explainers: Mapping[str, Any], names: list[str], number: str, colour: Any, label: str = ""
+) -> None:
+    """Draw a number of each explainer with its error, one row each; without a label, also a line at `chance`."""
+    errors = [explainers[name].get(f"{number}_error", math.nan) for name in names]
+    style = {"fmt": "o", "markersize": 4, "elinewidth": 1, "color": colour, "label": label}
+    axis.errorbar([explainers[name][number] for name in names], range(len(names)), xerr=errors, **style)
+    if not label and "chance" in explainers:
+        axis.axvline(explainers["chance"][number], color="grey", linewidth=1, linestyle=":", zorder=0)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _name_rows(axis: Axes, names: list[str]) -> None:
+    axis.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
+    axis.set_ylim(-0.7, len(names) - 0.3)
+
+
+def numbers_with_arrows(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:
+    """The numbers that all explainers have and whose titles say which values are better; costs are left out."""
+    shared = [number for number in titles if all(number in row for row in rows)]
+    return [number for number in shared if direction(titles[number]) and number not in COSTS]
 
 
 def _bars(

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 from typing import Any
 
 import torch
+from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor
 
@@ -22,19 +22,15 @@ from explainers.report.labels import colours_of, names_in, title_of
 from explainers.report.overlays import BLUE, CONSTANT, RED, SEQUENTIAL, colour_scale, ends, legend_colours
 from explainers.report.tables import rows
 from explainers.results.reading import Results
-from explainers.saved.files import write_atomically
 
-STEPS = 127
-"""Number of steps from no colour to the full colour of a stored heatmap."""
-
+STEPS = 127  # number of steps from no colour to the full colour of a stored heatmap
 LOSSLESS = 96
 """Side in pixels up to which images are stored without loss: compression would blur small images and save little."""
 
 SCRIPTS = "paint.js", "find.js", "images.js", "results.js", "differences.js", "page.js"
 """Parts of the page's script, in their order."""
 
-CURVE = "_curve"
-"""How names of curves against sparsity end."""
+CURVE = "_curve"  # how names of curves against sparsity end
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Picture:
         signed: explainer → whether its heatmaps are signed, see `overlay`.
 
     Raises:
-        InputError: for images, heatmaps or objects of other shapes or types, for NaN, and for classes that are not
-            among `classes`.
+        InputError: for images, heatmaps or objects of other shapes or types, and for NaN.
     """
 
     name: str
@@ -64,38 +59,17 @@ class Picture:
     signed: Mapping[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.image.dtype != torch.uint8 or self.image.dim() != 3 or len(self.image) != 3:
-            got = f"{self.image.dtype} {list(self.image.shape)}"
-            raise InputError(f"{self.name}: expected an image (3, H, W) of uint8, got {got}: do not normalise it")
-        if self.truth is not None and (self.truth.dtype != torch.bool or self.truth.shape != self.image.shape[1:]):
-            got, size = f"{self.truth.dtype} {list(self.truth.shape)}", list(self.image.shape[1:])
-            raise InputError(f"{self.name}: expected truth as booleans {size}, got {got}: give one a pixel")
-        for explainer, by_class in self.heatmaps.items():
-            for explained, heatmap in by_class.items():
-                self._check(f"{explainer} of {explained}", explained, heatmap)
+        image, truth = self.image, self.truth
+        if image.dtype != torch.uint8 or image.dim() != 3 or len(image) != 3:
+            raise self._error("an image (3, H, W) of uint8", image)
+        if truth is not None and (truth.dtype != torch.bool or truth.shape != image.shape[1:]):
+            raise self._error(f"truth as booleans {list(image.shape[1:])}", truth)
+        for heatmap in (each for by_class in self.heatmaps.values() for each in by_class.values()):
+            if heatmap.dim() != 2 or not 0 < heatmap.shape[0] == heatmap.shape[1] or not heatmap.isfinite().all():
+                raise self._error("finite heatmaps (P, P)", heatmap)
 
-    def _check(self, which: str, explained: str, heatmap: Tensor) -> None:
-        if explained not in self.classes:
-            known = ", ".join(self.classes) or "none"
-            raise InputError(f"{self.name}: expected heatmaps of its classes, {known}, got {which}: add it to classes")
-        if heatmap.dim() != 2 or heatmap.shape[0] != heatmap.shape[1] or not heatmap.numel():
-            got = list(heatmap.shape)
-            raise InputError(f"{self.name}: expected a heatmap (P, P), got {got} by {which}: give no batch")
-        if not heatmap.isfinite().all():
-            raise InputError(f"{self.name}: expected a finite heatmap, got NaN or infinity by {which}: leave it out")
-
-
-def write_gallery(
-    path: Path,
-    title: str,
-    pictures: Mapping[str, Sequence[Picture]],
-    results: Results,
-    columns: Mapping[str, str],
-    notes: Sequence[str] = (),
-    pairs: Compared | None = None,
-) -> None:
-    """Write the page of `gallery_html` to a file."""
-    write_atomically(path, gallery_html(title, pictures, results, columns, notes, pairs))
+    def _error(self, wanted: str, got: Tensor) -> InputError:
+        return InputError(f"{self.name}: expected {wanted}, got {got.dtype} {list(got.shape)}: measure again")
 
 
 def gallery_html(
@@ -124,7 +98,7 @@ def gallery_html(
     >>> page.isascii(), "a <b>" in page
     (True, False)
     """
-    shown = names_in({task: dict.fromkeys(_explainers(several)) for task, several in pictures.items()})
+    shown = [name for several in pictures.values() for picture in several for name in picture.heatmaps]
     explainers = list(dict.fromkeys([*names_in(results), *shown]))
     measured = [numbers for by_explainer in results.values() for numbers in by_explainer.values()]
     numbers = [name for name in columns if any(name in each for each in measured)]
@@ -138,10 +112,12 @@ def gallery_html(
         "blue": BLUE,
         "sequential": SEQUENTIAL,
         "constant": CONSTANT,
-        "legends": [_legend(signed) for signed in (True, False)],
+        "legends": [
+            {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)} for signed in (True, False)
+        ],
         "steps": STEPS,
         "explainers": [
-            {"name": title_of(name), "colour": _hexadecimal(colour)} for name, colour in colours_of(explainers).items()
+            {"name": title_of(name), "colour": to_hex(colour)} for name, colour in colours_of(explainers).items()
         ],
         "columns": [columns[name] for name in numbers],
         "curves": [_curve_title(key, columns) for key in curves],
@@ -163,15 +139,6 @@ def gallery_html(
 
 def _part(name: str) -> str:
     return (files("explainers.report") / "page" / name).read_text(encoding="utf-8")
-
-
-def _hexadecimal(colour: Sequence[float]) -> str:
-    """A colour for the page, from red, green and blue between 0 and 1."""
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
-
-
-def _explainers(pictures: Iterable[Picture]) -> list[str]:
-    return [name for picture in pictures for name in picture.heatmaps]
 
 
 def _curve_title(key: str, columns: Mapping[str, str]) -> str:
@@ -234,15 +201,9 @@ def _picture(picture: Picture, explainers: list[str]) -> dict[str, Any]:
 
 
 def _heatmaps(by_class: Mapping[str, Tensor], classes: Iterable[str], signed: bool | None) -> dict[str, Any]:
-    """The heatmaps of classes by one explainer, quantised, and whether they are signed."""
     if signed is None:
         signed = any(colour_scale(heatmap).signed for heatmap in by_class.values())
     return {"signed": signed, "maps": [_quantised(by_class.get(each), signed) for each in classes]}
-
-
-def _legend(signed: bool) -> dict[str, Any]:
-    """The bar that explains the colours of signed or unsigned heatmaps."""
-    return {"signed": signed, "colours": legend_colours(signed, 9), "ends": ends(signed)}
 
 
 def _url(image: Image.Image, kind: str) -> str:

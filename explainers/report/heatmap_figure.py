@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
-from types import MappingProxyType
 from typing import Any
 
 from matplotlib.cm import ScalarMappable
@@ -13,19 +12,17 @@ from torch import Tensor
 from explainers.report.labels import title_of
 from explainers.report.overlays import colour_scale, ends, legend_colours, overlay
 
-EMPTY: Mapping[str, bool | None] = MappingProxyType({})
-
 
 def draw_heatmaps(
     images: Tensor,
     heatmaps: Mapping[str, Tensor],
     truth: Tensor | None = None,
     titles: Sequence[str] | None = None,
-    signed: Mapping[str, bool | None] = EMPTY,
+    signed: Mapping[str, bool | None] | None = None,
 ) -> Figure:
     """Draw one row per image: the image with the object's outline, then the `overlay` of each explainer's heatmap.
 
-    Each heatmap has its own colour scale, see `colour_scale`; one without differences between patches says so.
+    Each heatmap has its own `colour_scale`; one without differences between patches says so.
 
     Args:
         images: uint8, (B, 3, H, W).
@@ -41,7 +38,8 @@ def draw_heatmaps(
     """
     columns = ["image", *map(title_of, heatmaps)]
     scales = {
-        name: [colour_scale(heatmap, signed.get(name)) for heatmap in by_image] for name, by_image in heatmaps.items()
+        name: [colour_scale(heatmap, (signed or {}).get(name)) for heatmap in by_image]
+        for name, by_image in heatmaps.items()
     }
     bars = sorted({scale.signed for each in scales.values() for scale in each if not scale.constant})
     figure = Figure(figsize=(1.7 * len(columns), 1.8 * len(images) + 0.4 + 0.5 * len(bars)))

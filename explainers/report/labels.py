@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-METHODS = {"anyhead": "AnyHead", "tve": "TVE"}
-"""Method, as configs call it → its name in tables and figures."""
+METHODS = {"anyhead": "AnyHead", "tve": "TVE"}  # method, as configs call it → its name in tables and figures
 
 
 def title_of(explainer: str) -> str:
@@ -24,30 +23,17 @@ def title_of(explainer: str) -> str:
 
 
 def direction(title: str) -> int:
-    """1 if the arrow in a title says that high values are better, −1 for low ones, 0 without an arrow.
-
-    >>> direction("Deletion ↓"), direction("Masks")
-    (-1, 0)
-    """
+    """1 if the arrow in a title says that high values are better, −1 for low ones, 0 without an arrow."""
     return ("↑" in title) - ("↓" in title)
 
 
 def names_in(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names of all explainers, each once, in the order of their first appearance.
-
-    >>> names_in({"pets": {"TVE": {}, "random": {}}, "cars": {"oracle": {}, "TVE": {}}})
-    ['TVE', 'random', 'oracle']
-    """
+    """The names of all explainers, each once, in the order of their first appearance."""
     return list(dict.fromkeys(name for explainers in results.values() for name in explainers))
 
 
 def colours_of(names: Iterable[str]) -> dict[str, Any]:
-    """A colour for each name, by its position: ten saturated colours, then their ten pale variants.
-
-    >>> colours = colours_of("abcdefghijkl")
-    >>> len(set(colours.values())), colours["a"] == colours_of(["z"])["z"]
-    (12, True)
-    """
+    """A colour for each name, by its position: ten saturated colours, then their ten pale variants."""
     palette = matplotlib.colormaps["tab20"]  # alternates saturated and pale colours
     return {name: palette(2 * i % 20 + i // 10 % 2) for i, name in enumerate(names)}
 
@@ -70,7 +56,7 @@ class PlainNumbers(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def logarithmic(axis: Axes, sides: str) -> None:
+def scale_logarithmically(axis: Axes, sides: str) -> None:
     """Scale the sides `x`, `y` or `xy` of a panel logarithmically."""
     for side in sides:
         axis.set(**{f"{side}scale": "log"})

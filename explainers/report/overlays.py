@@ -1,8 +1,9 @@
 """Heatmaps as colours over images: the one scale that all pictures and pages share. This needs no plotting library."""
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,49 +12,35 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_range
-from explainers.report.titles import font_for, wrapped
+from explainers.saved.files import printable
 
-RED, BLUE = (220, 20, 40), (20, 60, 220)
-"""RGB of the highest and the lowest values of signed heatmaps."""
-
+RED, BLUE = (220, 20, 40), (20, 60, 220)  # RGB of the highest and the lowest values of signed heatmaps
 SEQUENTIAL = (33, 145, 140), (94, 201, 98), (253, 231, 37)
 """RGB of unsigned heatmaps, from the low to the high values: the upper half of viridis."""
 
-GREY = (140, 140, 140)
-"""RGB of the values without colour in legends; in overlays they have the grey of the image."""
-
-IMPORTANCE = "less important", "more important"
-"""What the ends of the scale of an unsigned heatmap mean."""
-
+GREY = (140, 140, 140)  # RGB of the values without colour in legends; in overlays they have the grey of the image
+IMPORTANCE = "less important", "more important"  # what the ends of the scale of an unsigned heatmap mean
 CONSTANT = "constant: no patch differs from another"
 """What pictures say of a heatmap whose patches have one value, which has no colours."""
 
-TEXT = (28, 30, 33)
-"""RGB of letters."""
-
-PIXELATED = 160
-"""Side in pixels up to which images are enlarged without interpolation: it would blur them."""
-
-SATURATED = 0.05
-"""Fraction of patches that have the full colour, so that one outlier does not make all others pale."""
-
+TEXT = (28, 30, 33)  # RGB of letters
+PIXELATED = 160  # side in pixels up to which images are enlarged without interpolation: it would blur them
+SATURATED = 0.05  # fraction of patches that have the full colour, so that one outlier does not make all others pale
 ROUNDING = 1e-6
 """Largest standard deviation of a heatmap that is called constant, relative to its largest absolute value."""
 
 
+FONTS = "DejaVuSans.ttf", "arial.ttf", "Arial Unicode.ttf", "NotoSansCJK-Regular.ttc", "msyh.ttc"
+"""Fonts of Linux, Windows and macOS for titles with characters that Pillow's own font lacks."""
+
+
 @dataclass(frozen=True)
 class ColourScale:
-    """How the values of a heatmap become colours.
+    """How the values of a heatmap become colours."""
 
-    Args:
-        centre: the value without colour: 0 of a signed heatmap, a low value of an unsigned one.
-        limit: the distance from it that has the full colour; 0 for a constant heatmap, which has no colours.
-        signed: whether values below and above the centre have colours of their own, see `Explainer`.
-    """
-
-    centre: float
-    limit: float
-    signed: bool
+    centre: float  # the value without colour: 0 of a signed heatmap, a low value of an unsigned one
+    limit: float  # the distance from it that has the full colour; 0 for a constant heatmap, which has no colours
+    signed: bool  # whether values below and above the centre have colours of their own
 
     @property
     def constant(self) -> bool:
@@ -183,16 +170,11 @@ def annotated(
         heatmap: (P, P); higher is more important.
         title: such as the class and its probability; a long one is wrapped to two lines and shortened in the middle.
             Characters that no font of the machine has become boxes.
-        opacity: opacity of the strongest colours, from 0 to 1.
-        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
+        opacity: see `overlay`, as for `smooth` and `signed`.
         size: longer side of the overlay in pixels, from 192 to 8192; by default that of the image, and at least 448.
         legend: whether to draw the legend.
         explained: what the legend says that patches oppose: the class, or such as the `text`.
         method: what computed the heatmap, in small letters below the title.
-        signed: see `overlay`.
-
-    Raises:
-        InputError: for what `overlay` refuses, and for other sizes.
 
     >>> image = torch.zeros(3, 32, 32, dtype=torch.uint8)
     >>> annotated(image, torch.eye(4), "tabby 0.83", size=320, legend=False).size
@@ -202,64 +184,51 @@ def annotated(
     side = max(448, *image.shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
     scale = colour_scale(heatmap, signed)
-    picture = pillow(overlay(resized(image, side), heatmap, opacity, smooth, scale.signed))
-    width, margin = max(picture.width, 192), side // 32
-    lines = heading(title, [method, CONSTANT if scale.constant else ""], side, width)
-    top = margin + sum(line.height for line in lines)
-    below = side // 10 if legend and not scale.constant else 0
-    canvas = Image.new("RGB", (width + 2 * margin, top + picture.height + margin + below), "white")
-    draw = ImageDraw.Draw(canvas)
-    draw_heading(draw, margin, lines)
+    picture = to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, scale.signed))
+    width = max(picture.width, 192)
+    legend = legend and not scale.constant
+    subtitles = [method, CONSTANT if scale.constant else ""]
+    canvas, draw, margin, top = titled_canvas(width, picture.height, side, title, subtitles, legend)
     canvas.paste(picture, (margin + (width - picture.width) // 2, top))
-    if below:
+    if legend:
         corner = margin, top + picture.height + margin
         draw_legend(draw, corner, width, scale.signed, ends(scale.signed, explained))
     return canvas
 
 
-class Line(NamedTuple):
-    """A line of text above a picture, with its font and its height in pixels."""
+def titled_canvas(
+    width: int, height: int, side: int, title: str, subtitles: Sequence[str], legend: bool
+) -> tuple[Image.Image, ImageDraw.ImageDraw, int, int]:
+    """A white canvas with a title of two lines at most, and a smaller line of each subtitle that is not empty.
 
-    text: str
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-    height: int
-
-
-def heading(title: str, subtitles: Sequence[str], side: int, width: int) -> list[Line]:
-    """The lines above a picture: at most two of the title, and a smaller one of each subtitle.
-
-    Args:
-        title: a long one is shortened in the middle.
-        subtitles: empty ones have no line.
-        side: of the picture, in pixels, which the letters follow.
-        width: of the lines, in pixels.
+    Letters follow `side`, in pixels. Returns the canvas, what draws on it, its margin, and the top of the picture.
     """
-    lines = []
+    margin, lines = side // 32, []
     small = [(subtitle, side / 28, side // 20, 1) for subtitle in subtitles]
-    for text, size, height, most in [(title, side / 20, side // 16, 2), *small]:
+    for text, size, step, most in [(title, side / 20, side // 16, 2), *small]:
         font = font_for(text, size)
-        lines += [Line(line, font, height) for line in wrapped(text, width, font.getlength, most)]
-    return lines
+        lines += [(line, font, step) for line in wrapped(text, width, font.getlength, most)]
+    top = margin + sum(step for *_, step in lines)
+    below = side // 10 if legend else 0
+    canvas = Image.new("RGB", (width + 2 * margin, top + height + margin + below), "white")
+    draw = ImageDraw.Draw(canvas)
+    at = margin // 2
+    for line, font, step in lines:
+        draw.text((margin, at), line, TEXT, font)
+        at += step
+    return canvas, draw, margin, top
 
 
-def draw_heading(draw: ImageDraw.ImageDraw, margin: int, lines: Sequence[Line]) -> None:
-    """Draw the lines of a `heading` from the top of a canvas on."""
-    top = margin // 2
-    for line in lines:
-        draw.text((margin, top), line.text, TEXT, line.font)
-        top += line.height
-
-
-def resized(image: Tensor, side: int) -> Tensor:
+def resize_image(image: Tensor, side: int) -> Tensor:
     """Resize an image (3, H, W) so that its longer side has `side` pixels."""
     height, width = image.shape[1:]
     longer = max(height, width)
     size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
     kind = Image.Resampling.NEAREST if longer <= PIXELATED else Image.Resampling.BICUBIC
-    return torch.from_numpy(np.array(pillow(image).resize(size, kind))).permute(2, 0, 1)
+    return torch.from_numpy(np.array(to_pillow(image).resize(size, kind))).permute(2, 0, 1)
 
 
-def pillow(image: Tensor) -> Image.Image:
+def to_pillow(image: Tensor) -> Image.Image:
     """A uint8 image (3, H, W) as a picture."""
     return Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
 
@@ -276,3 +245,48 @@ def draw_legend(
     places = (("la", 0), ("ma", 0.5), ("ra", 1)) if len(words) == 3 else (("la", 0), ("ra", 1))
     for text, (anchor, share) in zip(words, places, strict=True):
         draw.text((left + share * width, top + 1.4 * height), text, TEXT, font, anchor)
+
+
+def font_for(text: str, size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font if it has all characters, otherwise the font of the machine that lacks the fewest."""
+    fonts = [ImageFont.load_default(size)]
+    for name in () if text.isascii() else FONTS:
+        with suppress(OSError):  # this machine does not have it
+            fonts.append(ImageFont.truetype(name, size))
+    return min(fonts, key=lambda font: _missing(text, font))
+
+
+def _missing(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> int:
+    """The number of characters for which a font draws a box."""
+    box = bytes(font.getmask("\uffff"))
+    return sum(bytes(font.getmask(each)) == box for each in set(text))
+
+
+def wrapped(title: str, width: float, length: Callable[[str], float], most: int = 2) -> list[str]:
+    """Wrap a title to `most` lines of at most `width`, as `length` measures it; it is shortened before its last word.
+
+    >>> wrapped("a very long name 0.83", 9, len)
+    ['a very', 'lon… 0.83']
+    """
+    text = printable(" ".join(title.split()))
+    start, _, last = text.rpartition(" ")
+    if not start or len(last) > 20:
+        start, last = text, ""
+
+    def lines(kept: int) -> list[str]:  # with this many characters of the start
+        shortened = f"{start[:kept].rstrip()}… {last}".rstrip()
+        return _lines(text if kept == len(start) else shortened, width, length)
+
+    too_many = bisect_left(range(1, len(start) + 1), True, key=lambda kept: len(lines(kept)) > most)
+    return lines(too_many)[:most]
+
+
+def _lines(text: str, width: float, length: Callable[[str], float]) -> list[str]:
+    lines = []
+    while text:
+        fitting = max(1, bisect_right(range(1, len(text) + 1), width, key=lambda end: length(text[:end])))
+        space = text.rfind(" ", 0, fitting + 1)
+        end = fitting if fitting == len(text) or space <= 0 else space
+        lines.append(text[:end])
+        text = text[end:].lstrip()
+    return lines

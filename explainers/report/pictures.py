@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -14,21 +14,18 @@ from explainers.errors import InputError, check_distinct, check_positive
 from explainers.evaluation.passes import forward_passes
 from explainers.models.names import class_index, class_names
 from explainers.report.gallery import Picture
-from explainers.report.tracking import log_curves, log_pictures
+from explainers.report.overlays import CONSTANT, colour_scale, overlay
 from explainers.saved.files import file_name, printable
 from explainers.saved.weights import read_tensors, save_tensors
 
-EMPTY: Mapping[str, str] = MappingProxyType({})
-
-CHEAP = 25
-"""Largest number of forward passes of an explainer that also explains the other classes in pictures."""
+CHEAP = 25  # largest number of forward passes of an explainer that also explains the other classes in pictures
 
 
 class Pictures(Callback):
     """Collects images from all over the test set, with the heatmaps of every explainer, in `Trainer.test`.
 
-    Explainers that depend on the class also explain the most likely other classes. Heatmaps of earlier explainers stay
-    in the file if images and classes are the same.
+    Explainers that depend on the class also explain the most likely other classes. Heatmaps of other explainers stay in
+    the file if images and classes are the same.
 
     Args:
         folder: folder of the run; its `picture_file` is written.
@@ -146,10 +143,7 @@ def picture_file(folder: Path, task: str) -> Path:
 
 
 def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
-    """The files of images below the folder that all images of a data set share; numbers where there are no files.
-
-    Images of different folders, such as those of classes, may have equal file names.
-    """
+    """The files of images below the folder that all images of a data set share; numbers where there are no files."""
     if not hasattr(samples, "path"):
         return [f"image {index}" for index in indices]
     folder = os.path.commonpath([samples.path(index).parent for index in range(len(samples))])
@@ -157,18 +151,7 @@ def image_names(samples: Any, indices: Sequence[int]) -> list[str]:
 
 
 def class_indices(chosen: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Find classes by their names or indices, see `class_index`.
-
-    Args:
-        chosen: names or indices.
-        names: the name of each class of the model.
-
-    Raises:
-        InputError: if a class does not exist, with the names most like it, or is named twice.
-
-    >>> class_indices(["zebra", 0], ["African elephant", "Zebra"])
-    [1, 0]
-    """
+    """Find classes by their names or indices, given the name of each class of the model, see `class_index`."""
     if not chosen:
         raise InputError("expected pictures.classes as a number, or as one or more classes, got none")
     indices = [class_index(one, names, "pictures.classes") for one in chosen]
@@ -182,7 +165,7 @@ def write_pictures(
     files: list[str],
     names: list[str],
     signed: Mapping[str, bool],
-    settings: Mapping[str, str] = EMPTY,
+    settings: Mapping[str, str] | None = None,
 ) -> None:
     """Write the pictures of a task; heatmaps of other explainers in the file stay, if images and classes are equal.
 
@@ -191,8 +174,8 @@ def write_pictures(
         tensors: entry of the file → its rows, one for each image.
         files: name of each image.
         names: name of each class.
-        signed: explainer → whether its heatmaps are signed, see `overlay`.
-        settings: explainer → hash of what its heatmaps depend on.
+        signed: explainer → whether its heatmaps are signed.
+        settings: see `Pictures`.
     """
     identity, earlier = read_tensors(path) if path.exists() else ({}, {})
     same = earlier and all(
@@ -205,7 +188,7 @@ def write_pictures(
         for number in tensors[key].flatten().tolist()
         if number >= 0
     }
-    own = {name: key for name, key in settings.items() if f"heatmaps/{name}" in tensors}
+    own = {name: key for name, key in (settings or {}).items() if f"heatmaps/{name}" in tensors}
     others = {name: key for name, key in identity.get("settings", {}).items() if f"heatmaps/{name}" not in tensors}
     signs = {name: each for name, each in identity.get("signed", {}).items() if f"heatmaps/{name}" in kept}
     described = {
@@ -217,8 +200,8 @@ def write_pictures(
     save_tensors(kept | dict(tensors), path, described)
 
 
-def of_other_settings(path: Path, settings: Mapping[str, str]) -> list[str]:
-    """The explainers whose heatmaps in a file were made with other settings; older files do not hold the settings."""
+def find_stale_heatmaps(path: Path, settings: Mapping[str, str]) -> list[str]:
+    """The explainers whose heatmaps in a file were made with other settings."""
     known = read_tensors(path, "pictures")[0].get("settings", {})
     return [name for name, key in settings.items() if known.get(name, key) != key]
 
@@ -246,3 +229,36 @@ def read_pictures(path: Path, explainers: Sequence[str]) -> list[Picture]:
             )
         )
     return pictures
+
+
+def log_pictures(logger: Any, task: str, pictures: Sequence[Picture]) -> None:
+    """Log a table `<task>/pictures` to W&B: of each image its label, the explained class, and all overlays."""
+    import wandb  # slow to import, and only needed here
+
+    def shown(image: Tensor, caption: str | None = None) -> Any:
+        return wandb.Image(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), caption=caption)
+
+    def drawn(picture: Picture, explainer: str, heatmap: Tensor) -> Any:
+        scale = colour_scale(heatmap, picture.signed.get(explainer))
+        colours = "red supports the class, blue opposes it" if scale.signed else "yellow is more important"
+        return shown(overlay(picture.image, heatmap, signed=scale.signed), CONSTANT if scale.constant else colours)
+
+    rows = []
+    for picture in pictures:
+        own = next(iter(picture.classes))
+        overlays = [drawn(picture, name, heatmaps[own]) for name, heatmaps in picture.heatmaps.items()]
+        rows.append([picture.name, picture.label, own, shown(picture.image), *overlays])
+    columns = ["name", "label", "class", "image", *pictures[0].heatmaps]
+    logger.log_table(key=f"{task}/pictures", columns=columns, data=rows)
+
+
+def log_curves(logger: Any, task: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log the curves of all explainers as a table `<task>/curves` to W&B, a row for each explainer and sparsity."""
+    curves = list(dict.fromkeys(key for row in results.values() for key in row if key.endswith("_curve")))
+    rows = [
+        [name, *values]
+        for name, row in results.items()
+        for values in zip(row.get("sparsity", ()), *(row[key] for key in curves if key in row), strict=True)
+    ]
+    if rows:
+        logger.log_table(key=f"{task}/curves", columns=["explainer", "sparsity", *curves], data=rows)

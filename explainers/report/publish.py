@@ -9,22 +9,19 @@ from typing import Any
 import torch
 
 from explainers.report.differences import compared, difference_tables
-from explainers.report.gallery import Picture, write_gallery
+from explainers.report.gallery import Picture, gallery_html
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.report.labels import title_of
 from explainers.report.overlays import annotated
-from explainers.report.pictures import of_other_settings, picture_file, read_pictures
-from explainers.report.tables import Reference, in_all_formats
+from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
+from explainers.report.tables import Reference, format_tables
 from explainers.results.reading import Results, load, read_columns, read_results
 from explainers.results.scores import read_scores
 from explainers.results.settings import row_keys
 from explainers.saved.files import atomic, file_name, write_atomically
 
-DRAWN = 6
-"""Number of images of a task in its PNG file."""
-
-NUMBERED = re.compile(r"\d{4,}_")
-"""How file names of overlays begin."""
+DRAWN = 6  # number of images of a task in its PNG file
+NUMBERED = re.compile(r"\d{4,}_")  # how file names of overlays begin
 
 
 def publish(
@@ -52,8 +49,12 @@ def publish(
     """
     results, columns = read_results(files), read_columns(files)
     pairs = compared(results, read_scores(files), columns)
-    tables = in_all_formats(results, columns, reference)
-    _write_tables(folder, tables, difference_tables(results, pairs, columns, minus))
+    tables = format_tables(results, columns, reference)
+    differences = difference_tables(results, pairs, columns, minus)
+    for name, text in {**tables, **differences}.items():
+        write_atomically(folder / name, text)
+    for name in {"differences.md", "differences.csv"} - differences.keys():  # of earlier settings
+        (folder / name).unlink(missing_ok=True)
     if minus and not pairs:
         print("differences: no file of results keeps the numbers of images: measure again (fresh=true)")
     if results and reference and (line := reference.missing(results)):
@@ -69,16 +70,9 @@ def publish(
             _write_overlays(shown, folder / "overlays" / file_name(task), every_class)
     if results:
         notes = [line for path in files for line in _notes(load(path))]
-        write_gallery(folder / "gallery.html", folder.name, pictures, results, columns, notes, pairs)
+        page = gallery_html(folder.name, pictures, results, columns, notes, pairs)
+        write_atomically(folder / "gallery.html", page)
     return tables.get("table.md", "")
-
-
-def _write_tables(folder: Path, tables: Mapping[str, str], differences: Mapping[str, str]) -> None:
-    """Write files by their names; differences of earlier settings are removed."""
-    for name, text in {**tables, **differences}.items():
-        write_atomically(folder / name, text)
-    for name in {"differences.md", "differences.csv"} - differences.keys():
-        (folder / name).unlink(missing_ok=True)
 
 
 def _pictures(files: Sequence[str | Path], task: str, results: Results) -> list[Picture]:
@@ -105,7 +99,7 @@ def _shown(file: str | Path, path: Path, task: str, explainers: list[str]) -> li
 
     There are such heatmaps after numbers were measured again without pictures.
     """
-    stale = of_other_settings(path, row_keys(load(file).get("settings", {}).get(task, {})))
+    stale = find_stale_heatmaps(path, row_keys(load(file).get("settings", {}).get(task, {})))
     left_out = [name for name in explainers if name in stale]
     if left_out:
         print(f"{task}: heatmaps of earlier settings are left out: {', '.join(left_out)} (fresh=true makes new ones)")

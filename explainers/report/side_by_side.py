@@ -6,18 +6,15 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from explainers.errors import check_range
-from explainers.report.overlays import check_drawn, draw_heading, draw_legend, heading, overlay, pillow, resized
+from explainers.report.overlays import check_drawn, draw_legend, overlay, resize_image, titled_canvas, to_pillow
 
-LIKENESS = "unlike the other", "0", "like the other"
-"""What the lowest value, 0 and the highest value mean."""
-
+LIKENESS = "unlike the other", "0", "like the other"  # what the lowest value, 0 and the highest value mean
 MARKS = (250, 204, 21), (34, 197, 94), (6, 182, 212), (249, 115, 22), (232, 121, 249)
 """RGB of the pairs of patches, in their order; from the sixth pair on they repeat."""
 
 BLACK = (0, 0, 0)
 
-Pair = tuple[int, int]
-"""A patch of the first image and one of the second, by their numbers row by row."""
+Pair = tuple[int, int]  # A patch of the first image and one of the second, by their numbers row by row
 
 
 def side_by_side(
@@ -33,35 +30,24 @@ def side_by_side(
 ) -> Image.Image:
     """Draw two heatmaps over their images, and numbered lines between patches that match.
 
+    For other arguments see `annotated`.
+
     Args:
         images: uint8, (3, S, S) each.
         heatmaps: (P, P) each; higher is more like the other image.
         pairs: see `Pair`.
-        title: such as the similarity; a long one is wrapped to two lines.
-        opacity: opacity of the strongest colours, from 0 to 1.
-        smooth: interpolate bilinearly between the centres of patches; otherwise patches have sharp edges.
         size: side of each image in pixels, from 192 to 8192; by default that of the larger image, and at least 448.
-        legend: whether to draw the legend.
-        method: what computed the heatmaps, in small letters below the title.
-
-    Raises:
-        InputError: for what `overlay` refuses, and for other sizes.
     """
     for image, heatmap in zip(images, heatmaps, strict=True):
         check_drawn(image, heatmap, opacity)
     side = max(448, *images[0].shape[1:], *images[1].shape[1:]) if size is None else size
     check_range(192, 8192, size=side)
-    margin, gap = side // 32, side // 8
+    gap = side // 8
     width = 2 * side + gap
-    lines = heading(title, [method], side, width)
-    top = margin + sum(line.height for line in lines)
-    below = side // 10 if legend else 0
-    canvas = Image.new("RGB", (width + 2 * margin, top + side + margin + below), "white")
-    draw = ImageDraw.Draw(canvas)
-    draw_heading(draw, margin, lines)
+    canvas, draw, margin, top = titled_canvas(width, side, side, title, [method], legend)
     corners = (margin, top), (margin + side + gap, top)
     for corner, image, heatmap in zip(corners, images, heatmaps, strict=True):
-        canvas.paste(pillow(overlay(resized(image, side), heatmap, opacity, smooth, signed=True)), corner)
+        canvas.paste(to_pillow(overlay(resize_image(image, side), heatmap, opacity, smooth, signed=True)), corner)
     sides = [len(heatmap) for heatmap in heatmaps]
     for number, pair in reversed(list(enumerate(pairs))):  # the strongest last, over the others
         boxes = [_box(patch, across, corner, side) for patch, across, corner in zip(pair, sides, corners, strict=True)]

@@ -4,10 +4,11 @@ import csv
 import io
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from explainers.errors import InputError
 from explainers.report.labels import title_of
-from explainers.report.reference import Reference
 from explainers.results.reading import Results
 
 LATEX = str.maketrans(
@@ -15,6 +16,59 @@ LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "⁺": "$^{+}$", "⁻": "$^{-}$", "ρ": r"$\rho$", "–": "--"}
 )
+
+
+Published = Mapping[str, Mapping[str, Mapping[str, float]]]  # Task → explainer → number → published value
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Published values for one target model; any number of results may have one.
+
+    >>> paper = Reference("paper", "ViT-B", {"ViT-B": {"pets": {"TVE": {"fidelity_minus": 0.1}}}})
+    >>> paper.value("pets", "TVE", "fidelity_minus"), paper.value("pets", "random", "fidelity_minus")
+    (0.1, None)
+
+    """
+
+    source: str  # the publication
+    target: str  # the target model, one of the keys of `values`
+    values: Mapping[str, Published]  # target → task → explainer → number → value, in the units of results
+
+    def __post_init__(self) -> None:
+        if self.target not in self.values:
+            raise InputError(
+                f"expected a target that the {self.source} has values of, got {self.target}: "
+                f"set reference.target to one of {', '.join(self.values)}"
+            )
+
+    def title(self, column: str) -> str:
+        """The title of the column of published values beside the measured ones, given the title of these."""
+        return f"{column} {self.source}, {self.target}"
+
+    def value(self, task: str, explainer: str, number: str) -> float | None:
+        """The published value, or `None` if there is none.
+
+        A row's options, `RISE(masks=50)`, count only if published rows of its method have options: `ViTCX(sigma=0)`.
+        """
+        of_task, method = self.values[self.target].get(task, {}), explainer.partition("(")[0]
+        of_any = {} if any(name.startswith(f"{method}(") for name in of_task) else of_task.get(method, {})
+        return of_task.get(explainer, of_any).get(number)
+
+    def published(self, results: Results) -> set[str]:
+        """The measured numbers of which at least one row has a published value."""
+        flat = [(task, name, key) for task, measured in results.items() for name in measured for key in measured[name]]
+        return {key for task, name, key in flat if self.value(task, name, key) is not None}
+
+    def missing(self, results: Results) -> str | None:
+        """One line that lists the published rows if none of the results has a published value; otherwise `None`."""
+        if self.published(results):
+            return None
+        known = [f"{', '.join(names)} on {task}" for task, names in self.values[self.target].items()]
+        return (
+            f"reference: the {self.source} has values of {self.target} for {'; '.join(known) or 'nothing'}, and of no"
+            " number of these results (reference.target=... names another model)"
+        )
 
 
 def rows(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> list[dict[str, str]]:
@@ -27,7 +81,7 @@ def rows(results: Results, titles: Mapping[str, str], reference: Reference | Non
     Args:
         results: task → explainer → numbers.
         titles: number → column title, in the order of the columns; other numbers are left out.
-        reference: published values; a number that has one in any row gets a second column.
+        reference: a number with a published value in any row gets a second column.
     """
     flat = [(task, name, numbers) for task, explainers in results.items() for name, numbers in explainers.items()]
     columns = [column for column in titles if any(column in numbers for _, _, numbers in flat)]
@@ -60,12 +114,12 @@ def _printed(value: float | None) -> str:
     return f"{value:.2f}" if round(value, 2) == value else f"{value:.3f}"
 
 
-def in_all_formats(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> dict[str, str]:
+def format_tables(results: Results, titles: Mapping[str, str], reference: Reference | None = None) -> dict[str, str]:
     """File name → text of all tables; empty if there are no results."""
     if not results:
         return {}
     table = rows(results, titles, reference)
-    return {"results.csv": comma_separated(results, reference), "table.tex": latex(table), "table.md": markdown(table)}
+    return {"results.csv": format_csv(results, reference), "table.tex": latex(table), "table.md": markdown(table)}
 
 
 def markdown(table: list[dict[str, str]]) -> str:
@@ -87,18 +141,7 @@ def markdown(table: list[dict[str, str]]) -> str:
 
 
 def latex(table: list[dict[str, str]]) -> str:
-    r"""Format rows as a LaTeX table with booktabs: a rule before each task, and the task's name in its first row only.
-
-    >>> print(latex([{"Task": "pets", "Explainer": "TVE", "ρ": "-0.5"}]), end="")
-    % \usepackage{booktabs}
-    \begin{tabular}{llr}
-    \toprule
-    Task & Explainer & $\rho$ \\
-    \midrule
-    pets & TVE & $-$0.5 \\
-    \bottomrule
-    \end{tabular}
-    """
+    """Format rows as a LaTeX table with booktabs: a rule before each task, whose name is in its first row only."""
     lines = [f"\\begin{{tabular}}{{ll{'r' * (len(table[0]) - 2)}}}", "\\toprule", _line(table[0].keys())]
     task = None
     for row in table:
@@ -113,12 +156,8 @@ def _line(cells: Any) -> str:
     return " & ".join(re.sub(r"^-(?=\d)", "$-$", cell.translate(LATEX)) for cell in cells) + " \\\\"
 
 
-def comma_separated(results: Results, reference: Reference | None = None) -> str:
-    """Format all measured scalars as CSV, unrounded.
-
-    >>> comma_separated({"pets": {"TVE": {"fidelity_plus": 0.25, "fidelity_plus_curve": [0.0, 0.5]}}}).splitlines()
-    ['task,explainer,fidelity_plus', 'pets,TVE,0.25']
-    """
+def format_csv(results: Results, reference: Reference | None = None) -> str:
+    """Format all measured scalars as CSV, unrounded."""
     flat = []
     published = reference.published(results) if reference else set()
     for task, explainers in results.items():

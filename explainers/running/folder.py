@@ -3,8 +3,6 @@
 import os
 import re
 import socket
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,15 +15,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.messages import DENIED, MENDED_BY
 from explainers.running.signals import LOCKED, is_first_process
 from explainers.saved.files import file_name, write_atomically
 
 RECORD = {".lock", "config.yaml", "versions.json", "train.log", "eval.log"}
 """Files that every command writes before it computes anything."""
-
-OF_SWEEP = "multirun.yaml"
-"""The file that Hydra writes into the folder of a sweep."""
 
 
 def folder_name(path: str | None) -> str:
@@ -38,11 +32,7 @@ def folder_name(path: str | None) -> str:
 
 
 def data_name(choice: str, *, _root_: DictConfig) -> str:
-    """A name for the chosen data, which says which data set it is where a file of configs/data reads any: its folder.
-
-    Args:
-        choice: the chosen file of configs/data.
-    """
+    """A name for the chosen file of configs/data; where this reads any data set, that of the data set or its folder."""
     if choice in ("folder", "unlabelled"):
         return folder_name(_root_.data.root)
     return str(_root_.data.name) if choice == "torchvision" else choice
@@ -61,32 +51,20 @@ for resolver in (file_name, folder_name, data_name, run_name):
 
 
 class Folders(Callback):
-    """Hydra's callback that names the folders of a sweep; and exits with one line if a folder cannot be written to."""
+    """Hydra's callback that names the folders of a sweep, and removes that of a sweep whose jobs have left nothing."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)  # Hydra itself does so later; names of runs interpolate it
-        check_writable(Path(config.hydra.run.dir).absolute())
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         name_jobs(config)
         HydraConfig.instance().set_config(config)
-        check_writable(Path(config.hydra.sweep.dir).absolute())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir).absolute()
-        if [path.name for path in folder.iterdir()] == [OF_SWEEP]:  # its jobs have left nothing
-            (folder / OF_SWEEP).unlink()
+        if [path.name for path in folder.iterdir()] == ["multirun.yaml"]:  # Hydra's own
+            (folder / "multirun.yaml").unlink()
             folder.rmdir()
-
-
-def check_writable(folder: Path) -> None:
-    """Create a folder; exit with one line if it cannot be written to, before Hydra logs there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        sys.exit(f"error: cannot write to {folder}: {error.strerror}: {MENDED_BY.get(error.errno or 0, DENIED)}")
 
 
 def name_jobs(config: DictConfig) -> None:
@@ -104,28 +82,24 @@ def name_jobs(config: DictConfig) -> None:
     overrides = OverridesParser.create().parse_overrides([*hydra["overrides"]["task"], *params])
     swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     subdir = hydra["sweep"]["subdir"]
-    added = swept - interpolated(f"{hydra['sweep']['dir']}/{subdir}", settings)
+    added = swept - find_interpolated(f"{hydra['sweep']['dir']}/{subdir}", settings)
     if not added:
         return
-    subdir = quoted(f"{subdir},${{file_name:${{hydra:job.override_dirname}},120}}")
+    subdir = quote(f"{subdir},${{file_name:${{hydra:job.override_dirname}},120}}")
     fixed = ",".join(f"'{key}'" for key in sorted({override.key_or_group for override in overrides} - added))
     config.hydra.overrides.hydra.extend(
         [f"hydra.sweep.subdir={subdir}", f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]"]
     )
 
 
-def interpolated(text: str, settings: Any) -> set[str]:
-    """The keys and groups that a text of a config interpolates, also through other keys.
+def find_interpolated(text: str, settings: Any) -> set[str]:
+    """The keys and groups that a text of a config interpolates, also through other keys of `settings`, nested dicts.
 
     A key of which only the name of a folder is used does not count: two folders may have the same name.
 
     >>> text = "${name}/${folder_name:${data.root}}/${data.domain}"
-    >>> sorted(interpolated(text, {"name": "tve_${hydra:runtime.choices.target}"}))
+    >>> sorted(find_interpolated(text, {"name": "tve_${hydra:runtime.choices.target}"}))
     ['data.domain', 'name', 'target']
-
-    Args:
-        text: such as the name of a folder.
-        settings: the config that has it, in nested dicts.
     """
     keys = set()
     text = re.sub(r"\$\{folder_name:\$\{[^}]*\}\}", "", text)
@@ -133,14 +107,14 @@ def interpolated(text: str, settings: Any) -> set[str]:
         value = None if choices else settings
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        keys |= {key} | (interpolated(value, settings) if isinstance(value, str) else set())
+        keys |= {key} | (find_interpolated(value, settings) if isinstance(value, str) else set())
     return keys
 
 
-def quoted(value: str | Path) -> str:
+def quote(value: str | Path) -> str:
     """A text as Hydra reads it in an override.
 
-    >>> print(quoted("it's here"))
+    >>> print(quote("it's here"))
     'it\\'s here'
     """
     escaped = str(value).replace("'", r"\'")
@@ -152,17 +126,17 @@ def run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def relative(path: Path) -> Path:
+def shorten_path(path: Path) -> Path:
     """The path relative to the working directory if it lies inside it, otherwise unchanged.
 
-    >>> relative(Path.cwd() / "runs" / "tve").as_posix()
+    >>> shorten_path(Path.cwd() / "runs" / "tve").as_posix()
     'runs/tve'
     """
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder, so that no other command writes to it at the same time.
 
     The lock ends with this process, even if it is killed. Processes that this one starts work under the same lock. Of

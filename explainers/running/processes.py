@@ -15,8 +15,8 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.folder import quoted, run_dir
-from explainers.running.signals import end_with_parent, passed_on_to
+from explainers.running.folder import quote, run_dir
+from explainers.running.signals import end_with_parent, forward_signals
 
 TORCHRUN = """
 import sys
@@ -29,14 +29,14 @@ except SignalException as ended:
 """
 """torchrun, without its traceback when a signal ends it."""
 
-OF_SWEEPS_AND_FOLDERS = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")
+LAUNCHER_OVERRIDES = ("hydra.mode", "hydra.sweep", "hydra/sweep", "hydra.launcher", "hydra/launcher", "hydra.run.")
 """Beginnings of the overrides of Hydra's own config that a process of one run does not need."""
 
 
-def number_of_processes(trainer: Mapping[str, Any]) -> int:
+def count_processes(trainer: Mapping[str, Any]) -> int:
     """Number of processes that a trainer with these settings needs on each machine.
 
-    >>> number_of_processes({"devices": [0, 2]}), number_of_processes({"accelerator": "cpu", "devices": "auto"})
+    >>> count_processes({"devices": [0, 2]}), count_processes({"accelerator": "cpu", "devices": "auto"})
     (2, 1)
     """
     devices = trainer.get("devices", 1)
@@ -47,18 +47,18 @@ def number_of_processes(trainer: Mapping[str, Any]) -> int:
     return int(devices) if isinstance(devices, int | str) else len(devices)
 
 
-def total_processes(trainer: Mapping[str, Any]) -> int:
+def count_all_processes(trainer: Mapping[str, Any]) -> int:
     """Number of processes that a trainer with these settings needs on all machines.
 
-    >>> total_processes({"devices": 4, "num_nodes": 2})
+    >>> count_all_processes({"devices": 4, "num_nodes": 2})
     8
     """
-    return number_of_processes(trainer) * trainer.get("num_nodes", 1)
+    return count_processes(trainer) * trainer.get("num_nodes", 1)
 
 
 def check_number_of_images(trainer: DictConfig, data: Any, split: str) -> None:
     """Raise an InputError if a split of `data` has fewer images than there are processes to measure them."""
-    processes = total_processes(trainer)
+    processes = count_all_processes(trainer)
     if processes > 1 and data.size(split) < processes:
         raise InputError(
             f"expected one {split} image or more for each of {processes} processes, got {data.size(split)}: use fewer"
@@ -72,37 +72,34 @@ def launch(trainer: DictConfig) -> bool:
     Lightning could start the other processes itself. But in a sweep (`-m`) each of them would run the whole sweep
     again, and a failing process would leave the others waiting.
 
-    Args:
-        trainer: settings of the trainer.
-
     Returns:
-        True if torchrun has run the command. False if this process has to run it: because one process is enough, or
-        because torchrun, SLURM or a parent call of this function has started this process.
+        False if this process has to run the command: because one process is enough, or because torchrun, SLURM or a
+        parent call of this function has started this process.
     """
-    processes = number_of_processes(trainer)
-    if started_by_launcher(trainer) or processes == 1:
+    processes = count_processes(trainer)
+    if is_launched(trainer) or processes == 1:
         return False
     config = HydraConfig.get()
-    code = torchrun(processes, [sys.argv[0], *arguments(config, run_dir())])
+    code = torchrun(processes, [sys.argv[0], *list_arguments(config, run_dir())])
     if code and config.mode == RunMode.MULTIRUN:  # the sweep continues with its other jobs
-        raise job_failed()
+        raise build_job_error()
     if code:
         sys.exit(code)
     return True
 
 
-def job_failed() -> CompactHydraException:
+def build_job_error() -> CompactHydraException:
     """What a job of a sweep raises after its error was printed; Hydra shows its text, without a traceback."""
     return CompactHydraException(f"the job in {run_dir()} failed; its error is printed above")
 
 
-def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
+def is_launched(trainer: Mapping[str, Any]) -> bool:
     """Whether torchrun, SLURM or a parent process has started this process as one of several.
 
     Raises:
         InputError: if their number differs from the trainer's, or if a trainer of several machines was not started so.
     """
-    processes = number_of_processes(trainer)
+    processes = count_processes(trainer)
     machines = trainer.get("num_nodes", 1)
     environment = os.environ
     if "LOCAL_WORLD_SIZE" in environment:  # of torchrun, which may be a task of SLURM
@@ -129,20 +126,15 @@ def started_by_launcher(trainer: Mapping[str, Any]) -> bool:
 
 
 def torchrun(processes: int, program: Sequence[str]) -> int:
-    """Run a Python program in several processes on this machine, wait for them, and return torchrun's exit code.
-
-    Args:
-        processes: number of processes.
-        program: path of the program and its arguments.
-    """
+    """Run a Python program, given with its arguments, in several processes of this machine; returns the exit code."""
     command = [sys.executable, "-c", TORCHRUN, "--standalone", f"--nproc_per_node={processes}"]
     # A process group of its own: Ctrl-C reaches this process alone, which then ends the others
     started = subprocess.Popen([*command, *program], preexec_fn=end_with_parent, process_group=0)
-    with passed_on_to(started):
+    with forward_signals(started):
         return started.wait()
 
 
-def arguments(config: Any, folder: Path) -> list[str]:
+def list_arguments(config: Any, folder: Path) -> list[str]:
     """Command-line arguments with which another process composes the config of this run, or of this job of a sweep.
 
     They repeat the user's flags and overrides, except the overrides of the sweep and the folder.
@@ -157,9 +149,9 @@ def arguments(config: Any, folder: Path) -> list[str]:
         for source in config.runtime.config_sources
         if source.provider in flags
     ]
-    of_hydra = [text for text in config.overrides.hydra if not text.lstrip("+~").startswith(OF_SWEEPS_AND_FOLDERS)]
+    own = [text for text in config.overrides.hydra if not text.lstrip("+~").startswith(LAUNCHER_OVERRIDES)]
     if config.mode.name == "MULTIRUN":  # a config may interpolate these two
-        of_hydra += [f"hydra.job.num={config.job.num}", f"hydra.sweep.subdir={quoted(config.sweep.subdir)}"]
-    own = ["hydra.mode=RUN", f"hydra.run.dir={quoted(folder)}"]
+        own += [f"hydra.job.num={config.job.num}", f"hydra.sweep.subdir={quote(config.sweep.subdir)}"]
+    own += ["hydra.mode=RUN", f"hydra.run.dir={quote(folder)}"]
     given: Any = OmegaConf.to_container(config.overrides.task)  # interpolations in them stay
-    return [f"--config-name={config.job.config_name}", *places, *given, *of_hydra, *own]
+    return [f"--config-name={config.job.config_name}", *places, *given, *own]

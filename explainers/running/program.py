@@ -1,31 +1,44 @@
-"""How `train.py` and `eval.py` start and end, and what they print when the user has made a mistake."""
+"""How `train.py` and `eval.py` start and end: their help, and the one line that a user reads after a mistake."""
 
+import errno
 import logging
 import os
 import re
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import LocalEntryNotFoundError
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, ConfigCompositionException, InstantiationException
-from hydra.errors import OverrideParseException as ParseException
+from hydra.errors import (
+    CompactHydraException,
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.types import RunMode
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
 from safetensors import SafetensorError
 
-from explainers.errors import InputError
-from explainers.running.folder import locked, run_dir
-from explainers.running.help import check_program, help_of
-from explainers.running.keys import with_groups
-from explainers.running.messages import of_the_command, of_the_run
-from explainers.running.processes import job_failed
-from explainers.running.signals import LOCKED, answer_signals, is_first_process, say
-from explainers.running.targets import check_not_hidden
+from explainers.errors import InputError, meant
+from explainers.models.fetching import difference, similar_targets
+from explainers.running.folder import lock_folder, run_dir
+from explainers.running.processes import build_job_error
+from explainers.running.settings import expand_groups, explain_unknown_key
+from explainers.running.signals import LOCKED, answer_signals, is_first_process, write_line
+from explainers.running.targets import check_not_hidden, named_options
 
 TRACEBACK = "HYDRA_FULL_ERROR"
 """Environment variable; with 1, a user asks for tracebacks."""
@@ -33,13 +46,50 @@ TRACEBACK = "HYDRA_FULL_ERROR"
 COMPOSING = "EXPLAINERS_COMPOSING"
 """Environment variable, which `start` sets with `TRACEBACK`: the user has not asked. Jobs of SLURM inherit both."""
 
-MISTAKES = (InputError, InstantiationException, MisconfigurationException, OmegaConfBaseException, OSError)
+MISTAKES = (InputError, InstantiationException, MisconfigurationException, OmegaConfBaseException)
+
+FULL = "free space on its disk, or write to another one"
+DENIED = "change its permissions, or use another path"
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), DENIED),
+}
+"""Error number of the operating system → what a user can do."""
 
 PRINTED: set[str] = set()
 """Warnings that this process has printed."""
 
-with_place = warnings.formatwarning
+format_with_place = warnings.formatwarning
 """Python's own formatter of warnings."""
+
+COMMAND = re.compile(r"^# Command: python (\S+\.py)", re.MULTILINE)
+
+HELP = """\
+usage: python {program} experiment=NAME [KEY=VALUE ...]
+
+{what}
+
+Experiments; the head of configs/experiment/NAME.yaml says what one needs, how long it takes, and what to expect:
+
+{experiments}
+
+Options:
+
+{options}
+
+All of them: {page}"""
+
+OPTIONS = {
+    "--cfg job": "prints the config, with all keys that can be set",
+    "--hydra-help": "lists the flags of Hydra, which composes the config",
+    "GROUP=NAME": "takes another file of configs/GROUP, or name in configs/names: target=vit_tiny",
+    "weights=FILE": "reads the target's weights from a file",
+}
+OWN_OPTIONS = {
+    "train.py": {"debug=fast": "one batch: does it run?", "-m KEY=A,B": "a sweep: one run for each value"},
+    "eval.py": {"tasks=[A,B] methods=[C,D]": "what to measure: names of data, and of `explainers list`"},
+}
+PAGES = {"train.py": "docs/training.md", "eval.py": "docs/evaluation.md"}
 
 
 def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
@@ -51,9 +101,9 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
         what: what the program does, for `--help`.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(help_of(Path(sys.argv[0]).name, what, configs))
+        print(format_help(Path(sys.argv[0]).name, what, configs))
         return
-    sys.argv[1:] = with_groups(sys.argv[1:])
+    sys.argv[1:] = expand_groups(sys.argv[1:])
     if os.environ.get(TRACEBACK) == "1" and COMPOSING not in os.environ:
         program()
         return
@@ -61,18 +111,51 @@ def start(program: Callable[[], Any], configs: Path, what: str = "") -> None:
     try:
         check_program(sys.argv, configs)
         program()
-    except (InputError, ConfigCompositionException, ParseException) as error:
-        sys.exit(f"error: {of_the_command(error, configs)}")
+    except (InputError, ConfigCompositionException, OverrideParseException) as error:
+        sys.exit(f"error: {explain_command_error(error, configs)}")
     except CompactHydraException as error:  # jobs of a sweep have failed, whose errors are printed
         sys.exit(str(error))
-    except ValueError as error:  # Hydra's, of a group without a file
-        if "Config group override must be" not in str(error):
+    except (OSError, ValueError) as error:  # Hydra's, of a folder where it cannot log, or of a group without a file
+        message = explain_disk_error(error.__cause__ or error)
+        if "Config group override must be" in str(error):
+            message = "expected a file for each group, got null: leave a group out with ~, as in ~callbacks"
+        if message is None:
             raise
-        groups = {path.name for path in configs.iterdir() if path.is_dir()}
-        named = [word for word in sys.argv if re.fullmatch(rf"({'|'.join(groups)})=(null|None)?", word)]
-        sys.exit(
-            f"error: expected a file for a group, got {' '.join(named)}: leave the group out with ~, as in ~callbacks"
-        )
+        sys.exit(f"error: {message}")
+
+
+def check_program(command: list[str], configs: Path) -> None:
+    """Raise an InputError if the command names an experiment of another program."""
+    own = Path(command[0]).name
+    for name in (word.partition("=")[2] for word in command[1:] if word.startswith("experiment=")):
+        path = configs / "experiment" / f"{name}.yaml"
+        program = COMMAND.search(path.read_text()) if path.is_file() else None
+        if program and own != program[1]:
+            raise InputError(
+                f"expected an experiment of {own}, got {name}, which is one of {program[1]}: run python {program[1]}"
+                f" experiment={name}"
+            )
+
+
+def format_help(program: str, what: str, configs: Path) -> str:
+    """The text of `--help` of a program, such as `train.py`: what it does, its experiments and its options."""
+    folder, experiments = configs / "experiment", {}
+    for path in sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path)):
+        head = path.read_text()
+        if (found := COMMAND.search(head)) and found[1] == program:
+            text = head.partition("\n# ")[2].replace("\n# ", " ")
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            experiments[name] = re.split(r"\.\s|(?<=\?)\s", text)[0]  # the first sentence
+    options = format_rows(OPTIONS | OWN_OPTIONS[program])
+    rows = format_rows(experiments)
+    return HELP.format(program=program, what=what, experiments=rows, options=options, page=PAGES[program])
+
+
+def format_rows(table: Mapping[str, str]) -> str:
+    """The lines of a table of two columns, of at most 120 characters."""
+    width = max(map(len, table)) + 2
+    shortened = {name: textwrap.shorten(text, 118 - width, placeholder=" ...") for name, text in table.items()}
+    return "\n".join(f"  {name:{width}}{text}" for name, text in shortened.items())
 
 
 @contextmanager
@@ -80,7 +163,7 @@ def command() -> Iterator[None]:
     """Inside, a program does its work: signals are handled, the folder is locked, and a mistake ends in one line."""
     quiet_libraries()
     answer_signals()
-    with errors_in_one_line(), locked(run_dir()):
+    with errors_in_one_line(), lock_folder(run_dir()):
         check_not_hidden()
         yield
 
@@ -97,15 +180,80 @@ def errors_in_one_line() -> Iterator[None]:
         os.environ.pop(TRACEBACK, None)
     try:
         yield
-    except (*MISTAKES, SafetensorError) as error:
-        message = of_the_run(error)
+    except (*MISTAKES, OSError, SafetensorError) as error:
+        message = explain_run_error(error)
         if message is None or os.environ.get(TRACEBACK) == "1":
             raise
         line = f"error: {' '.join(message.split())}"
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             sys.exit(line)
-        say(line)
-        raise job_failed() from None
+        write_line(line)
+        raise build_job_error() from None
+
+
+def explain_command_error(error: Exception, configs: Path) -> str:
+    """The message for an error that Hydra raised while it composed a config."""
+    text = " ".join(str(error).split())
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        missing = str(error.missing_cfg_file)
+        in_folders = missing.startswith("experiment/")  # the one group whose names have folders
+        group, _, name = missing.partition("/") if in_folders else missing.rpartition("/")
+        listed = "data" if group == "tasks" else group  # a task for all data
+        files = (configs / listed).glob("**/*.yaml" if in_folders else "*.yaml")
+        of_files = {path.relative_to(configs / listed).with_suffix("").as_posix() for path in files}
+        names = sorted(of_files | named_options(listed).keys())
+        suggestion = similar_targets(name, names) if group == "target" else meant(name, names)
+        return f"no {group or 'config'} named {name}: {suggestion}"
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
+        return explain_unknown_key(cause, configs)
+    # Hydra says: Could not override 'callback'. No match in the defaults list, or: Did you mean to override x?
+    unknown = re.search(r"Could not \w+ '([^']+)'\. (?:No match in|Did you mean to override ([^?]+))", text)
+    if unknown:
+        groups = sorted(path.name for path in configs.iterdir() if path.is_dir() and path.name != unknown[1])
+        suggestion = f"did you mean {unknown[2]}?" if unknown[2] else meant(unknown[1], groups)
+        return f"no group {unknown[1]} in the config of this program: {suggestion}"
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: {text.partition(' See https')[0]}: write key=value, or quote it"
+    return text
+
+
+def explain_run_error(error: BaseException) -> str | None:
+    """The message for an error that the user can correct; None for a bug."""
+    while type(error) is InterpolationResolutionError and error.__context__ is not None:  # of a resolver
+        error = error.__context__
+    cause = error
+    while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, InputError):
+        return str(cause).rpartition(f"{type(cause).__name__}: ")[2]  # a loader process prepends its traceback
+    if isinstance(cause, LocalEntryNotFoundError):
+        return (
+            "expected weights in the cache or from huggingface.co, got no connection: give the target's as"
+            " weights=FILE, or connect this machine"
+        )
+    if isinstance(cause, OSError | SafetensorError):
+        return explain_disk_error(cause)
+    if isinstance(cause, RuntimeError) and re.search("state_dict|checkpoint", str(cause)):  # a file that timm reads
+        return (
+            f"expected weights of this model, got others: {difference(cause)}; name the model that they belong to"
+            " (target=...), its number of classes (++target.model.num_classes=...), or another file (weights=...)"
+        )
+    if isinstance(error, InstantiationException):  # Hydra's text has three lines
+        text = re.sub(r"full_key: (\S+)", r"(its settings are \1; HYDRA_FULL_ERROR=1 shows where)", str(error))
+        return re.sub(r"""(\w+)\((["'])(.*)\2\)""", r"\1: \3", text, flags=re.DOTALL)
+    return str(error) if isinstance(cause, MISTAKES) else None
+
+
+def explain_disk_error(error: BaseException) -> str | None:
+    """The message for a full disk or a missing permission; None for other errors."""
+    number = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has the number only in its text
+    code = int(number[1]) if number else getattr(error, "errno", None)
+    if code not in REMEDIES:
+        return None
+    # The error of an open file has no name
+    path = getattr(error, "filename", None) or f"a file in {HydraConfig.get().runtime.output_dir}"
+    return f"cannot read or write {path}: {os.strerror(code)}: {REMEDIES[code]}"
 
 
 def quiet_libraries() -> None:
@@ -124,21 +272,21 @@ def quiet_libraries() -> None:
     if not is_first_process():
         warnings.filterwarnings("ignore", ".*worker processes in total")
     warnings.filterwarnings("ignore", f".*({notices}|{others}{f'|{same_in_all}' if printed else ''})")
-    warnings.formatwarning = in_one_line
+    warnings.formatwarning = format_warning
 
 
-def in_one_line(
+def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """The text of a warning: one line for a user, printed once; with its place in the code for a programmer.
 
-    >>> in_one_line("left out: a.jpg", UserWarning, "listing.py", 46)
+    >>> format_warning("left out: a.jpg", UserWarning, "listing.py", 46)
     'warning: left out: a.jpg\\n'
-    >>> in_one_line("left out: a.jpg", UserWarning, "listing.py", 46)
+    >>> format_warning("left out: a.jpg", UserWarning, "listing.py", 46)
     ''
     """
     if not issubclass(category, UserWarning):
-        return with_place(message, category, filename, lineno, line)
+        return format_with_place(message, category, filename, lineno, line)
     text = f"warning: {' '.join(str(message).split())}\n"
     if text in PRINTED:  # Python's own record of warnings is lost when a library changes their filters
         return ""

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from yaml import YAMLError
 
 from explainers.errors import InputError
-from explainers.running.processes import total_processes
+from explainers.running.processes import count_all_processes
 from explainers.saved.files import file_hashes, write_atomically
 from explainers.saved.records import devices, first_difference, leaves, versions
 
@@ -50,61 +50,52 @@ def start_record(cfg: DictConfig, folder: Path, may_differ: bool) -> None:
     if config.get("explainer") and "explainer" in (config.get("module") or ()):
         del config["module"]["explainer"]  # written once
     check_model_files(config)
-    images = images_per_step(config, total_processes(cfg.trainer))
-    files = model_files(config, folder)
-    left = [name for name in (CHECKPOINTS, METRICS) if (folder / name).exists()]  # nothing by a run that only failed
-    if (folder / "config.yaml").exists() and left and not may_differ:
-        check_same_run(folder, config, images, files)
-    if cfg.trainer.fast_dev_run:
-        return
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     record: dict[str, Any] = {
         "command": sys.argv,
         "python": sys.version.split()[0],
         "packages": versions(),
         "devices": devices(),
+        "images_per_step": count_images_per_step(config, count_all_processes(cfg.trainer)),
+        "files": hash_model_files(config, folder),
     }
-    record |= {"images_per_step": images, "files": files}
-    write_atomically(folder / "versions.json", json.dumps(record, indent=2))
+    left = [name for name in (CHECKPOINTS, METRICS) if (folder / name).exists()]  # nothing by a run that only failed
+    if (folder / "config.yaml").exists() and left and not may_differ:
+        check_same_run(folder, config, record)
+    if not cfg.trainer.fast_dev_run:
+        write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
+        write_atomically(folder / "versions.json", json.dumps(record, indent=2))
 
 
-def check_same_run(folder: Path, config: dict[str, Any], images: int | None, files: Mapping[str, Any]) -> None:
+def check_same_run(folder: Path, config: dict[str, Any], record: Mapping[str, Any]) -> None:
     """Raise an InputError if the run in a folder has another config, or other files of weights.
+
+    Images of a step may be divided otherwise among machines, processes and batches.
 
     Args:
         folder: the run's folder.
         config: resolved config of the command that resumes the run.
-        images: its `images_per_step`.
-        files: its `model_files`.
+        record: its record.
     """
-    earlier, record = _read_config(folder / "config.yaml"), read_json(folder / "versions.json")
+    earlier = read_file(folder / "config.yaml", lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+    before = read_file(folder / "versions.json")
     same = config | {key: earlier.get(key) for key in MAY_DIFFER}
-    if images is not None and record.get("images_per_step") == images:
-        same = divided_as(earlier, same)
-    difference = first_difference(earlier, same) or replaced_file(record.get("files", {}), files)
-    if difference:
+    if record["images_per_step"] is not None and record["images_per_step"] == before.get("images_per_step"):
+        for group, keys in DIVISION.items():
+            same[group] = same[group] | {key: (earlier.get(group) or {}).get(key) for key in keys}
+    differences = [first_difference(earlier, same)]
+    for key, file in record["files"].items():
+        old, new = before.get("files", {}).get(key, file)["sha256"], file["sha256"]
+        if old != new:
+            differences.append(f"{key}: {file['path']} (SHA-256 {old[:12]} → {new[:12]})")
+    for difference in filter(None, differences):
         mend = "give this run its own name (name=...), or delete the folder"
         if (folder / CHECKPOINTS).exists():
             mend = "give this run its own name (name=...), delete the folder, or resume anyway (ckpt_path=last)"
         raise InputError(f"{folder} holds a run of another config: {difference}: {mend}")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read the config that a run has written to its folder."""
-    try:
-        text = path.read_text()
-        config: Any = OmegaConf.to_container(OmegaConf.create(text)) if text.endswith("\n") else None  # cut off
-    except (YAMLError, OmegaConfBaseException, ValueError):
-        config = None
-    if not config or not isinstance(config, dict):
-        raise InputError(
-            f"{path}: expected the config of the run, got a damaged file: delete it to resume with any config"
-        )
-    return config
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that a run has written to its folder; empty if there is none.
+def read_file(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+    """Read a JSON file that a run has written to its folder, or another one by its parser; empty if there is none.
 
     Raises:
         InputError: if the file is damaged.
@@ -112,11 +103,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError):
+        content = parse(path.read_text())
+    except (ValueError, YAMLError, OmegaConfBaseException):
         content = None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected the JSON that the run has written, got a damaged file: delete it to resume")
+        raise InputError(f"{path}: expected what the run has written, got a damaged file: delete it to resume")
     return content
 
 
@@ -135,32 +126,18 @@ def write_metrics(path: Path, metrics: Mapping[str, float], objective: str) -> N
         )
 
 
-def images_per_step(config: Mapping[str, Any], processes: int) -> int | None:
+def count_images_per_step(config: Mapping[str, Any], processes: int) -> int | None:
     """Images of one step of the optimiser, of all processes together; `None` if the config has no batch size.
 
-    >>> images_per_step({"data": {"batch_size": 8}, "trainer": {"accumulate_grad_batches": 3}}, processes=8)
+    >>> count_images_per_step({"data": {"batch_size": 8}, "trainer": {"accumulate_grad_batches": 3}}, processes=8)
     192
-
-    Args:
-        config: resolved config, in nested dicts and lists.
-        processes: number of processes of all machines.
     """
     size = (config.get("data") or {}).get("batch_size")
     return size and size * processes * (config.get("trainer") or {}).get("accumulate_grad_batches", 1)
 
 
-def divided_as(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The config `now`, with the number of machines, processes and batches in a step that `earlier` has."""
-    divisions = {group: {key: (earlier.get(group) or {}).get(key) for key in keys} for group, keys in DIVISION.items()}
-    return dict(now) | {group: now[group] | division for group, division in divisions.items()}
-
-
 def check_model_files(config: Any) -> None:
-    """Raise an InputError that names a missing or damaged file of weights, which timm does not.
-
-    Args:
-        config: resolved config, in nested dicts and lists.
-    """
+    """Raise an InputError that names a missing or damaged file of weights in a resolved config, which timm does not."""
     for key, path in leaves(config):
         if key.endswith("checkpoint_path") and path and not os.path.isfile(path):
             raise InputError(f"no model at {path}: train it first with train.py, or correct checkpoint_path")
@@ -172,38 +149,21 @@ def check_model_files(config: Any) -> None:
                 raise InputError(f"{path}: expected weights, got a damaged file: write or fetch it again") from error
 
 
-def model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:
+def hash_model_files(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, str]]:
     """Dotted config key → `path` and `sha256` of every file that a model of the config is read from.
 
+    Those in the `folder` of the run are left out, because the run changes them.
+
     >>> config = {"explainer": {"weights": __file__, "hops": [1]}, "data": {"root": __file__}}
-    >>> files = model_files(config, Path("runs/tve"))
+    >>> files = hash_model_files(config, Path("runs/tve"))
     >>> list(files), Path(files["explainer.weights"]["path"]).name
     (['explainer.weights'], 'record.py')
-
-    Args:
-        config: resolved config, in nested dicts and lists.
-        folder: the run's folder, whose own files are left out, because the run changes them.
     """
-    own = folder.resolve()
-
-    def is_file_of_another_run(node: Any) -> bool:
-        return isinstance(node, str) and os.path.isfile(node) and not Path(node).resolve().is_relative_to(own)
-
-    models = {name: config.get(name) for name in MODELS}
-    paths = {key: path for key, path in leaves(models) if is_file_of_another_run(path)}
+    paths = {
+        key: value
+        for key, value in leaves({name: config.get(name) for name in MODELS})
+        if isinstance(value, str) and os.path.isfile(value)
+        if not Path(value).resolve().is_relative_to(folder.resolve())
+    }
     hashes = file_hashes(list(paths.values()))
     return {key: {"path": path, "sha256": value} for (key, path), value in zip(paths.items(), hashes, strict=True)}
-
-
-def replaced_file(earlier: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Describe the first file whose contents have changed as `key: path (hash → hash)`; None if none has.
-
-    Args:
-        earlier: `model_files` of the run.
-        now: `model_files` of the command that resumes it.
-    """
-    for key, file in now.items():
-        before, after = earlier.get(key, file)["sha256"], file["sha256"]
-        if before != after:
-            return f"{key}: {file['path']} (SHA-256 {before[:12]} → {after[:12]})"
-    return None

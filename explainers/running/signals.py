@@ -3,7 +3,7 @@
 - A command, and each process that srun starts (`answer_signals`): on SIGINT (Ctrl-C), SIGTERM or SIGHUP (a
   closed terminal), it says how to resume and exits with 128 + the number of the signal. A second Ctrl-C ends it at
   once.
-- A command that has started torchrun (`passed_on_to`): it first ends the processes of torchrun, so that they can save.
+- A command that has started torchrun (`forward_signals`): it first ends its processes, so that they can save.
 - A process of torchrun: it ends without a message, also when torchrun is killed (`end_with_parent`).
 - A SLURM job: on SIGUSR1, it is requeued.
 - Any of these while it trains (`Pending`): the above happens once `LastCheckpoint` has saved the step.
@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from explainers.saved.files import is_first_process
 
 LIBRARY = ctypes.CDLL(None)  # loaded here, because a fork may not
 
@@ -28,11 +27,6 @@ LOCKED = "EXPLAINERS_LOCKED_FOLDER"
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What Ctrl-C, torchrun, a closed terminal, SLURM and submitit send to a process that has to end."""
-
-
-def is_first_process() -> bool:
-    """Whether this is the only process of a command, or the first of those that torchrun or SLURM have started."""
-    return not getattr(rank_zero_only, "rank", 0)
 
 
 class Handler:
@@ -67,7 +61,7 @@ def end_run(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if is_first_process():
         saved = os.environ.get(LOCKED, "its folder")
-        say(f"{signal.Signals(number).name}: stopped; the same command resumes from what is saved in {saved}")
+        write_line(f"{signal.Signals(number).name}: stopped; the same command resumes from what is saved in {saved}")
     sys.exit(128 + number)
 
 
@@ -83,7 +77,7 @@ def requeue(number: int) -> None:
     sys.exit(128 + number)
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     """Write a line to stderr; unlike `print`, it may be called while a signal interrupts another `print`."""
     os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
@@ -98,12 +92,8 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def passed_on_to(launcher: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Inside, a signal terminates a launcher, for whose end the body waits; then this process handles the signal.
-
-    Args:
-        launcher: torchrun.
-    """
+def forward_signals(launcher: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Inside, a signal terminates torchrun, for whose end the body waits; then this process handles the signal."""
     received: list[int] = []
 
     def end(number: int, _: Any) -> None:
@@ -153,7 +143,7 @@ class Pending:
         if number == self.number == signal.SIGINT:
             os._exit(128 + number)
         if number == signal.SIGINT and not self.number:
-            say("SIGINT: saving after this step; Ctrl-C again ends at once")
+            write_line("SIGINT: saving after this step; Ctrl-C again ends at once")
         self.number = self.number or number  # torchrun sends SIGTERM after SIGUSR1 has ended it
         if self.at_once:
             self.call_handler()
@@ -173,12 +163,3 @@ class Pending:
         if not self.call_handler() and self.earlier[number] != signal.SIG_IGN:
             sys.exit(128 + number)
         self.number = 0
-
-
-def ignore_lightnings_signals(trainer: Trainer) -> None:
-    """Keep Lightning from handling signals.
-
-    Its handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other for
-    ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step.
-    """
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Configs without a file: targets by their names in timm, tasks by those of data; settings that follow from a model."""
+"""Configs without a file of their own: short names, models of timm, tasks; and settings that follow from a model."""
 
 import json
 from functools import cache
@@ -26,8 +26,16 @@ from explainers.transformer.direct_paths import default_direct
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+@cache
+def named_options(group: str) -> dict[str, Any]:
+    """Name → what it stands for, of the options of a group that share the file configs/names/GROUP.yaml."""
+    path = CONFIGS / f"names/{group}.yaml"
+    content: Any = OmegaConf.to_container(OmegaConf.create(path.read_text())) if path.is_file() else {}
+    return content
+
+
 class WithoutFiles(ConfigSource):
-    """Hydra's source of configs that need no file: `target/NAME` of timm's models, `tasks/NAME` of our data."""
+    """Hydra's source of `named_options`, and of `target/NAME` of timm's models and `tasks/NAME` of our data."""
 
     @staticmethod
     def scheme() -> str:
@@ -35,28 +43,33 @@ class WithoutFiles(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
+        content = named_options(group).get(name, name)
         if group == "target":
-            content: Any = {"defaults": ["timm"], "target": {"model": {"model_name": name}}}
-        else:
+            content = {"defaults": ["timm"], "target": {"model": {"model_name": content}}}
+        elif group == "tasks":
             head = f"${{oc.select:heads.{name},${{target.head}}}}"
             content = {"defaults": [{f"/data@tasks.{name}.data": name}], "tasks": {name: {"target": {"head": head}}}}
+        elif group == "figures":
+            content = {name: content}
+        package = "_global_" if group in ("target", "tasks") else None
         config = OmegaConf.create(content)
-        return ConfigResult(self.provider, self.full_path(), config, header={"package": "_global_"})
+        return ConfigResult(self.provider, self.full_path(), config, header={"package": package})
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        is_task = group == "tasks" and (CONFIGS / f"data/{name}.yaml").is_file()
-        return is_task or (group == "target" and is_in_timm(name))
+        is_task = group == "tasks" and ((CONFIGS / f"data/{name}.yaml").is_file() or name in named_options("data"))
+        return is_task or name in named_options(group) or (group == "target" and is_in_timm(name))
 
     def is_group(self, config_path: str) -> bool:
-        return config_path.rstrip("/") in ("", "target", "tasks")
+        group = config_path.rstrip("/")
+        return group in ("", "target", "tasks") or bool(named_options(group))
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """List nothing: `--help` would show a thousand names."""
-        return []
+        """List the short names, not the thousand of timm."""
+        return sorted(named_options(config_path.rstrip("/")))
 
 
 class SearchedLast(SearchPathPlugin):
@@ -67,20 +80,17 @@ class SearchedLast(SearchPathPlugin):
 
 
 def check_not_hidden() -> None:
-    """Raise an InputError if the chosen model of timm hides a file in a folder that the command adds.
-
-    Hydra asks plugins before folders of --config-dir and hydra.searchpath.
-    """
+    """Raise an InputError if a known target hides a file of --config-dir or hydra.searchpath, which come later."""
     runtime = HydraConfig.get().runtime
     name = str(runtime.choices.get("target"))
     files = {source.provider: Path(source.path, "target", f"{name}.yaml") for source in runtime.config_sources}
     own = {provider: file for provider, file in files.items() if file.is_file()}
-    if is_in_timm(name) and own and "main" not in own:
-        raise InputError(f"expected a file of another name than a model of timm, got {[*own.values()][0]}: rename it")
+    if (is_in_timm(name) or name in named_options("target")) and own and "main" not in own:
+        raise InputError(f"expected a file of another name than a known target, got {[*own.values()][0]}: rename it")
 
 
-def of_model(name: str, *, _root_: DictConfig) -> Any:
-    """Return a setting that follows from `target.model`; resolves `${of_model:blocks}` in configs/target/timm.yaml.
+def model_default(name: str, *, _root_: DictConfig) -> Any:
+    """The setting that follows from `target.model`; resolves `${model_default:blocks}` in configs/target/timm.yaml.
 
     Args:
         name: `image_size`, `patch_size`, `blocks`, `four_blocks`, `direct`, `removals`, `functionals` or `coalitions`.
@@ -89,17 +99,17 @@ def of_model(name: str, *, _root_: DictConfig) -> Any:
         raise InputError("expected a model of timm: name it, as in target=vit_small_patch16_224")
     settings = OmegaConf.to_container(_root_.target.model, resolve=True)
     headed = OmegaConf.select(_root_, "target.head") is not None
-    value = model_settings(json.dumps(settings, sort_keys=True), headed)[name]
+    value = read_model_settings(json.dumps(settings, sort_keys=True), headed)[name]
     return OmegaConf.create(value) if isinstance(value, list) else value  # as if a file had it
 
 
 @cache
-def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
-    """Return all settings that follow from a model, which is built without weights.
+def read_model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
+    """All settings that follow from a model, which is built without weights.
 
     Args:
         settings: those of `target.model`, as JSON.
-        headed: it gets a head for another task.
+        headed: whether it gets a head for another task.
 
     Raises:
         InputError: if timm has no model of this name.
@@ -113,7 +123,7 @@ def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
         model = instantiate(given | {key: without_weights[key] for key in given.keys() & without_weights})
         target = TargetModel(model, nn.Identity())
     direct = default_direct(target)
-    functionals = "head" if headed else _functionals(model)
+    functionals = "head" if headed else _choose_functionals(model)
     return {
         "image_size": target.grid.image_size,
         "patch_size": target.grid.patch_size,
@@ -126,7 +136,7 @@ def model_settings(settings: str, headed: bool = False) -> dict[str, Any]:
     }
 
 
-def _functionals(model: Any) -> str:
+def _choose_functionals(model: Any) -> str:
     """What AnyHead learns to explain: classes, texts for towers whose text tower open_clip has, otherwise likeness."""
     config = getattr(model, "pretrained_cfg", {})
     name, tag = config.get("architecture", ""), config.get("tag") or ""
@@ -137,4 +147,4 @@ def _functionals(model: Any) -> str:
 
 for plugin in (WithoutFiles, SearchedLast):
     Plugins.instance().register(plugin)
-OmegaConf.register_new_resolver("of_model", of_model, replace=True)
+OmegaConf.register_new_resolver("model_default", model_default, replace=True)

@@ -1,16 +1,20 @@
-"""Lightning's trainer of a run: its device, precision and callbacks."""
+"""Lightning's trainer of a run: its device, precision and callbacks, and the checkpoint that it resumes from."""
 
 import functools
+import io
+import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from lightning import Trainer
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from explainers.errors import InputError
-from explainers.running.signals import ignore_lightnings_signals
+from explainers.saved.files import atomic, shared_by_all
 
 
 def build_all(group: DictConfig | None) -> list[Any]:
@@ -24,13 +28,22 @@ def build_all(group: DictConfig | None) -> list[Any]:
 
 def build_trainer(settings: DictConfig, **parts: Any) -> Trainer:
     """Build the trainer of the settings with callbacks, loggers and plugins that leaves signals to `signals.py`."""
-    trainer = instantiate(settings, accelerator=accelerator_of(settings.accelerator), **parts)
+    trainer = instantiate(settings, accelerator=choose_accelerator(settings.accelerator), **parts)
     ignore_lightnings_signals(trainer)
     return trainer
 
 
+def ignore_lightnings_signals(trainer: Trainer) -> None:
+    """Keep Lightning from handling signals.
+
+    Its handler of SIGTERM starts a broadcast at any moment of a step, so that processes may wait for each other for
+    ever; its handler of SIGUSR1 writes a checkpoint in the middle of a step.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+
 @functools.cache  # the line is printed once
-def accelerator_of(wanted: str) -> str:
+def choose_accelerator(wanted: str) -> str:
     """Lightning's accelerator for `trainer.accelerator`: the CPU instead of Apple's GPU (MPS).
 
     Metrics are summed and random numbers are drawn in float64, which MPS does not have.
@@ -65,3 +78,76 @@ def fastest_precision(accelerator: str) -> str:
 
 
 OmegaConf.register_new_resolver("fastest_precision", fastest_precision, replace=True)
+
+
+def find_checkpoint(ckpt_path: str | None, last: Path) -> Path | None:
+    """The checkpoint to resume from: the run's last one by default, or the one that `ckpt_path` names.
+
+    Args:
+        ckpt_path: path of a checkpoint, or `last` for the run's last one; `None` for the last one if it exists.
+        last: path of the run's last checkpoint.
+
+    Raises:
+        InputError: if the named checkpoint does not exist.
+    """
+    if ckpt_path is None:
+        return last if last.exists() else None
+    path = last if ckpt_path == "last" else Path(ckpt_path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}: leave ckpt_path out to start a new run, or correct the path")
+    return path
+
+
+def read_progress(checkpoint: Path | None) -> tuple[int, dict[str, float]]:
+    """Number of training steps before a checkpoint, and its metrics; 0 and none without a checkpoint.
+
+    Raises:
+        InputError: if the file is damaged, or no checkpoint of a run.
+    """
+    if checkpoint is None:
+        return 0, {}
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(saved["global_step"]), dict(saved.get("metrics", {}))
+    except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{checkpoint}: expected a checkpoint of a run, got a damaged file, or another kind of file: resume from"
+            " another checkpoint (ckpt_path=...), or delete it to start the run again"
+        ) from error
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes each checkpoint wholly or not at all, even if the process is killed.
+
+    Lightning writes it to the folder of temporary files, which is often on another disk, and copies it.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        content = io.BytesIO()
+        torch.save(checkpoint, content)  # to a file, torch would report a full disk as a position in the file
+        with atomic(path, alone=True) as unfinished:
+            unfinished.write_bytes(content.getbuffer())
+
+
+class CheckSharedFolder(Callback):
+    """Raises an InputError unless the processes of several machines share one folder and resume from one checkpoint.
+
+    Args:
+        folder: the run's folder.
+        step: number of steps before the checkpoint that this process resumes from; 0 for none.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self.folder = folder
+        self.step = step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.num_nodes == 1:
+            return
+        strategy: Any = trainer.strategy
+        same = strategy.reduce_boolean_decision(strategy.broadcast(self.step) == self.step)
+        if not shared_by_all(self.folder, strategy) or not same:
+            raise InputError(
+                f"expected a folder that all machines share, got {self.folder}, where one machine does not see the"
+                " files of another: start the command in a folder of a shared file system, or set hydra.run.dir to one"
+            )

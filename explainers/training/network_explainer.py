@@ -203,5 +203,5 @@ def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: b
         raise InputError(
             f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
             f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it anyway (TVE-PT) with"
-            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead_finetune"
+            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead"
         )

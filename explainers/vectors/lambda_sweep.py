@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, check_distinct, checks_choices
-from explainers.metrics.accuracy import Accuracy
 from explainers.metrics.agreement import Agreement, BestFactor, agreement_metrics
-from explainers.metrics.means import Mean
+from explainers.metrics.means import Accuracy, Mean
 from explainers.models import TargetModel
 from explainers.vectors.projections import some_images
 

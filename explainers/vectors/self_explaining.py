@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import RankCorrelation
-from explainers.metrics.means import Mean, Ratios
-from explainers.metrics.optional import Metric
+from explainers.metrics.means import Mean, Metric, Ratios
 from explainers.models import TargetModel
 from explainers.models.functionals import score_functionals
 from explainers.models.inputs import check_labels, checked_classes

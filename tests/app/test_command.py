@@ -34,7 +34,7 @@ from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.models.heads import save_head
 from explainers.posthoc import soft_masks
-from explainers.report.titles import wrapped
+from explainers.report.overlays import wrapped
 from explainers.runtime import progress
 from explainers.text import TextHead
 

@@ -7,7 +7,7 @@ from datamodules.datasets import own_folder, unlabelled_images
 from datamodules.folders import ImageFolders
 from datamodules.images import Images
 from explainers.errors import InputError
-from explainers.running.keys import check_keys
+from explainers.running.settings import check_keys
 
 SPLITS = {"train": "train", "val": "val", "test": "val"}
 

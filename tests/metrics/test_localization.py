@@ -7,22 +7,16 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.metrics.localization import (
-    LOCALIZATIONS,
-    AveragePrecision,
+    THRESHOLDS,
+    BoxAccuracy,
     Localization,
     PointingGame,
     Segmentation,
     average_precision,
+    box_hits,
     hits,
     segmentation,
 )
-
-COLUMNS = {
-    column
-    for name, kind in LOCALIZATIONS.items()
-    if name != "box_accuracy"  # see test_object_boxes
-    for column in kind.columns
-}
 
 
 def peak_at(row, column, side):
@@ -49,29 +43,6 @@ def mean_and_error(values):
     return np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5
 
 
-@pytest.mark.parametrize(("side", "pixels"), [(4, 32), (7, 21), (3, 16)])
-def test_a_peak_hits_an_object_in_its_own_patch_and_no_other(side, pixels):
-    for row, column in ((0, side - 1), (side - 1, 0), (1, 2), (2, 1)):
-        heatmap = peak_at(row, column, side)
-        for object_row in range(side):
-            for object_column in range(side):
-                truth = torch.zeros(pixels, pixels, dtype=torch.bool)
-                rows = slice(object_row * pixels // side, (object_row + 1) * pixels // side)
-                columns = slice(object_column * pixels // side, (object_column + 1) * pixels // side)
-                truth[rows, columns] = True
-                hit = hits(heatmap[None], truth[None]).item()
-                assert hit == ((row, column) == (object_row, object_column))
-
-
-def test_the_object_must_hold_the_centre_of_the_patch():
-    truth = torch.zeros(2, 16, 16, dtype=torch.bool)
-    truth[0, 6, 10] = True  # the centre of row 1, column 2 of patches of 4 pixels
-    truth[1, 4:8, 8:12] = True
-    truth[1, 6, 10] = False
-    heatmaps = torch.stack([peak_at(1, 2, 4)] * 2)
-    assert hits(heatmaps, truth).tolist() == [True, False]
-
-
 def test_tied_peaks_share_the_hit(heatmaps, truth):
     found = hits(heatmaps, truth)
     assert found.tolist() == pytest.approx([slow.hit(*pair) for pair in zip(heatmaps, truth, strict=True)])
@@ -86,8 +57,7 @@ def test_images_without_an_object_do_not_count():
     truth[1, 8:16, 24:32] = True  # missed: the mirror image of the peak
     truth[3, 0:8] = True  # missed
     metric = PointingGame()
-    metric.update(heatmaps[:3], truth[:3])
-    metric.update(heatmaps[3:], truth[3:])
+    metric.update(heatmaps, truth)
     assert metric.compute() == pytest.approx(1 / 3)
     assert metric.standard_error() == pytest.approx(1 / 3)  # the root of (1/3 · 2/3) / 2
     assert metric.rows().isnan().flatten().tolist() == [False, False, True, False]
@@ -153,10 +123,9 @@ def test_equal_scores_segment_nothing():
     assert precision.tolist() == pytest.approx([0.5] * 3)
 
 
-def test_a_batch_of_uneven_parts_has_the_numbers_and_errors_of_the_loops(heatmaps, truth):
+def test_a_batch_has_the_numbers_and_errors_of_the_loops(heatmaps, truth):
     metric = Localization()
-    for some in (slice(4), slice(4, 6)):
-        metric.update(heatmaps[some], truth[some])
+    metric.update(heatmaps, truth)
     pairs = list(zip(heatmaps, truth, strict=True))
     correct, areas, precision = zip(*[slow.segmented(*pair) for pair in pairs], strict=True)
     ranked = [slow.average_precision(slow.nearest(heatmap, 8, 8), mask.flatten().tolist()) for heatmap, mask in pairs]
@@ -169,7 +138,6 @@ def test_a_batch_of_uneven_parts_has_the_numbers_and_errors_of_the_loops(heatmap
     }
     found = metric.compute()
     assert found.keys() == {*expected, *(f"{name}_error" for name in expected)}
-    assert expected.keys() == COLUMNS
     for name, numbers in expected.items():
         assert (found[name].item(), found[f"{name}_error"].item()) == pytest.approx(numbers, rel=1e-6), name
 
@@ -184,39 +152,75 @@ def test_without_any_object_there_is_nothing_to_measure(heatmaps):
     assert all(numbers.isnan().all() for numbers in segmentation(heatmaps, nothing))
 
 
-def test_images_without_an_object_change_no_number(heatmaps, truth):
-    some, all_of_them = Localization(), Localization()
-    some.update(heatmaps[1:], truth[1:])
-    truth[0] = False
-    all_of_them.update(heatmaps, truth)
-    found, expected = all_of_them.compute(), some.compute()
-    assert found.keys() == expected.keys()
-    assert [found[name].item() for name in expected] == pytest.approx([number.item() for number in expected.values()])
-
-
-@pytest.mark.parametrize("metric", [PointingGame, AveragePrecision, Segmentation])
-def test_two_processes_measure_what_one_does(metric, heatmaps, truth):
-    one, first, second = metric(), metric(), metric()
-    one.update(heatmaps, truth)
-    first.update(heatmaps[:2], truth[:2])
-    second.update(heatmaps[2:], truth[2:])
-    first.merge_state(second)
-    torch.testing.assert_close(first.compute(), one.compute())
-    if metric is not Segmentation:
-        torch.testing.assert_close(first.standard_error(), one.standard_error())
-        assert 0 < one.compute() < 1
-
-
-@pytest.mark.parametrize("function", [hits, average_precision, segmentation])
+@pytest.mark.parametrize("function", [hits, average_precision, segmentation, box_hits])
 @pytest.mark.parametrize(
     ("wrong", "got"),
     [
         (torch.ones(3, 8, 8, dtype=torch.bool), r"bool of shape \[3, 8, 8\]"),
-        (torch.ones(2, 64, dtype=torch.bool), r"bool of shape \[2, 64\]"),
         (torch.ones(2, 8, 8), r"float32 of shape \[2, 8, 8\]"),
     ],
-    ids=["images", "flat", "float"],
+    ids=["images", "float"],
 )
 def test_a_truth_that_is_no_mask_of_each_image_is_refused(function, wrong, got):
     with pytest.raises(InputError, match=rf"expected truth .* bool of shape \[2, H, W\], got {got}: give one mask"):
         function(torch.rand(2, 4, 4), wrong)
+
+
+def planted(row, column, size=3, side=7, pixels=28):
+    """A hot square of patches, and an object at another place if it is moved."""
+    heatmap, truth = torch.zeros(side, side), torch.zeros(pixels, pixels, dtype=torch.bool)
+    heatmap[row : row + size, column : column + size] = 1
+    scale = pixels // side
+    truth[row * scale : (row + size) * scale, column * scale : (column + size) * scale] = True
+    return heatmap, truth
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 4), (1, 3)])
+def test_a_planted_square_is_found_where_it_is_and_not_mirrored(row, column):
+    heatmap, truth = planted(row, column)
+    assert box_hits(heatmap[None], truth[None], [0.5]).tolist() == [[1]]
+    assert box_hits(heatmap.T[None], truth[None], [0.5]).tolist() == [[0]]
+    assert box_hits(heatmap[None], truth[None], [0]).tolist() == [[0]]  # the whole image
+
+
+def test_hits_are_those_of_the_loops():
+    distinct, tied = torch.randn(4, 4, 4), torch.randint(-1, 2, (4, 4, 4)).float()
+    heatmaps = torch.cat([distinct, tied])
+    truth = F.interpolate(heatmaps[:, None], 8)[:, 0] + 0.5 * torch.randn(8, 8, 8) > 0.8
+    thresholds = [0.05, 0.3, 0.5, 0.75, 0.9]
+    expected = [
+        [slow.box_hit(heatmap, mask, threshold) for threshold in thresholds]
+        for heatmap, mask in zip(heatmaps, truth, strict=True)
+    ]
+    assert box_hits(heatmaps, truth, thresholds).bool().tolist() == expected
+    assert 0 < sum(map(sum, expected)) < 40
+
+
+def test_only_the_largest_region_counts_and_any_box_of_the_object_may_be_hit():
+    large, truth = planted(0, 0)
+    small, other = planted(5, 5, size=2)
+    assert box_hits((large + small)[None], truth[None], [0.5]) == 1
+    assert box_hits((large + small)[None], other[None], [0.5]) == 0
+    assert box_hits((large + small)[None], (truth | other)[None], [0.5]) == 1
+
+
+def test_the_accuracy_is_that_of_the_best_threshold():
+    heatmaps, truth = map(torch.stack, zip(planted(0, 4), planted(4, 0), planted(1, 3), strict=True))
+    truth[2] = planted(4, 4)[1]
+    none = torch.zeros(1, 28, 28, dtype=torch.bool)
+    metric = BoxAccuracy()
+    metric.update(heatmaps[[0, 1, 2, 2]], torch.cat([truth, none]))
+    found = metric.compute()
+    assert found["box_accuracy"] == pytest.approx(2 / 3) and found["box_accuracy_error"] == pytest.approx(1 / 3)
+    assert metric.scores("box_accuracy")["box_accuracy"].tolist() == pytest.approx([1, 1, 0, torch.nan], nan_ok=True)
+    means = box_hits(heatmaps, truth).mean(0)
+    assert means.max() == pytest.approx(2 / 3) and means.min() == 0 and len(means) == len(THRESHOLDS)
+
+
+def test_equal_scores_are_the_whole_image():
+    truth = torch.zeros(2, 28, 28, dtype=torch.bool)
+    truth[0, :20] = True
+    truth[1, :5] = True
+    metric = Localization(["box_accuracy"])
+    metric.update(torch.full((2, 7, 7), 0.3), truth)
+    assert metric.compute()["box_accuracy"] == 0.5

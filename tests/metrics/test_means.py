@@ -1,12 +1,26 @@
 import math
 import statistics
+from functools import partial
 
 import pytest
 import torch
 
-from explainers.metrics.localization import Localization
-from explainers.metrics.means import MeanOfImages, image_scores, moments, numbers
-from explainers.metrics.perturbation import PerturbationCurves
+from explainers.metrics import (
+    CURVES,
+    AveragePrecision,
+    BoxAccuracy,
+    Infidelity,
+    PerturbationCurves,
+    PointingGame,
+    RankCorrelation,
+    SaCo,
+    TopOverlap,
+)
+from explainers.metrics.agreement import BestFactor, RelativeError, RootMeanSquaredError
+from explainers.metrics.curves import QUANTITIES
+from explainers.metrics.error_bound import ErrorBound
+from explainers.metrics.localization import Localization, Segmentation
+from explainers.metrics.means import Accuracy, MeanOfImages, image_scores, moments, numbers
 
 
 class Given(MeanOfImages):
@@ -60,3 +74,43 @@ def test_numbers_have_standard_deviations_of_images_beside_the_errors_of_means()
     assert found["given_sd"] == pytest.approx(found["given_error"] * 2)  # the root of 4 known images
     assert found["pixel_accuracy_sd"] == pytest.approx(found["pixel_accuracy_error"] * math.sqrt(5))
     assert "mean_iou_error" in found and "mean_iou_sd" not in found
+
+
+def test_accuracy_counts_labelled_images_alone():
+    predicted, metric, unlabelled = torch.tensor([0, 1, 2, 0, 1, 2]), Accuracy(), Accuracy()
+    metric.update(predicted, torch.tensor([0, 1, 1, -1, -1, 2]))
+    unlabelled.update(predicted, torch.full((6,), -1))
+    assert metric.compute().item() == pytest.approx(3 / 4) and unlabelled.compute().isnan()
+
+
+HEATMAPS, LABELS = torch.randn(2, 5, 4, 4), torch.tensor([0, -1, 1, 4, -1])
+SWEEP = torch.rand(5, len(QUANTITIES), 2, 7).index_fill(1, torch.arange(3, 6), torch.nan)
+SWEEP[2:4, 3:] = torch.rand(2, 3, 2, 7)  # two labelled images
+METRICS = {
+    Accuracy: (torch.tensor([0, 1, 2, 4, 1]), LABELS),
+    AveragePrecision: (HEATMAPS[0], HEATMAPS[1] > 0),
+    BestFactor: HEATMAPS,
+    BoxAccuracy: (HEATMAPS[0], HEATMAPS[1] > 0),
+    ErrorBound: (-HEATMAPS[0, ..., :2].abs() / 9, -HEATMAPS[1, ..., :2].abs() / 9),
+    Infidelity: (HEATMAPS[0], torch.rand(5, 6, 16) > 0.5, torch.randn(5, 6)),
+    partial(PerturbationCurves, 16, list(CURVES), 7): (SWEEP,),
+    PointingGame: (HEATMAPS[0], HEATMAPS[1] > 0),
+    RankCorrelation: HEATMAPS,
+    RelativeError: HEATMAPS,
+    RootMeanSquaredError: HEATMAPS,
+    SaCo: HEATMAPS.flatten(2),
+    Segmentation: (HEATMAPS[0], HEATMAPS[1] > 0),
+    partial(TopOverlap, 6): HEATMAPS,
+}
+
+
+@pytest.mark.parametrize("build", METRICS, ids=lambda build: getattr(build, "func", build).__name__)
+def test_uneven_batches_of_two_processes_give_what_one_batch_gives(build):
+    one, first, second = build(), build(), build()
+    one.update(*METRICS[build])
+    for metric, some in ((first, slice(0, 1)), (second, slice(1, 2)), (second, slice(2, 5))):
+        metric.update(*(tensor[some] for tensor in METRICS[build]))
+    first.merge_state(second)
+    torch.testing.assert_close(first.compute(), one.compute())
+    if isinstance(one, MeanOfImages):
+        torch.testing.assert_close(first.standard_error(), one.standard_error())

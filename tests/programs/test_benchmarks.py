@@ -31,13 +31,11 @@ def test_every_method_is_measured_beside_plain_inference(found):
     baselines = ["kernel_shap", "vit_shapley", "LIME", "RISE", "IntegratedGradients", "DeepLift", "GradientSHAP"]
     networks = ["plain", "light", "anyhead", "anyhead_all_classes", "shared", "paper", "oracle"]
     assert list(found["networks"]["tiny"]) == [*networks, *baselines]
-    for method, numbers in found["networks"]["tiny"].items():
+    for numbers in found["networks"]["tiny"].values():
         low, high = numbers["spread"]
         assert 0 < low <= numbers["images_per_second"] <= high
-        assert found["throughput"]["tiny"][method] == numbers["images_per_second"]
     light, plain = (found["throughput"]["tiny"][name] for name in ("light", "plain"))
     assert found["ratio_light_to_plain"]["tiny"] == pytest.approx(light / plain)  # of a single round
-    assert found["networks"]["tiny"]["plain"]["ratio_to_plain"] == 1
 
 
 def test_the_oracle_costs_two_forwards_a_patch_and_the_shared_trunk_less_than_two(found):
@@ -47,8 +45,6 @@ def test_the_oracle_costs_two_forwards_a_patch_and_the_shared_trunk_less_than_tw
     assert numbers["oracle"]["gflops_per_image"] == pytest.approx(2 * 64 * (backbone + head))
     assert numbers["plain"]["gflops_per_image"] < numbers["light"]["gflops_per_image"]
     assert numbers["shared"]["gflops_per_image"] < numbers["paper"]["gflops_per_image"]
-    assert numbers["shared"]["parameters"] < numbers["paper"]["parameters"]
-    assert numbers["oracle"]["parameters"] == 0
     assert numbers["LIME"]["gflops_per_image"] == pytest.approx(25 * (backbone + head), rel=1e-3)
     assert numbers["IntegratedGradients"]["gflops_per_image"] is None  # of gradients
 
@@ -67,39 +63,25 @@ def test_kernelshap_is_measured_beside_captums_and_finds_the_same(tmp_path, caps
     kernelshap.main([*small, "--rounds", "2", "--perturbations-per-eval", "50", "--output", str(path)])
     found = json.loads(path.read_text())
     assert list(found["methods"]) == ["ours", "captum, 1 at a time", "captum, 50 at a time"]
-    for name, numbers in found["methods"].items():
-        low, high = numbers["spread"]
-        assert 0 < low <= numbers["images_per_second"] <= high
-        assert (numbers["ours_is_faster_by"] == 1) == (name == "ours")
-        assert numbers["spearman_with_ours"] > 0.95
-    assert {"torch", "timm", "device", "threads", "budget", "images", "rounds", "patches"} <= found["machine"].keys()
-    printed = capsys.readouterr().out.splitlines()
-    assert "100 coalitions of 9 patches, 2 images" in printed[0]
-    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in found["methods"]]
+    assert all(numbers["spearman_with_ours"] > 0.95 for numbers in found["methods"].values())
+    assert "100 coalitions of 9 patches, 2 images" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_posthoc_methods_are_measured_beside_slower_ways_to_the_same_heatmaps(tmp_path, capsys):
+def test_posthoc_methods_are_measured_beside_slower_ways_to_the_same_heatmaps(tmp_path):
     path = tmp_path / "posthoc.json"
     small = ["--target-size", "tiny", "--masks", "8", "--images", "2", "--threads", "1", "--device", "cpu"]
     posthoc.main([*small, "--rounds", "2", "--seconds", "0", "--output", str(path)])
     found = json.loads(path.read_text())
     assert tuple(found["groups"]) == posthoc.GROUPS
     numbers = {name: each for group in found["groups"].values() for name, each in group.items()}
-    for each in numbers.values():
-        low, high = each["spread"]
-        assert 0 < low <= each["relative_time"] <= high and each["rounds"] == 2
-        assert min(*each["ms_per_image"], *each["bytes_per_image"]) > 0
-        assert each["relative_memory"] == each["bytes_per_image"][0] / each["bytes_per_image"][1]
+    assert all(min(*each["ms_per_image"], *each["bytes_per_image"]) > 0 for each in numbers.values())
     same = {
         name: each["largest_difference"] for name, each in numbers.items() if each["largest_difference"] is not None
     }
     assert same.keys() == numbers.keys() - {*found["groups"]["plus"], "sweep of drop"}
     assert max(same.values()) < 1e-3
     assert numbers["DecompX-SkipPLUS"]["relative_memory"] < 1  # already at 10 tokens
-    assert {"torch", "timm", "device", "threads", "precision", "images", "rounds"} <= found["machine"].keys()
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name in numbers]
 
 
 @pytest.mark.slow
@@ -119,7 +101,7 @@ def test_memory_is_counted_by_hand():
 
 
 @pytest.mark.slow
-def test_curves_are_measured_beside_quantus_and_beside_one_alone(tmp_path, capsys):
+def test_curves_are_measured_beside_quantus_and_beside_one_alone(tmp_path):
     path = tmp_path / "metrics.json"
     small = ["--target-size", "tiny", "--images", "2", "--patches-per-side", "3", "--threads", "1", "--device", "cpu"]
     alone = [] if find_spec("quantus") else ["--without-quantus"]
@@ -130,24 +112,11 @@ def test_curves_are_measured_beside_quantus_and_beside_one_alone(tmp_path, capsy
     names = [(name, f"Quantus, {count} call{'s' * (count > 1)}") for name, count in beside if not alone] + own
     assert [(each["name"], each["beside"]) for each in found["comparisons"]] == names
     for each in found["comparisons"]:
-        low, high = each["spread"]
-        assert 0 < low <= each["relative_time"] <= high and min(each["ms_per_image"]) > 0
         # The whole image, an empty one, and one or both sides of 8 levels
         assert each["forward_passes"][0] == (10 if each["name"] == "deletion" else 18)
     if not alone:
         assert [each["forward_passes"][1] for each in found["comparisons"][:4]] == [70, 50, 10, 20]
         assert found["largest_difference"] < metrics.TOLERANCE
-    assert {"torch", "timm", "device", "threads", "images", "patches_per_side"} <= found["machine"].keys()
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in printed[4:]] == [f"| {name}" for name, _ in names]
-
-
-def test_curves_that_differ_from_quantus_are_not_compared(monkeypatch):
-    target, grid = metrics.build("tiny", torch.device("cpu"))
-    case = metrics.Case(target, grid, torch.rand(1, 3, 3), torch.tensor([3]), 16)
-    monkeypatch.setattr(metrics, "region_perturbation", lambda case, quantity, side, images: torch.ones(1, 9))
-    with torch.no_grad(), pytest.raises(ArithmeticError, match="^Quantus differs by .* in probability, morf"):
-        metrics.check_same(case, torch.randint(0, 256, (1, 3, 24, 24), dtype=torch.uint8))
 
 
 @pytest.mark.slow
@@ -170,11 +139,8 @@ def test_likeness_is_measured_against_a_random_image(tmp_path, capsys):
     for folder in ("gallery", "objects/images", "objects/masks"):
         (tmp_path / folder).mkdir(parents=True)
     for number in range(3):
-        pixels = torch.randint(
-            0, 256, (160, 160, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
-        )
-        Image.fromarray(pixels.numpy()).save(tmp_path / f"gallery/{number}.png")
-        Image.fromarray(pixels.numpy()).save(tmp_path / f"objects/images/{number}.png")
+        image = Image.fromarray(torch.randint(0, 256, (160, 160, 3), dtype=torch.uint8).numpy())
+        image.save(tmp_path / f"gallery/{number}.png"), image.save(tmp_path / f"objects/images/{number}.png")
         mask = torch.zeros(160, 160, dtype=torch.uint8)
         mask[:80] = 255
         Image.fromarray(mask.numpy()).save(tmp_path / f"objects/masks/{number}.png")

@@ -3,9 +3,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning import LightningModule, Trainer
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
-from toys import LIGHT, training
+from toys import LIGHT, SILENT, training
 
 from callbacks.heatmaps import Heatmaps
 from callbacks.throughput import Throughput
@@ -15,13 +16,7 @@ from datamodules.images import Images
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.tve import TVE
 
-QUIET = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+QUIET = {"accelerator": "cpu", **SILENT}
 
 
 class Slow(LightningModule):
@@ -53,39 +48,27 @@ def samples(count):
     return [{"image": image, "label": 0, "index": index} for index, image in enumerate(images)]
 
 
-def pixels(figure):
-    figure.canvas.draw()
-    return torch.tensor(memoryview(figure.canvas.buffer_rgba()).tolist())
-
-
 def drawn(heatmap):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+    """The colour at a place of a drawn heatmap, from 0 to 1."""
     figure = draw_heatmaps(torch.full((1, 3, 8, 8), 128, dtype=torch.uint8), {"it": heatmap[None]}, signed={"it": True})
-    FigureCanvasAgg(figure)
-    axis = figure.axes[1]
-    picture = pixels(figure).float()
-    box = axis.get_window_extent()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture, box = torch.tensor(memoryview(canvas.buffer_rgba()).tolist()).float(), figure.axes[1].get_window_extent()
     top, left = picture.shape[0] - box.y1, box.x0
     return lambda row, column: picture[int(top + row * box.height), int(left + column * box.width), :3]
 
 
-def test_a_planted_patch_is_red_where_it_is_and_nowhere_else():
+def test_a_planted_patch_is_red_and_what_speaks_against_the_class_blue_and_nothing_else_is():
     heatmap = torch.zeros(4, 4)
-    heatmap[0, 3] = 1
+    heatmap[0, 3], heatmap[2, 1] = 1, -1
     colour = drawn(heatmap)
     red, _, blue = colour(0.125, 0.875)
     assert red > blue + 30
+    red, _, blue = colour(0.625, 0.375)
+    assert blue > red + 30
     for row, column in [(0.875, 0.125), (0.875, 0.875), (0.125, 0.125)]:
         red, _, blue = colour(row, column)
         assert abs(red - blue) < 20
-
-
-def test_what_speaks_against_the_class_is_blue():
-    heatmap = torch.zeros(4, 4)
-    heatmap[2, 1] = -1
-    red, _, blue = drawn(heatmap)(0.625, 0.375)
-    assert blue > red + 30
 
 
 def test_training_leaves_a_picture_of_the_validation_images(tmp_path):

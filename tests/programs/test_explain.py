@@ -90,12 +90,6 @@ def test_a_single_image_and_the_next_photos_take_the_place_of_the_earlier_ones(p
     assert [path.name for path in (tmp_path / "overlays" / "photos").iterdir()] == ["0000_modern_Chance.png"]
 
 
-def test_a_folder_without_images_is_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match="error: expected images below .*empty, got none; correct the folders"):
-        evaluate(*EXPLAIN, f"data.root={tmp_path / 'empty'}", folder=tmp_path / "run")
-
-
 def test_a_folder_without_readable_images_is_told(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.jpg").write_bytes(b"no image")

@@ -152,8 +152,3 @@ def test_an_experiment_composes(add_files, compose):
     config = compose("experiment=tve_wide")
     OmegaConf.resolve(config)
     assert config.explainer.hops == [1, 2, 4] and config.name == "tve_wide"
-
-
-def test_every_page_is_listed_and_has_an_example():
-    listed = set(re.findall(r"\((\w+)\.md\)", PAGES["README"]))
-    assert listed == PAGES.keys() - {"README"} and all(BLOCK.search(PAGES[page]) for page in listed)

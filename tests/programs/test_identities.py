@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from commands import DIGITS, NO_FIGURES, QUIET, TVE_RUN, draw_images, evaluate, train
+from commands import NO_FIGURES, QUIET, draw_images, evaluate, train
 from test_errors import error
 
 import eval as evaluation
@@ -65,10 +65,10 @@ def test_a_head_of_two_classes_is_refused_for_three_folders_and_for_two_others(i
 OWN_HEAD = ("target.model.num_classes=2",)
 
 
-def test_edited_images_and_swapped_labels_are_measured_again(images, tmp_path, capsys):
+def test_edited_images_and_swapped_labels_are_measured_again_and_moved_ones_are_not(images, tmp_path, capsys):
     shutil.copytree(images, data := tmp_path / "images")
     command = (*OWN_HEAD, f"data_dir={data}")
-    first, _ = measured(*command, folder=tmp_path / "run")
+    first, _ = measured(*OWN_HEAD, f"data_dir={images}", folder=tmp_path / "run")
     assert measured(*command, folder=tmp_path / "run") == (first, False)
     assert "folder: not measured again" in capsys.readouterr().out
     cats = sorted((data / "val/cat").iterdir())
@@ -81,13 +81,6 @@ def test_edited_images_and_swapped_labels_are_measured_again(images, tmp_path, c
     assert again
     results = [content["results"]["folder"]["chance"] for content in (first, edited, swapped)]
     assert len({json.dumps(row["fidelity_plus_curve"]) for row in results}) > 1
-
-
-@pytest.mark.slow
-def test_moved_images_are_not_measured_again(images, tmp_path):
-    first, _ = measured(*OWN_HEAD, f"data_dir={images}", folder=tmp_path / "run")
-    shutil.copytree(images, tmp_path / "moved/deeper")
-    assert measured(*OWN_HEAD, f"data_dir={tmp_path / 'moved/deeper'}", folder=tmp_path / "run") == (first, False)
 
 
 @pytest.mark.parametrize("limit", ["trainer.limit_test_batches=1", "trainer.fast_dev_run=true"])
@@ -113,14 +106,7 @@ def shown(folder):
 @pytest.mark.slow
 def test_pictures_of_earlier_settings_are_not_shown_beside_new_numbers(images, tmp_path, capsys):
     command = ["target=tiny", "tasks=[folder]", "tasks.folder.data.num_workers=0", *OWN_HEAD, f"data_dir={images}"]
-    command += [
-        "explainers=[chance]",
-        "methods=[Occlusion]",
-        "evaluation.curves=[]",
-        "figures=[]",
-        "logger=csv",
-        *QUIET,
-    ]
+    command += ["explainers=[chance]", "methods=[Occlusion]", "evaluation.curves=[]", "figures=[]", *QUIET]
     evaluate(*command, "pictures.images=2", folder=tmp_path)
     evaluate(*command, "pictures=null", folder=tmp_path)  # nothing is measured
     assert shown(tmp_path) == {"chance": 2, "Occlusion": 2} and (tmp_path / "folder.png").exists()
@@ -129,20 +115,5 @@ def test_pictures_of_earlier_settings_are_not_shown_beside_new_numbers(images, t
     line = "folder: heatmaps of earlier settings are left out: {} (fresh=true makes new ones)"
     assert line.format("chance") in capsys.readouterr().out.splitlines()
     assert shown(tmp_path) == {"Occlusion": 2}
-    evaluate(*command, "pictures=null", "evaluation.classes=label", folder=tmp_path)
-    assert line.format("chance, Occlusion") in capsys.readouterr().out.splitlines()
-    assert shown(tmp_path) == {} and not (tmp_path / "folder.png").exists()
     evaluate(*command, "pictures.images=2", "fresh=true", folder=tmp_path)
     assert shown(tmp_path) == {"chance": 2, "Occlusion": 2}
-
-
-@pytest.mark.slow
-def test_a_finished_training_that_is_run_again_makes_nothing_measured_again(tmp_path):
-    """Its exported file is the same, byte for byte."""
-    for _ in range(2):
-        train(*TVE_RUN, *DIGITS, folder=tmp_path / "tve")
-        explainer = f"explainers.tve.weights={tmp_path / 'tve/explainer.safetensors'}"
-        digits = ("tasks=[digits]", "explainers=[tve]", "tasks.digits.data.size.test=4", *FEW)
-        network = ("explainers.tve.network.width=24", "explainers.tve.hops=[1]")
-        evaluate("target=tiny", *digits, explainer, *network, folder=tmp_path / "eval")
-    assert len(json.loads((tmp_path / "eval/results.json").read_text())["runs"]) == 1

@@ -89,10 +89,8 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attached", [True, False])
-def test_flags_and_overrides_reach_the_processes_of_a_run(attached, run, configs):
-    flags = [("--config-dir", str(configs)), ("--config-name", "mine")]
-    flags = [f"{name}={value}" for name, value in flags] if attached else [part for flag in flags for part in flag]
+def test_flags_and_overrides_reach_the_processes_of_a_run(run, configs):
+    flags = (f"--config-dir={configs}", "--config-name", "mine")
     folder = run(*flags, "experiment=own", "+nested=place", "hydra.job_logging.root.level=ERROR", "title='two words'")
     parent, got = configs_of(folder)
     assert got == parent

@@ -7,26 +7,18 @@ from pathlib import Path
 import pytest
 from commands import DIGITS, TVE_RUN
 from fork_server import fork
-from forks import forked
+from forks import forked, wait_for
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from explainers.errors import InputError
 from explainers.running import folder as run_folder
-from explainers.running.folder import RECORD, locked
+from explainers.running.folder import RECORD, lock_folder
 
 ENDLESS = (*TVE_RUN, *DIGITS, "trainer.max_epochs=100000")
 
 
-def wait_for(path, process):
-    deadline = time.monotonic() + 120
-    while not path.exists() and process.is_alive():
-        assert time.monotonic() < deadline, f"no {path} in time"
-        time.sleep(0.05)
-    assert process.is_alive()
-
-
 def hold(folder, wait=100.0):
-    with locked(folder):
+    with lock_folder(folder):
         (folder / "held").touch()
         time.sleep(wait)
 
@@ -35,7 +27,7 @@ def hold(folder, wait=100.0):
 def held(tmp_path):
     """A folder that another process has locked, and that process."""
     process = fork(hold, tmp_path)
-    wait_for(tmp_path / "held", process)
+    wait_for((tmp_path / "held").exists, 120, "no lock in time")
     yield tmp_path, process
     process.kill()
     process.join()
@@ -43,7 +35,7 @@ def held(tmp_path):
 
 def free(folder):
     try:
-        with locked(folder):
+        with lock_folder(folder):
             return True
     except InputError:
         return False
@@ -54,7 +46,7 @@ def test_a_folder_with_nothing_but_a_record_is_removed(left, tmp_path, monkeypat
     (tmp_path / "runs/other").mkdir(parents=True)
     folder = tmp_path / "runs/debug/now"
     monkeypatch.chdir(tmp_path)
-    with locked(folder):
+    with lock_folder(folder):
         for name in RECORD | {left} - {""}:
             (folder / name).touch()
     assert folder.exists() == bool(left) and folder.parent.exists() == bool(left)
@@ -65,7 +57,7 @@ def test_a_second_command_names_the_process_that_has_the_folder(held, monkeypatc
     folder, process = held
     monkeypatch.setattr(run_folder.socket, "gethostname", lambda: "elsewhere")
     told = rf"{folder} is in use by process {process.pid} on \S+: wait until .*name=\.\.\."
-    with pytest.raises(InputError, match=told) as raised, locked(folder):
+    with pytest.raises(InputError, match=told) as raised, lock_folder(folder):
         pass
     assert "elsewhere" not in str(raised.value)
 
@@ -79,7 +71,7 @@ def test_a_killed_process_leaves_no_lock(held):
 
 
 def test_processes_that_the_holder_starts_work_under_its_lock_and_do_not_end_it(tmp_path):
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         child = fork(hold, tmp_path, 0.0)
         child.join()
         assert child.exitcode == 0
@@ -104,7 +96,7 @@ def test_of_processes_that_torchrun_or_slurm_start_only_the_first_needs_the_lock
 def test_training_and_evaluation_in_the_folder_of_a_running_command_end_with_one_line(tmp_path):
     folder = tmp_path / "run"
     with forked("train.py", *ENDLESS, folder=folder) as process:
-        wait_for(folder / "checkpoints/last.ckpt", process)
+        wait_for((folder / "checkpoints/last.ckpt").exists, 120, "no checkpoint in time")
         for command in (("train.py", *ENDLESS), ("eval.py", "experiment=demo/eval", "target=tiny")):
             with forked(*command, folder=folder) as second:
                 second.join(120)

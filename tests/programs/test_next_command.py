@@ -7,7 +7,7 @@ import pytest
 from commands import DIGITS, TINY_RUN, composed, train
 
 from explainers.app.command import parser
-from explainers.running.next_command import next_command
+from train import next_command
 
 
 def after(*overrides, folder, run="runs/x=1", target="vit_tiny"):

@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from explainers.report.pictures import read_pictures
 from explainers.running import processes
-from explainers.running.resuming import progress_of
-from explainers.saved.files import file_name
+from explainers.running.trainer import read_progress
 
 RUN = (*TVE_RUN, *DIGITS, "data.size.val=7")
 TWO = ("trainer.devices=2", "trainer.strategy=ddp")
@@ -82,26 +81,17 @@ def runs_by_seed(sweep):
     return sorted((OmegaConf.load(folder / "config.yaml").module.loss.seed, folder) for folder in folders)
 
 
-@pytest.fixture
-def one_and_two(swept):
-    """The folders of the same run in one process and in two."""
-    one, sweep, _, _ = swept
-    return one, dict(runs_by_seed(sweep))[0]
-
-
 @pytest.mark.slow
-def test_two_processes_train_as_one_with_the_same_global_batch(one_and_two):
-    (expected, _), (got, ranks) = map(losses, one_and_two)
+def test_two_processes_train_as_one_with_the_same_global_batch(swept):
+    """And validate as one, though seven images cannot be halved."""
+    folders = swept[0], dict(runs_by_seed(swept[1]))[0]
+    (expected, _), (got, ranks) = map(losses, folders)
     assert ranks == 2 and len(got) == 4
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    expected, got = (load_file(folder / "explainer.safetensors") for folder in one_and_two)
+    expected, got = (load_file(folder / "explainer.safetensors") for folder in folders)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    assert [path.name for path in (one_and_two[1] / "csv").iterdir()] == ["version_0"]
-
-
-@pytest.mark.slow
-def test_two_processes_validate_as_one_though_seven_images_cannot_be_halved(one_and_two):
-    one, two = (json.loads((folder / "metrics.json").read_text()) for folder in one_and_two)
+    assert [path.name for path in (folders[1] / "csv").iterdir()] == ["version_0"]
+    one, two = (json.loads((folder / "metrics.json").read_text()) for folder in folders)
     measured = {name for name in one if name.startswith("val/")}
     assert measured >= {"val/loss", "val/theorem1_covered"}
     for name in measured:
@@ -109,16 +99,10 @@ def test_two_processes_validate_as_one_though_seven_images_cannot_be_halved(one_
 
 
 @pytest.mark.slow
-def test_a_sweep_with_two_processes_makes_one_folder_of_runs(swept):
-    _, sweep, _, printed = swept
-    assert [seed for seed, _ in runs_by_seed(sweep)] == [0, 1], printed
-    assert not sweep.with_name("unused").exists()
-
-
-@pytest.mark.slow
 def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
     _, sweep, code, printed = swept
     assert code not in (0, None) and "the bomb went off in process 1 of 2" in printed
+    assert not sweep.with_name("unused").exists()  # one sweep makes one folder
     (_, whole), (_, failed) = runs_by_seed(sweep)
     assert [folder.name for folder in (whole, failed)] == ["run,module.loss.seed=0", "run,module.loss.seed=1"]
     assert f"the job in {failed} failed; its error is printed above" in printed
@@ -131,23 +115,13 @@ def test_a_run_of_which_one_process_fails_ends_and_the_sweep_goes_on(swept):
 def test_two_processes_measure_as_one_though_seven_images_cannot_be_halved(tmp_path, monkeypatch):
     torch.manual_seed(0)
     save_file({"weight": torch.randn(2, 48), "bias": torch.zeros(2)}, tmp_path / "head.safetensors")
-    tasks = ("odd",)
     command = [
-        *(
-            "experiment=demo/eval",
-            "target=tiny",
-            "evaluation.levels=3",
-            "~explainers.tve",
-            "~tasks.loop",
-            "~tasks.five_or_more",
-            *QUIET,
-        ),
-        *("~explainers.anyhead", "~figures", "pictures.images=3", "evaluation.probes=[saco,sensitivity_n]"),
+        *("experiment=demo/eval", "target=tiny", "evaluation.levels=3", "~tasks.loop", "~tasks.five_or_more", *QUIET),
+        *("~explainers.tve", "~explainers.anyhead", "~figures", "pictures.images=3"),
+        *("evaluation.probes=[saco,sensitivity_n]", "explainers.tve_untrained.network.width=24"),
         "evaluation.localization=[pointing_game,average_precision,segmentation]",
-        "explainers.tve_untrained.network.width=24",
-        *(f"tasks.{task}.target.head={tmp_path / 'head.safetensors'}" for task in tasks),
-        *(f"tasks.{task}.data.size.test=7" for task in tasks),
-        *(f"tasks.{task}.data.batch_size=2" for task in tasks),
+        f"tasks.odd.target.head={tmp_path / 'head.safetensors'}",
+        *("tasks.odd.data.size.test=7", "tasks.odd.data.batch_size=2"),
     ]
     evaluate(*command, folder=tmp_path / "one")
     in_two = partial(evaluate, *command, *TWO, folder=tmp_path / "two")
@@ -203,11 +177,4 @@ def test_ending_the_command_ends_its_processes_which_save_their_last_step(tmp_pa
     finally:
         ending = command.ending(0)
     saved = re.search(r"SIGTERM: saved step (\d+), from which the same command resumes", ending.output)
-    assert ending.code not in (0, None) and saved and int(saved[1]) == progress_of(checkpoint)[0]
-
-
-def test_the_folder_of_a_job_has_a_name_that_every_file_system_takes():
-    paths = [file_name(f"seed=1,data.root={root}") for root in ("/a/b", "/a_b")]
-    assert all(path.startswith("seed=1,data.root=_a_b_") for path in paths) and paths[0] != paths[1]
-    names = {file_name(f"{'x' * 300}{i}") for i in range(3)}
-    assert len(names) == 3 and max(map(len, names)) <= 200
+    assert ending.code not in (0, None) and saved and int(saved[1]) == read_progress(checkpoint)[0]

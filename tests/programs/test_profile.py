@@ -1,7 +1,6 @@
 """The table of `debug=profile`: what sleeps in a part of a step is in its row, and nothing is left behind."""
 
 import json
-import re
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import toys
 from commands import NO_PICTURES, QUIET, SMALL_DIGITS, train
 from forks import Forks
 from lightning import Callback, LightningModule, Trainer
@@ -20,8 +20,7 @@ from explainers.errors import InputError
 from explainers.running import processes
 
 SLEEP = 0.05
-SHOWN = dict.fromkeys(("enable_checkpointing", "enable_model_summary", "enable_progress_bar", "logger"), False)
-SILENT = {"accelerator": "cpu", "max_epochs": 2} | SHOWN
+SILENT = {"accelerator": "cpu", "max_epochs": 2, **toys.SILENT}
 
 
 class Sleeps(nn.Module):
@@ -122,7 +121,7 @@ def rows(printed):
 
 
 def profiled(capsys, module):
-    """The rows of four steps in two epochs, of which the first step is not counted."""
+    """The rows of four steps in two epochs; the first step and the validation are not counted."""
     trainer = Trainer(callbacks=[Profile(1), Other(module.sleeps.get("other", 0.0))], **SILENT)
     trainer.fit(module, loader(module.sleeps.get("loader", 0.0) / 4), loader())
     return rows(capsys.readouterr().out)
@@ -133,11 +132,13 @@ def test_each_part_has_the_time_that_it_sleeps(capsys):
     """The frozen model is called by the source and by the module, and other callbacks sleep twice."""
     parts = ("loader", "target", "source", "network", "backward", "optimiser", "other")
     sleeps = {part: 0.01 * number for number, part in enumerate(parts, 1)}
-    milliseconds, shares, _ = profiled(capsys, Model(**sleeps))
+    milliseconds, shares, last = profiled(capsys, Model(**sleeps, validation=0.5))
     expected = sleeps | {"target": 2 * sleeps["target"] + sleeps["source"], "other": 2 * sleeps["other"]}
     assert all(milliseconds[part] >= 1e3 * seconds for part, seconds in expected.items() if part in PARTS)
     assert sum(milliseconds[name] for name in PARTS) == pytest.approx(milliseconds["total"], abs=0.5)
     assert sum(shares[name] for name in PARTS) == pytest.approx(100, abs=0.5)
+    assert milliseconds["total"] < 1e3 * (sum(sleeps.values()) + 0.5)
+    assert float(last.removeprefix("3 steps, ").split()[0]) == pytest.approx(4e3 / milliseconds["total"], rel=0.1)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -186,17 +187,6 @@ def test_a_compiled_target_is_counted_and_its_graph_stays_whole(how, capsys):
     assert (vars(module.target), vars(inner)) == before
 
 
-@pytest.mark.slow
-def test_the_first_steps_and_validation_are_not_counted(capsys):
-    module = Model(validation=0.25)  # a second in all
-    first_step = iter([0.5, 0.5])  # two calls
-    module.target[0].register_forward_hook(lambda *_: time.sleep(next(first_step, 0.0)))
-    milliseconds, _, last = profiled(capsys, module)
-    assert milliseconds["total"] < 300  # less than a third of a second
-    assert re.fullmatch(r"3 steps, \d+\.\d images/s", last)
-    assert float(last.split()[2]) == pytest.approx(4 / milliseconds["total"] * 1e3, rel=0.1)
-
-
 def test_a_training_of_the_warm_up_alone_says_what_to_do():
     with pytest.raises(InputError, match=r"^expected more than 4 steps \(warmup\), got 4: increase trainer.max_steps$"):
         Trainer(callbacks=[Profile(4)], **SILENT).fit(Model(), loader())
@@ -221,16 +211,6 @@ def test_parts_inside_one_another_count_for_the_innermost(monkeypatch):
 RUN = ("experiment=demo/tve", "target=tiny", "cache=none", "data=digits", *SMALL_DIGITS, *QUIET, NO_PICTURES)
 
 
-@pytest.mark.slow
-def test_debug_profile_prints_the_table(tmp_path, capsys):
-    train("experiment=demo/tve", *RUN[1:], "debug=profile", "trainer.max_steps=8", folder=tmp_path)
-    milliseconds, shares, last = rows(capsys.readouterr().out)
-    assert last.startswith("3 steps, ") and shares["total"] == 100
-    assert min(milliseconds[name] for name in PARTS if name != "communication") > 0
-    assert milliseconds["communication"] == 0
-    assert not (tmp_path / "checkpoints").exists()
-
-
 class Late(Callback):
     """The second process begins its backward pass later, and the first has to wait for its gradients."""
 
@@ -240,6 +220,7 @@ class Late(Callback):
 
 @pytest.mark.slow
 def test_two_processes_print_one_table_with_what_they_wait_for(tmp_path, monkeypatch, capfd):
+    """And `debug=profile` leaves out the first steps and the validation."""
     late = ("+callbacks.late._target_=test_profile.Late", "trainer.max_steps=8")
     work = partial(train, *RUN, "debug=profile", *late, "trainer=ddp", "trainer.devices=2", folder=tmp_path)
     monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=partial(Forks, work)))

@@ -9,7 +9,7 @@ from commands import composed
 from hydra.utils import instantiate
 
 import explainers
-from explainers.running.weights import use_weights
+from explainers.running.settings import use_weights
 
 DATA = Path(os.environ.get("DATA_DIR", "data"))
 WEIGHTS = DATA / "weights/vit_tiny_patch16_224.augreg_in1k.safetensors"

@@ -1,7 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP end a command alike: a line that says how to resume, and the exit code of shells."""
 
 import os
-import re
 import signal
 from functools import partial
 from types import SimpleNamespace
@@ -9,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed.run
 from fork_server import fork, join
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from datamodules import write_beton
 from explainers.running import processes, signals
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+EACH = pytest.mark.parametrize("number", NUMBERS)
 
 
 def ending(work, *arguments):
@@ -36,7 +37,7 @@ def command(number, again=False):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@EACH
 def test_a_command_says_how_to_resume_and_ends(number, capfd):
     assert ending(command, number) == 128 + number
     told = f"{number.name}: stopped; the same command resumes from what is saved in runs/x\n"
@@ -61,16 +62,11 @@ def launch(number):
     processes.torchrun(2, ["train.py"])
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@EACH
 def test_the_processes_of_a_command_are_ended_first_and_ctrl_c_does_not_reach_them_itself(number, capfd):
     assert ending(launch, number) == 128 + number
     out, err = capfd.readouterr()
     assert out.endswith("started\ntold") and err.startswith(f"{number.name}: stopped; ") and err.count("\n") == 1
-
-
-def interrupted(number):
-    write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
-    write_beton.main(["images", "a.beton"])
 
 
 def act_as_torchrun(number):
@@ -80,7 +76,7 @@ def act_as_torchrun(number):
     exec(processes.TORCHRUN)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@EACH
 def test_torchrun_shows_no_traceback_after_a_signal(number, capfd):
     assert ending(act_as_torchrun, number) == 128 + number
     assert not capfd.readouterr().err
@@ -90,24 +86,29 @@ def rank(number, **told):
     for each, handler in zip(NUMBERS, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL), strict=True):
         signal.signal(each, handler)
     os.environ.update(told)
-    signals.rank_zero_only.rank = 1
+    rank_zero_only.rank = 1
     signals.answer_signals()
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@EACH
 def test_a_process_of_torchrun_ends_without_a_message(number, capfd):
     assert ending(partial(rank, TORCHELASTIC_RUN_ID="x"), number) == -number
     assert not capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@EACH
 def test_only_the_first_process_of_srun_prints_a_message(number, capfd):
     assert ending(rank, number) == 128 + number
     assert not capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+def interrupted(number):
+    write_beton.write_beton = lambda **_: os.kill(os.getpid(), number)
+    write_beton.main(["images", "a.beton"])
+
+
+@EACH
 def test_writing_a_beton_ends_alike(number, capfd):
     assert ending(interrupted, number) == 128 + number
-    assert re.fullmatch(rf"{number.name}: stopped, nothing was written; .*\n", capfd.readouterr().err)
+    assert capfd.readouterr().err.startswith(f"{number.name}: stopped, nothing was written; ")

@@ -31,9 +31,6 @@ def test_every_option_is_measured_beside_the_step_as_it_is(capsys):
     compiled, *compared = tables
     assert [int(graphs) for *_, graphs in compiled] == [1, 1, 0, 0, 1, 0]  # of the first size, of any size, of one
     assert [len(table) for table in compared] == [6, 4, 4, 4]
-    for table in compared:
-        assert table[0][0] == "as it is" and table[0][2] == "1.00 (1.00, 1.00)" and table[0][3] == "0"
-        assert all(float(row[1]) > 0 for row in table)
     for table in compared[:2]:
         assert all(row[3] == "–" or float(row[3]) < 1e-5 for row in table)
     for table in compared[2:]:

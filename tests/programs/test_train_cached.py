@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import pytest
-from commands import QUIET, SMALL_DIGITS, TVE_RUN, draw_images, train
+from commands import QUIET, SMALL_DIGITS, TVE_RUN, train
 from fork_server import fork, join
 from forks import ask_no_gpu
 from safetensors.torch import load_file
@@ -52,7 +52,7 @@ def tear(store, index, rows):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def watched(function, computed):
+def watch(function, computed):
     """A source's `__call__` that also writes down which rows it computes."""
 
     def call(source, batch, *args):
@@ -70,7 +70,7 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     killed_at(method, 3, *command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     computed = []
     for source in (TVELoss, Features):
-        monkeypatch.setattr(source, "__call__", watched(source.__call__, computed))
+        monkeypatch.setattr(source, "__call__", watch(source.__call__, computed))
     train(*command, f"cache_dir={tmp_path / 'killed'}", folder=tmp_path / "first")
     done = {"patch": 16 if dies is Features else 8, "embedding": 8 if dies is Features else 0}  # of 16 training images
     todo = [(rows, index) for rows, count in done.items() for index in (*range(count, 16), *range(8))]
@@ -81,10 +81,7 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
     train(*command, f"cache_dir={tmp_path / 'whole'}", folder=tmp_path / "third")
     assert len(computed) == 2 * (16 + 8)
     stores = [sorted((tmp_path / name).rglob("*.npy")) for name in ("killed", "whole")]
-    assert [path.relative_to(tmp_path / "killed") for path in stores[0]] == [
-        path.relative_to(tmp_path / "whole") for path in stores[1]
-    ]
-    assert len(stores[0]) > 8
+    assert len(stores[0]) > 8 and [path.name for path in stores[0]] == [path.name for path in stores[1]]
     assert all(np.array_equal(np.load(one), np.load(other)) for one, other in zip(*stores, strict=True))
 
 
@@ -92,16 +89,10 @@ def test_a_killed_cache_is_filled_up_and_then_only_read(dies, tmp_path, monkeypa
 def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(tmp_path):
     """In the middle of the training images."""
     common = (
-        "target=tiny",
-        "~explainers@explainer",
-        "module=self_explaining",
-        "data=digits",
-        "cache=sources",
-        "logger=csv",
-        *QUIET,
+        *("target=tiny", "~explainers@explainer", "module=self_explaining", "data=digits", "cache=sources", *QUIET),
+        *(*SMALL_DIGITS, "logger=csv", "cache.batch_size=4", "module.labels.budget=10"),
+        "projection@module.projection=simplex",  # 16 images show not every class
     )
-    common += (*SMALL_DIGITS, "cache.batch_size=4", "module.labels.budget=10")
-    common += ("projection@module.projection=simplex",)  # 16 images show not every class
     train(*common, "module.alpha=1", f"cache_dir={tmp_path / 'twin'}", folder=tmp_path / "predicting")
     command = (*common, f"module.teacher={tmp_path / 'predicting/model.safetensors'}")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -115,17 +106,3 @@ def test_killed_attributions_are_filled_up_to_the_bytes_of_an_uninterrupted_run(
     assert files[0] == files[1]
     exported = [load_file(tmp_path / folder / "model.safetensors") for folder in ("first", "second")]
     assert same(*exported)
-
-
-@pytest.mark.slow
-def test_a_corrupt_image_is_left_out_of_the_cache_every_time(tmp_path):
-    """When it alone is missing, too."""
-    draw_images(tmp_path / "train", count=9), draw_images(tmp_path / "val", count=4)
-    (tmp_path / "train/cat/0.jpg").write_bytes(b"no image")
-    roots = (f"data.train.roots=[{tmp_path / 'train'}]", f"data.val.roots=[{tmp_path / 'val'}]")
-    options = ("+data.train.skip_corrupt=true", "data.num_workers=0", "data.batch_size=8", f"cache_dir={tmp_path}")
-    for name in ("first", "second"):
-        command = (*TVE_RUN, "data=unlabelled", "cache=sources", "module.min_crop=null", *roots, *options)
-        with pytest.warns(UserWarning, match=r"left out: .*cat/0\.jpg"):
-            train(*command, folder=tmp_path / name)
-    assert same(*(load_file(tmp_path / name / "explainer.safetensors") for name in ("first", "second")))

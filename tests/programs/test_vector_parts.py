@@ -52,13 +52,10 @@ def test_every_part_is_added_and_measured(tmp_path, capsys):
     files = [word for name, place in places.items() for word in (f"--{name}", str(place))]
     small = ["--model", "test_vit", "--image-size", "48", "--explained", "3", "--ranks", "4", "--precision", "bf16"]
     vector_parts.main(files + small)
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.strip().splitlines()
-    ]
-    assert [row[0] for row in rows[2:]] == [
-        "no vector",
-        *vector_parts.split_vector({"blocks.0.w": torch.ones(2)}, [4], [0.5, 0.75, 1.0]),
-    ]
+    lines = capsys.readouterr().out.strip().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    parts = vector_parts.split_vector({"blocks.0.w": torch.ones(2)}, [4], [0.5, 0.75, 1.0])
+    assert [row[0] for row in rows[2:]] == ["no vector", *parts]
     assert len({tuple(row[1:4]) for row in rows[2:]}) > 6  # the weights of no part are those of another one
     for row in rows[2:]:
         plus, minus, difference = (float(cell.split(" ")[0]) for cell in row[1:4])

@@ -21,12 +21,8 @@ def test_endless_pairs_give_what_was_planted(known):
 def test_a_tolerance_stops_at_the_first_number_of_passes_that_is_precise_from_64_on():
     precision = torch.tensor([0.1, 0.6, 0.4, 0.2]).double().view(1, 4, 1)
     found = stop_images(precision, 2 * precision, [32, 64, 128, 256])
-    assert {tolerance: one["passes"] for tolerance, one in found.items()} == {
-        "0.3": 256,
-        "0.5": 128,
-        "0.7": 64,
-        "0.9": 64,
-    }
+    passes = {"0.3": 256, "0.5": 128, "0.7": 64, "0.9": 64}
+    assert {tolerance: one["passes"] for tolerance, one in found.items()} == passes
     assert found["0.5"]["error"] == pytest.approx(2 * found["0.5"]["claimed"]) == pytest.approx(0.8)
 
 

@@ -5,8 +5,7 @@ import references_refinement as slow
 import torch
 
 from explainers.refinement.coalitions import region_coalitions
-from explainers.refinement.fit import fit_pairs
-from explainers.refinement.posterior import BELIEF, STRENGTHS
+from explainers.refinement.fit import BELIEF, STRENGTHS, fit_pairs
 
 N = 16
 
@@ -39,7 +38,7 @@ def test_the_fit_is_the_mean_over_strengths_of_fits_one_by_one(count, sign):
         torch.testing.assert_close(errors[image], torch.tensor(expected[1]), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("count", "noise"), [(4, 1.0), (8, 1.0), (16, 1.0), (40, 1.0), (100, 4.0)])
+@pytest.mark.parametrize(("count", "noise"), [(4, 1.0), (16, 1.0), (100, 4.0)])
 @pytest.mark.parametrize("trusted", [True, False])
 def test_intervals_hold_the_truth_in_95_of_100_cases(count, noise, trusted):
     keep, observed, prior, truth = noisy_pairs(count, noise, images=200)

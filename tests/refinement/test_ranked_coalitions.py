@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from explainers.refinement.coalitions import ranked_coalitions
-from explainers.refinement.rounds import draw_coalitions
+from explainers.refinement.coalitions import draw_coalitions, ranked_coalitions
 
 NUMBERS = torch.arange(200)
 

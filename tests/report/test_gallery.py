@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from explainers.errors import InputError
-from explainers.report.gallery import Picture, gallery_html, write_gallery
+from explainers.report.gallery import Picture, gallery_html
 
 NASTY = '</script><b> & "q" \'é'
 COLUMNS = {"fidelity_plus": "Fidelity⁺ ↑", "accuracy": "Accuracy ↑", "images_per_second": "Images/s ↑"}
@@ -115,28 +115,15 @@ def test_rows_hold_the_written_cells_and_the_numbers_and_curves():
     assert (a["text"], a["values"], a["curves"]) == (["nan", "–"], [None, None], [[], []])
 
 
-def test_a_gallery_is_written_to_a_file(tmp_path):
-    write_gallery(tmp_path / "new" / "gallery.html", "title", {"loop": [picture()]}, RESULTS, COLUMNS, ["note"])
-    page = (tmp_path / "new" / "gallery.html").read_text()
-    assert content(page)["notes"] == ["note"]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image": torch.zeros(3, 8, 8)}, r"0.png: expected an image \(3, H, W\) of uint8, got torch.float32"),
-        ({"image": image()[:1]}, r"0.png: expected an image .* got torch.uint8 \[1, 8, 8\]"),
-        (
-            {"truth": torch.zeros(4, 4, dtype=torch.bool)},
-            r"expected truth as booleans \[8, 8\], got torch.bool \[4, 4\]",
-        ),
-        ({"heatmaps": {"a": {"10": torch.zeros(4, 5)}}}, r"expected a heatmap \(P, P\), got \[4, 5\] by a of 10"),
-        ({"heatmaps": {"a": {"10": torch.zeros(1, 4, 4)}}}, r"expected a heatmap \(P, P\), got \[1, 4, 4\]"),
-        ({"heatmaps": {"a": {"10": torch.full((4, 4), float("nan"))}}}, r"finite heatmap, got NaN .* by a of 10"),
-        ({"heatmaps": {"a": {"cat": torch.zeros(4, 4)}}}, r"expected heatmaps of its classes, 10, 9, got a of cat"),
+        ({"image": torch.zeros(3, 8, 8)}, r"an image \(3, H, W\) of uint8, got torch.float32 \[3, 8, 8\]"),
+        ({"truth": torch.zeros(4, 4, dtype=torch.bool)}, r"truth as booleans \[8, 8\], got torch.bool \[4, 4\]"),
+        ({"heatmaps": {"a": {"10": torch.zeros(4, 5)}}}, r"finite heatmaps \(P, P\), got torch.float32 \[4, 5\]"),
+        ({"heatmaps": {"a": {"10": torch.full((4, 4), float("nan"))}}}, r"finite heatmaps \(P, P\)"),
     ],
 )
-def test_a_picture_that_cannot_be_shown_is_refused_in_one_line(changes, message):
-    with pytest.raises(InputError, match=message) as error:
+def test_a_picture_that_cannot_be_shown_is_refused(changes, message):
+    with pytest.raises(InputError, match=f"^0.png: expected {message}"):
         picture(**changes)
-    assert "\n" not in str(error.value)

@@ -5,7 +5,7 @@ import torch
 from browser import MARKS, start_browser
 
 from explainers.metrics.pairs import paired_differences
-from explainers.report.gallery import Picture, write_gallery
+from explainers.report.gallery import Picture, gallery_html
 from explainers.report.overlays import CONSTANT, overlay
 
 pytest.importorskip("selenium")
@@ -51,15 +51,15 @@ def browser(tmp_path_factory):
     signed = {"light": True, "gae": False}
     pets = [Picture(f"{number}.png", IMAGE, NASTY, classes, maps, TRUTH, signed) for number in range(15)]
     cars = [Picture("car.png", IMAGE.flip(0), None, {"van": 1.0}, {"light": {"van": TVE_DOG}}, None, signed)]
-    write_gallery(
-        folder / "gallery.html", NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY], PAIRS
-    )
+    page = gallery_html(NASTY, {"pets": pets, "cars": cars}, RESULTS, COLUMNS, ["a note", NASTY], PAIRS)
+    (folder / "gallery.html").write_text(page)
     driver.address = (folder / "gallery.html").as_uri()
     driver.photos = (folder / "photos.html").as_uri()
     photo = Picture(
         "photo.jpg", IMAGE, None, {"cat": 0.996, "dog": 0.004}, {"DecompX-PLUS": {"cat": torch.zeros(4, 4)}}
     )
-    write_gallery(folder / "photos.html", "photos", {"photos": [photo]}, {"photos": {"DecompX-PLUS": PASSES}}, SPEED)
+    page = gallery_html("photos", {"photos": [photo]}, {"photos": {"DecompX-PLUS": PASSES}}, SPEED)
+    (folder / "photos.html").write_text(page)
     yield driver
     driver.quit()
 

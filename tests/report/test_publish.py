@@ -8,7 +8,7 @@ from explainers.report.figures import fidelity_bars, fidelity_curves
 from explainers.report.overlays import annotated
 from explainers.report.pictures import write_pictures
 from explainers.report.publish import publish
-from explainers.report.reference import Reference
+from explainers.report.tables import Reference
 
 
 @pytest.fixture

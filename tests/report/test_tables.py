@@ -13,8 +13,8 @@ from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS
 from explainers.posthoc import method_names
 from explainers.posthoc.names import labelled
-from explainers.report.reference import Reference
-from explainers.report.tables import comma_separated, latex, markdown, rows
+from explainers.report.tables import Reference, format_csv, latex, markdown, rows
+from explainers.running.targets import named_options
 
 GROUPS = ("data", "explainers")
 
@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_task_and_explainer_with_errors_where_they_
 
 
 def test_the_csv_file_holds_every_number_unrounded():
-    lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS))))
+    lines = list(csv.DictReader(io.StringIO(format_csv(RESULTS))))
     wanted = [("odd_one", "light"), ("odd_one", "oracle"), ("loop", "light")]
     assert [(row["task"], row["explainer"]) for row in lines] == wanted
     assert float(lines[0]["fidelity_plus"]) == FOUND["fidelity_plus"]
@@ -89,7 +89,7 @@ def test_a_reference_adds_columns_that_name_its_source_and_target():
     assert cells(header)[2:6] == wanted
     assert (cells(lines[0])[3], cells(lines[0])[5]) == ("0.40", "0.355")
     assert all((cells(line)[3], cells(line)[5]) == ("–", "–") for line in lines[1:])
-    lines = list(csv.DictReader(io.StringIO(comma_separated(RESULTS, REFERENCE))))
+    lines = list(csv.DictReader(io.StringIO(format_csv(RESULTS, REFERENCE))))
     assert [row["fidelity_minus (paper, ViT-Base)"] for row in lines] == ["0.355", "", ""]
 
 
@@ -118,7 +118,8 @@ def test_the_papers_values_are_found(tmp_path):
 
 def test_every_name_of_the_papers_values_is_that_of_a_row_and_a_number(tmp_path):
     """What `tasks=[...]`, `explainers=[...]`, `methods=[...]` and the settings of an evaluation take."""
-    tasks, explainers = ({path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS)
+    files = {group: {path.stem for path in (ROOT / f"configs/{group}").glob("*.yaml")} for group in GROUPS}
+    tasks, explainers = files["data"] | named_options("data").keys(), files["explainers"]
     values = OmegaConf.load(ROOT / "configs/reference/paper.yaml")["values"]
     settings = {"curves": list(CURVES), "probes": list(PROBES), "localization": list(LOCALIZATIONS)}
     numbers = Evaluation(agreement=list(AGREEMENTS), removals=["zero", "black", "drop"], **settings).columns
@@ -143,4 +144,4 @@ def test_a_reference_that_has_nothing_of_the_results_says_in_a_line_what_it_has(
 def test_tables_show_the_names_of_methods_and_csv_has_the_keys_of_results():
     results = {"odd": {"anyhead_ft": FOUND, "tve": FOUND, "kernel_shap": FOUND}}
     assert [row["Explainer"] for row in rows(results, TITLES)] == ["AnyHead-ft", "TVE", "kernel_shap"]
-    assert [line.split(",")[1] for line in comma_separated(results).splitlines()[1:]] == list(results["odd"])
+    assert [line.split(",")[1] for line in format_csv(results).splitlines()[1:]] == list(results["odd"])

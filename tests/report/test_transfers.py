@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, pearsonr
 
-from benchmarks.papers.transfers import correlation, read_transfers, similarity, summary
+from benchmarks.papers.transfers import correlation, similarity, summary
 from explainers.errors import InputError
 
 PAIRS = {
@@ -66,13 +66,10 @@ def test_every_transfer_is_a_number_in_its_row_and_column(folder):
 def test_the_table_has_a_row_for_each_transfer_and_both_correlations(folder, tmp_path):
     similarity(folder, table=tmp_path / "similarity.md")
     lines = (tmp_path / "similarity.md").read_text().splitlines()
-    assert [line.split(" | ")[0].strip("| ") for line in lines[2:7]] == ["a", "a", "b", "c", "c"]
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == ["a", "b", "0.100", "0.200", "4.000 → 3.000", "0.100 → 0.200", "0.100", "0.900 → 0.890"]
     assert "Of 4 transfers between different tasks:" in lines
     assert lines[-4].startswith("- cosine of the task vectors and E-RMSE after the transfer: r = -0.83, 95 % interval")
-    assert lines[-3].endswith(" and gain of ρ: r = 0.83, 95 % interval -0.65 to 1.00, p = 0.23")
-    assert lines[-1].startswith("- curvature and change of accuracy: r = -1.00")
 
 
 def test_the_interval_is_that_of_fisher():
@@ -90,25 +87,17 @@ def test_the_interval_is_that_of_fisher():
         assert math.isnan(correlation([1, 2, 3, 4], [1, 1, 1, 1])[3])
 
 
-def test_too_few_transfers_are_refused(folder):
-    (folder / "b/c/metrics.json").unlink()
-    with pytest.raises(InputError, match="expected 4 transfers or more between different tasks, .* got 3: sweep over"):
-        read_transfers(folder)
-
-
-def test_a_transfer_without_a_test_or_a_cosine_is_named(folder):
+def test_transfers_that_are_missing_or_without_numbers_are_named(folder):
     write(folder / "b/c", {}, 0.3)
-    with pytest.raises(
-        InputError, match="b/c/metrics.json: expected test metrics of a transfer, got none: .*test=true"
-    ):
+    with pytest.raises(InputError, match="b/c/metrics.json: expected test metrics of a transfer, got .*test=true"):
         similarity(folder)
     both = ("untouched", "transferred")
     metrics = {f"test/{which}/{name}": 1.0 for which in both for name in ("e_rmse", "rank_correlation", "accuracy")}
-    write(folder / "b/c", metrics, math.nan)  # written by earlier versions
-    with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*module.predicting="):
-        similarity(folder)
     (folder / "b/c/metrics.json").write_text(json.dumps(metrics))
     with pytest.raises(InputError, match=r"b/c/metrics.json: expected the cosine .*module.predicting="):
+        similarity(folder)
+    (folder / "b/c/metrics.json").unlink()
+    with pytest.raises(InputError, match="expected 4 transfers or more between different tasks, .* got 3: sweep over"):
         similarity(folder)
 
 

@@ -7,7 +7,8 @@ import shlex
 
 import pytest
 import torch
-from commands import QUIET, ROOT, composed_once, evaluate, train
+from commands import QUIET, ROOT, composed, composed_once, evaluate, train
+from omegaconf import OmegaConf
 
 from explainers.saved.weights import read_weights
 
@@ -126,7 +127,7 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
 
 def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
     """The command in its head trains with a predicting model, and leaves <source>/<target>."""
-    head = (ROOT / "configs/figures/similarity.yaml").read_text().split("similarity:\n")[0]
+    head = (ROOT / "configs/names/figures.yaml").read_text().split("\nsimilarity:\n")[0]
     command = shlex.split(re.sub(r"\\\n# *", "", head[head.index("python train.py") :]))
     swept = {"source": "source=plain", "data.domain": "data.domain=small"}
     cfg = composed_once("train", *(swept.get(word.split("=")[0], word) for word in command if "=" in word))
@@ -134,7 +135,14 @@ def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
     assert cfg.module.explaining == "runs/demo_explaining/plain/model.safetensors"
     assert cfg.module.onto == "runs/demo_predicting/small/model.safetensors"
     assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/demo_transfers/plain/small"
-    assert "runs/demo_transfers" in (ROOT / "configs/figures/similarity.yaml").read_text().split("folder:")[1]
+    assert "runs/demo_transfers" in (ROOT / "configs/names/figures.yaml").read_text().split("folder:")[1]
+
+
+def test_the_sweep_of_wandb_sets_a_key_of_its_experiment(tmp_path):
+    ((key, given),) = OmegaConf.load(ROOT / "configs/sweeps/lambda_2.yaml").parameters.items()
+    for value in given["values"]:
+        cfg = composed("experiment=explainability_vector", f"{key}={value}", folder=tmp_path)
+        assert OmegaConf.select(cfg, key) == json.loads(value)
 
 
 def test_the_models_of_a_task_are_found_by_its_name():

@@ -1,6 +1,7 @@
-"""Checks of a config before anything is built from it: its keys and values, and what a misspelt key may mean."""
+"""A config before anything is built from it: checks of its keys and values, and what `weights` stands for."""
 
 import inspect
+import os
 import re
 from difflib import get_close_matches
 from functools import cache
@@ -10,23 +11,19 @@ from typing import Any, get_type_hints
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from explainers.errors import InputError, check_range, fits, meant
+from explainers.saved.records import leaves
 
-OF_PARTS = ("blocks", "direct", "evaluation", "grid")
+SHARED_KEYS = ("blocks", "direct", "evaluation", "grid")
 """Keys at the top of a config that one group sets for others, which may not read them."""
 
-OF_EXPLAINERS = {
-    "blocks": "AnyHead reads explainer.network.blocks, or explainers.anyhead.network.blocks in eval.py",
-    "direct": "AnyHead alone reads it",
-}
-"""Keys at the top that some explainers read → what to say where none does."""
-
-OF_TASKS = ("data", "target", "explainers")
+TASK_KEYS = ("data", "target", "explainers")
 """Keys of a task in eval.py."""
 
-SHORT = {
+GROUPS = {
     "explainer": "explainers@explainer",
     "labels": "labels@module.labels",
     "projection": "projection@module.projection",
@@ -34,18 +31,24 @@ SHORT = {
 }
 """Key of settings that a file has → Hydra's name of the choice of this file."""
 
+PRECISIONS = ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16")
+"""Lightning's names of precisions with weights in float32."""
 
-def with_groups(words: list[str]) -> list[str]:
-    """The words of a command, with Hydra's names of the choices that it makes by `SHORT` ones.
+CHECKPOINT_PATH = "target.model.checkpoint_path"
+"""The setting of timm that `weights` stands for, together with `target.model.pretrained=false`."""
 
-    >>> with_groups(["train.py", "explainer=tve", "explainer.hops=[1]"])
+
+def expand_groups(words: list[str]) -> list[str]:
+    """The words of a command, with Hydra's names of the choices that it makes by short ones.
+
+    >>> expand_groups(["train.py", "explainer=tve", "explainer.hops=[1]"])
     ['train.py', 'explainers@explainer=tve', 'explainer.hops=[1]']
     """
     result = []
     for word in words:
         key, _, value = word.partition("=")
-        names_file = key in SHORT and value[:1].isalpha() and value not in ("null", "None")
-        result.append(f"{SHORT[key]}={value}" if names_file else word)
+        names_file = key in GROUPS and value[:1].isalpha() and value not in ("null", "None")
+        result.append(f"{GROUPS[key]}={value}" if names_file else word)
     return result
 
 
@@ -59,8 +62,12 @@ def check_settings(cfg: DictConfig, program: Path, **own: type) -> None:
     """
     check_keys(cfg, program)
     check_types(cfg, "", **own)
-    check_precision(cfg.trainer.precision)
     check_range(0, 2**32 - 1, seed=cfg.seed)
+    if str(cfg.trainer.precision) not in PRECISIONS:
+        raise InputError(
+            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {cfg.trainer.precision}: weights have to"
+            " be in float32, because images are normalised in it"
+        )
 
 
 def check_keys(cfg: DictConfig, program: Path) -> None:
@@ -81,55 +88,49 @@ def check_keys(cfg: DictConfig, program: Path) -> None:
     ]
     texts = [OmegaConf.to_yaml(node) for node in (cfg, HydraConfig.get())]
     interpolated = re.findall(r"\$\{(?:[\w.]+:)?\.*(\w+)", " ".join(texts))
-    known = [*own, *groups, *OF_PARTS, *interpolated]
+    known = [*own, *groups, *SHARED_KEYS, *interpolated]
     given: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)  # interpolations in them stay
-    added = re.findall(r"^\++(\w+)", "\n".join(given), re.MULTILINE)
     places = [text for text in given if re.match(r"\+*data\.(root|train\.roots|val\.roots)=", text)]
     if {"root", "roots"} <= {text.partition("=")[0].rpartition(".")[2] for text in places}:
         raise InputError(f"expected data.root or the roots of each split, got {' and '.join(places)}: leave out one")
-    unread = [(key, meant(key, known)) for key in added if key in cfg and key not in known]
-    for key, suggestion in OF_EXPLAINERS.items():
-        if key not in interpolated and any(text.lstrip("+").startswith(f"{key}=") for text in given):
-            unread.append((key, suggestion))
+    for text in given:
+        key = re.split(r"\W", text.lstrip("+"), maxsplit=1)[0]
+        if key in ("blocks", "direct") and key not in interpolated:
+            mend = f"AnyHead reads explainer.network.{key}, or explainers.anyhead.network.{key} in eval.py"
+            raise InputError(f"no setting {key}: nothing reads it; {mend}")
+        if text.startswith("+") and key in cfg and key not in known:
+            raise InputError(f"no setting {key}: nothing reads it; {meant(key, known)}")
     for name, settings in (cfg.get("tasks") or {}).items():
-        unread += [(f"tasks.{name}.{key}", meant(str(key), OF_TASKS)) for key in settings if key not in OF_TASKS]
-    for key, suggestion in unread:
-        raise InputError(f"no setting {key}: nothing reads it; {suggestion}")
+        for key in (str(key) for key in settings if key not in TASK_KEYS):
+            raise InputError(f"no setting tasks.{name}.{key}: nothing reads it; {meant(key, TASK_KEYS)}")
     for group, name in ((str(group), str(group).partition("@")[2]) for group in HydraConfig.get().runtime.choices):
         if name and isinstance(file := OmegaConf.select(cfg, name), str):
             folder = f"configs/{group.partition('@')[0]}"
             raise InputError(f"expected {group}={file}, which names a file in {folder}, got {name}={file}")
 
 
-def unknown_key(cause: Any, configs: Path) -> str:
+def explain_unknown_key(cause: Any, configs: Path) -> str:
     """The message for a key that is not in the config: which program has it, or the most similar keys."""
     node, key, full = cause.parent_node, str(cause.key), str(cause.full_key)
     parent = full.removesuffix(key).rstrip(".")
     if parent in ("explainers", "tasks"):
         return f"no setting {full}: add {key} to {parent}=[...], which has {', '.join(node) or 'none'}"
-    owners = [f"{path.stem}.py" for path in configs.glob("*.yaml") if full in dotted_keys(OmegaConf.load(path))]
-    if owners:
-        return f"no setting {full} in the config of this program: {owners[0]} has it"
-    names = sorted({*map(str, node)} | (set() if parent else groups_of(configs)))
+    programs: dict[str, Any] = {path.stem: OmegaConf.load(path) for path in configs.glob("*.yaml")}
+    for program, own in programs.items():
+        if full in list_keys(own):
+            return f"no setting {full} in the config of this program: {program}.py has it"
+    names = {str(name) for name in node}
+    if not parent:  # groups, of which some, such as `experiment`, are no keys
+        choices = [choice for own in programs.values() for choice in own.defaults if isinstance(choice, DictConfig)]
+        names |= {str(group) for choice in choices for group in choice}
     root = OmegaConf.select(node, "." * (len(parent.split(".")) + 1)) if parent else node  # one more for each parent
-    everywhere = [name for name in dotted_keys(root) if name.rpartition(".")[2] == key]
+    everywhere = [name for name in list_keys(root) if name.rpartition(".")[2] == key]
     similar = get_close_matches(key.lower(), names, 3, 0.7)  # of the key alone: all siblings share its beginning
-    siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else names))]
+    siblings = [f"{parent}.{name}".lstrip(".") for name in (similar or ([] if everywhere else sorted(names)))]
     return f"no setting {full}: {meant(full, siblings, everywhere)}"
 
 
-def groups_of(configs: Path) -> set[str]:
-    """The groups that the programs choose files of; some, such as `experiment`, are no keys of a config.
-
-    Args:
-        configs: folder of the config files.
-    """
-    files: list[Any] = [OmegaConf.load(path) for path in configs.glob("*.yaml")]
-    choices = [choice for file in files for choice in file.defaults if isinstance(choice, DictConfig)]
-    return {str(group) for choice in choices for group in choice}
-
-
-def dotted_keys(cfg: Any) -> list[str]:
+def list_keys(cfg: Any) -> list[str]:
     """The dotted keys of a config; an interpolated part has those of its own place."""
     parts: list[tuple[str, Any]] = [("", OmegaConf.to_container(cfg))]
     for path, part in parts:  # which grows
@@ -152,7 +153,7 @@ def check_types(node: DictConfig, place: str = "", **own: type) -> None:
     explainers.errors.InputError: expected data.batch_size of type int, got 'eight'
     """
     given: list[Any] = [name for name in node if not OmegaConf.is_missing(node, str(name))]
-    hints, defaults = _arguments(str(node._target_)) if "_target_" in given else (own, {})
+    hints, defaults = _read_arguments(str(node._target_)) if "_target_" in given else (own, {})
     for name in (name for name in hints if name in given and not OmegaConf.is_dict(node[name])):
         value = OmegaConf.to_container(node[name]) if OmegaConf.is_list(node[name]) else node[name]
         if not fits(value, hints[name]) and (value is not None or defaults.get(name, value) is not None):
@@ -166,7 +167,7 @@ def check_types(node: DictConfig, place: str = "", **own: type) -> None:
 
 
 @cache
-def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Type hints and default values of the arguments of a `_target_`; none where they cannot be read."""
     try:
         built: Any = get_object(target)
@@ -181,13 +182,52 @@ def _arguments(target: str) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def check_precision(precision: Any) -> None:
-    """Raise an InputError for a precision with weights in another type than float32, which images are normalised in.
+def use_weights(cfg: DictConfig) -> None:
+    """Replace `weights` by the settings of `target.model` that it stands for, so that both ways are the same run.
 
-    >>> check_precision("bf16-mixed")
+    Of a pretrained model at another image size (`img_size`), it is `pretrained_cfg_overlay.file`: there, timm resizes
+    the position embedding.
+
+    Raises:
+        InputError: if there is no such file, if the target takes none, or if the command names two.
     """
-    if str(precision) not in ("32-true", "32", "bf16-mixed", "bf16", "16-mixed", "16"):
-        raise InputError(
-            f"expected trainer.precision 32-true, bf16-mixed or 16-mixed, got {precision}: weights have to be in"
-            " float32, because images are normalised in it"
-        )
+    with open_dict(cfg):
+        file = cfg.pop("weights", None)
+    if file is None:
+        return
+    model = OmegaConf.select(cfg, "target.model")
+    if "checkpoint_path" not in (model or ()):
+        name = HydraConfig.get().runtime.choices.get("target")
+        raise InputError(f"expected a target of timm for weights={file}, got target={name}: set its own file instead")
+    if not os.path.isfile(file):
+        raise InputError(f"expected a file of weights, got weights={file}: there is no such file; correct the path")
+    for given in HydraConfig.get().overrides.task:
+        if given.lstrip("+").startswith(f"{CHECKPOINT_PATH}="):
+            raise InputError(f"expected weights or {CHECKPOINT_PATH}, got weights={file} and {given}: leave out one")
+    with open_dict(model):
+        if model.get("pretrained") and "img_size" in model:
+            OmegaConf.update(model, "pretrained_cfg_overlay", {"file": file})
+        else:
+            model.pretrained = False
+            model.checkpoint_path = file
+
+
+def use_random_weights(cfg: DictConfig) -> None:
+    """Replace all weights that would be downloaded by random ones, and say which; files of weights stay."""
+    settings: Any = OmegaConf.to_container(cfg)  # the target of an explainer is an interpolation
+    replaced: dict[str, Any] = {}
+    for key, value in leaves(settings):
+        place, _, name = key.rpartition(".")
+        node = OmegaConf.select(cfg, place) if place else cfg
+        if name == "mae" and value and not os.path.isfile(value):
+            replaced[key] = None
+        elif name == "pretrained" and value is True and not OmegaConf.select(node, "pretrained_cfg_overlay.file"):
+            replaced[key] = False
+        elif name == "pretrained" and node.get("_target_") == "explainers.vectors.text_of":
+            replaced[key] = ""
+        elif name == "text_head" and value is None and node.get("functionals") == "texts":
+            replaced[key] = {"_target_": "explainers.text.clip_text_head", "_partial_": True, "pretrained": ""}
+    for key, random in replaced.items():
+        OmegaConf.update(cfg, key, random, force_add=True)
+    if replaced:
+        rank_zero_only(print)(f"fast_dev_run: random weights, nothing is downloaded ({', '.join(replaced)})")
