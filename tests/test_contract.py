@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.masking import PatchGrid
 from explainers.metrics.numbers import NUMBERS
-from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.posthoc.soft_masks import patch_means
 from explainers.refinement import Refined
 from explainers.shapley import (
@@ -94,10 +94,7 @@ BUILDERS = {
         "of XGradCAM": partial(posthoc.SkipPLUS, of=posthoc.XGradCAM),
         "of FullGrad": partial(posthoc.SkipPLUS, of=posthoc.FullGrad),
     },
-    posthoc.XGradCAM: {
-        "": posthoc.XGradCAM,
-        "with the rules of LibraGrad": posthoc.libra(posthoc.XGradCAM),
-    },
+    posthoc.XGradCAM: {"": posthoc.XGradCAM, "with the rules of LibraGrad": posthoc.libra(posthoc.XGradCAM)},
     posthoc.Rollout: {
         "of GlobEnc": partial(posthoc.Rollout, of=posthoc.GlobEnc),
         "of ALTI": partial(posthoc.Rollout, of=posthoc.ALTI),
@@ -236,14 +233,8 @@ def test_a_grid_that_is_not_the_models_is_refused(found, variant, target, tmp_pa
         {"folder": tmp_path} if found is ExplainabilityVector else {},
     )
     for wrong, told in (
-        (
-            PatchGrid(32, 16),
-            "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 16: set grid.patch_size=8, or",
-        ),
-        (
-            PatchGrid(24, 8),
-            "of images of 32 × 32 pixels, as vit_tiny_patch16_224 takes, got 24 × 24: set grid.image_s",
-        ),
+        (PatchGrid(32, 16), "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 16: set grid.patch_size=8, or"),
+        (PatchGrid(24, 8), "of images of 32 × 32 pixels, as vit_tiny_patch16_224 takes, got 24 × 24: set grid.image_s"),
     ):
         with pytest.raises(InputError, match=f"^expected a grid {told}"):
             build(target, wrong, **more)

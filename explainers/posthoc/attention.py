@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from explainers.errors import check_positive, checks_choices
+from explainers.errors import check_positive
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import PLUS, Rollout, Transitions, rollout, sum_of
@@ -17,24 +17,17 @@ from explainers.transformer.recording import Record, record_pass
 
 
 def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:
-    """Compute E_h[(∂y/∂A ⊙ A)⁺], the mean over heads (Chefer et al., ICCV 2021, Equation 5).
+    """Compute E_h[(∂y/∂A ⊙ A)⁺], the mean over heads (Chefer et al., ICCV 2021, Equation 5): (B, V, T, T).
 
     Args:
-        attention: attention weights, the A of the formula, (B, A, T, T).
+        attention: attention weights A, (B, A, T, T).
         gradient: ∂y/∂A, (B, V, A, T, T).
-
-    Returns:
-        (B, V, T, T).
     """
     return (attention[:, None] * gradient).clamp(min=0).mean(2)
 
 
 class RawAttention(Transitions):
-    """Attention that the class token pays to the patches in the last layer, mean over heads.
-
-    Its Rollout is attention rollout (Abnar & Zuidema, 2020): R ← (0.5 I + 0.5 Ā_l) R, where Ā_l is the mean attention
-    over the heads of layer l.
-    """
+    """Attention Ā_l that the class token pays to the patches in the last layer, mean over heads."""
 
     ignores_classes = True
     signed = False
@@ -53,7 +46,7 @@ class AttentionGradient(Transitions):
 
 
 class AttentionRollout(Rollout):
-    """Attention rollout (Abnar & Zuidema, 2020): Rollout of the mean attention over heads."""
+    """Attention rollout, R ← (0.5 I + 0.5 Ā_l) R: Rollout of RawAttention (Abnar & Zuidema, 2020)."""
 
     def __init__(self, target: TargetModel, grid: PatchGrid) -> None:
         super().__init__(target, grid, RawAttention)
@@ -62,14 +55,12 @@ class AttentionRollout(Rollout):
 class AttentionGradCAM(Transitions):
     """Grad-CAM on the attention map of the last layer: heads weighted by their mean gradient over the patches.
 
-    Chefer et al. (2021) adapt Grad-CAM to transformers in this way, and TokenTM compares with it (Section 2.2.1). Each
-    row of a head's map has its own weight, the mean of its gradients over the patches.
+    Chefer et al. (2021) adapt Grad-CAM to transformers in this way. Each row of a head's map has its own weight.
 
     Args:
         relu: set negative values of the mean over heads to 0; if all are negative, the whole heatmap is 0.
     """
 
-    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1, relu: bool = True
     ) -> None:
@@ -88,10 +79,7 @@ class AttentionGradCAM(Transitions):
 
 
 class GenAtt(Transitions):
-    """Attention times its positive gradient in each layer: T_l = E_h[(∂y/∂A ⊙ A)⁺] (Chefer et al., ICCV 2021).
-
-    Its Rollout, R ← R + T_l R, is `GAE`; its PLUS is `GradSAM`.
-    """
+    """Attention times its positive gradient in each layer: T_l = E_h[(∂y/∂A ⊙ A)⁺] (Chefer et al., ICCV 2021)."""
 
     identity, weight = 1.0, 1.0
     signed = False
@@ -102,9 +90,8 @@ class GenAtt(Transitions):
 
 
 class GAE(Rollout):
-    """Generic attention explainability: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6); CGW2 in ViT-CX."""
+    """Generic attention explainability, R ← R + T_l R: Rollout of GenAtt (Chefer et al., ICCV 2021, Eq. 5 and 6)."""
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(GenAtt, output=output))
 
@@ -112,7 +99,6 @@ class GAE(Rollout):
 class GradSAM(PLUS):
     """Gradient self-attention maps (Barkan et al., 2021): PLUS of GenAtt at the class token (SkipPLUS, Section 3.4)."""
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(GenAtt, output=output))
 
@@ -140,7 +126,7 @@ def _relevance(attention: list[Tensor], gradients: Gradients) -> list[Tensor]:
 
 
 class TransformerAttribution(WhiteBox):
-    """Transformer Attribution: Π_l (I + E_h[(∂y/∂A ⊙ R_A)⁺]) (Chefer et al., CVPR 2021, Equation 13); CGW1 in ViT-CX.
+    """Transformer Attribution: Π_l (I + E_h[(∂y/∂A ⊙ R_A)⁺]) (Chefer et al., CVPR 2021, Equation 13).
 
     R_A is the relevance of the attention weights A. A separate forward and backward pass with the rules of `LRP`
     computes it.
@@ -153,7 +139,6 @@ class TransformerAttribution(WhiteBox):
     signed = False
     forward_passes = 2
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int = 0) -> None:
         super().__init__(target, grid, output)
         self.start = layer_index(target, start)
@@ -185,7 +170,6 @@ class TAM(WhiteBox):
     reads = Reads(attention=True)
     signed = False
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", steps: int = 20) -> None:
         super().__init__(target, grid, output)
         check_positive(steps=steps)

@@ -3,66 +3,25 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.inputs import Functionals, checked_classes, functionals_at
-from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
+from explainers.models.inputs import Functionals, functionals_at
+from explainers.posthoc.white_box import FunctionalMethod, Output
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer
-from explainers.transformer.direct_paths import (
-    check_direct,
-    checked_heads,
-    direct_paths,
-    head_paths,
-    record_direct,
-)
+from explainers.transformer.direct_paths import check_direct, checked_heads, direct_paths, head_paths, record_direct
 from explainers.transformer.path_flow import check_flow, path_flow, record_flow
 
 
-class PatchVectors(nn.Module):
+class PatchVectors(FunctionalMethod):
     """Base class of methods whose heatmaps are products v · c_z. Subclasses compute the vectors in `_vectors`.
 
     All classes and functionals share one forward pass, and there is no backward pass.
-
-    Args:
-        target: the model to explain.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     linear = True
-    signed = True
-
-    @checks_choices
-    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
-        super().__init__()
-        target.check_grid(grid)
-        self.target = target.in_eval_mode()
-        self.grid = grid
-        self.output = output
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        self.grid.check(images)
-        wanted = checked_classes(classes, images, self.target.num_classes)
-        return self._heatmaps(images, lambda of: class_functionals(self.target, of, wanted, self.output)[:, None])[:, 0]
-
-    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
-        """Explain linear functionals v · G(x) of the embedding.
-
-        Args:
-            images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
-                (B, V, D).
-
-        Returns:
-            (B, P, P) or (B, V, P, P).
-        """
-        self.grid.check(images)
-        heatmaps = self._heatmaps(images, functionals_at(functionals, images, self.target.embed_dim))
-        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     @torch.no_grad()
     def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +29,7 @@ class PatchVectors(nn.Module):
         self.grid.check(images)
         embeddings, vectors = self._vectors(images)
         with torch.autocast(images.device.type, enabled=False):
-            return self._on_grid(vectors.float().mT).flatten(2).mT, embeddings.float()
+            return self.patches_on_grid(vectors.float().mT).flatten(2).mT, embeddings.float()
 
     def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the embeddings (B, D) of uint8 images, and c_z of the model's own patches, (B, N', D)."""
@@ -81,31 +40,25 @@ class PatchVectors(nn.Module):
         embeddings, vectors = self._vectors(images)
         return embeddings, lambda functionals: functionals @ vectors.float().mT
 
-    def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        self.grid.check(images)
         with torch.no_grad():
             embeddings, scores_of = self._scored(images)
         functionals = functionals_of(embeddings)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            return self._on_grid(scores_of(functionals.float()))
-
-    def _on_grid(self, scores: Tensor) -> Tensor:
-        """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
-        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+            return self.patches_on_grid(scores_of(functionals.float()))
 
 
 class CAM(PatchVectors):
     """Class activation mapping (Zhou et al., 2016): v · f_z / N for position z of the last feature map, of N positions.
 
-    The embedding is the mean of the f_z, so the scores of all positions sum to v · G(x). It takes one forward pass and
-    no backward pass, for any number of classes; between two images, f_z · f'_w decomposes the product of their
-    embeddings (Stylianou et al., 2019).
+    The embedding is the mean of the f_z, so the scores of all positions sum to v · G(x). Between two images, f_z · f'_w
+    decomposes the product of their embeddings (Stylianou et al., 2019).
 
     Raises:
         UnsupportedModel: for a model with another embedding, such as a class token.
     """
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, output)
         side = grid.image_size
@@ -136,8 +89,7 @@ class DirectPaths(PatchVectors):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
     For CLIP, it is the decomposition over patches, and with `heads` over heads that specialise in a property, of
-    Gandelsman et al. (ICLR 2024). `head_scores` finds such heads. AnyHead adds this heatmap, of all heads, to the
-    prediction of its network; here the heatmap is an explainer of its own.
+    Gandelsman et al. (ICLR 2024). `head_scores` finds such heads.
 
     Args:
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
@@ -149,7 +101,6 @@ class DirectPaths(PatchVectors):
             that do not exist, or with `start`.
     """
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -170,12 +121,8 @@ class DirectPaths(PatchVectors):
     def head_scores(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Compute how much each head adds to v · G(x) by its direct paths, summed over the patches.
 
-        Args:
-            images: uint8, (B, C, H, W).
-            functionals: v, see `explain`.
-
-        Returns:
-            (B, L, A) or (B, V, L, A), of all A heads of the L blocks in `self.blocks`.
+        The arguments are those of `explain`; the result (B, L, A) or (B, V, L, A) is of all A heads of the L blocks in
+        `self.blocks`.
         """
         self.grid.check(images)
         functionals_of = functionals_at(functionals, images, self.target.embed_dim)
@@ -193,9 +140,7 @@ class DirectPaths(PatchVectors):
 class PathFlow(PatchVectors):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
 
-    See `explainers.transformer.path_flow`. Like direct paths, it explains all classes and functionals from one forward
-    pass. Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
-    direct paths flow between patches.
+    `explainers.transformer.path_flow` has the formulas, and says for which models paths lead through MLPs.
 
     Args:
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
@@ -204,7 +149,6 @@ class PathFlow(PatchVectors):
         InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
     """
 
-    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
     ) -> None:

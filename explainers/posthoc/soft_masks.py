@@ -62,7 +62,7 @@ def patch_means(pixels: Tensor, grid: PatchGrid) -> Tensor:
 
 
 def upsample(maps: Tensor, size: int) -> Tensor:
-    """Up-sample maps (n, h, w) to (n, size, size) by bilinear interpolation."""
+    """Up-sample maps (n, h, w) to (n, size, size), bilinearly."""
     return F.interpolate(maps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
 
 
@@ -74,13 +74,7 @@ def upsampled_masks(maps: Tensor, size: int) -> Masks:
 def weighted_sums(masks: Masks, weights: Tensor, chunk_size: int = 256) -> Tensor:
     """Compute Σ_i w_i m_i for several weightings of the same masks, with `chunk_size` masks in memory.
 
-    Args:
-        masks: m, see `Masks`.
-        weights: w, a row for each sum, (n, M); M is 1 or more.
-        chunk_size: maximum number of masks in memory.
-
-    Returns:
-        In `finest_dtype`, (n, H, W).
+    Of M ≥ 1 masks m, with weights w (n, M): in `finest_dtype`, (n, H, W).
 
     >>> weighted_sums(lambda numbers: numbers.view(-1, 1, 1, 1).float(), torch.tensor([[1, 0, 2], [0, 3, 0]])).tolist()
     [[[4.0]], [[3.0]]]
@@ -126,17 +120,13 @@ def upsampling_matrix(tokens: int, size: int, device: torch.device) -> Tensor:
 
 
 def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Scale maps so that their bilinear up-sampling to `size` has the minimum 0 and the maximum 1.
+    """Scale square maps (n, h, w) so that their bilinear up-sampling to `size` has the minimum 0 and the maximum 1.
 
     The up-sampled map need not reach the extremes of the map itself. It is bilinear between four neighbouring tokens,
     so its extremes lie at the corner pixels of that square. Only these pixels are computed.
 
-    Args:
-        maps: (n, h, w), square.
-        size: H = W of the up-sampled maps, in pixels.
-
     Returns:
-        The scaled maps (n, h, w), 0 if the map is constant; and for each map whether it varies, boolean (n,).
+        The scaled maps, 0 if the map is constant; and for each map whether it varies, boolean (n,).
 
     >>> scaled, varies = unit_range(torch.tensor([[[3.0, 3.0], [5.0, 5.0]], [[7.0, 7.0], [7.0, 7.0]]]), size=4)
     >>> scaled[:, :, 0].tolist(), varies.tolist()

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.attention import positive_attention
@@ -27,9 +27,6 @@ def transformation_weights(
         after: tokens Ẽ after the transformation, (B, T, D).
         scale: NECC_i is exp(cos(E_i, Ẽ_i)), divided by its sum over tokens (`softmax`) or its mean (`mean`).
         measured: `length` leaves out NECC_i, `direction` leaves out ‖Ẽ_i‖ / ‖E_i‖.
-
-    Returns:
-        (B, T).
 
     >>> import torch
     >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
@@ -71,7 +68,6 @@ class TokenTM(WhiteBox):
     reads = Reads(attention=True)
     signed = False
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,

@@ -8,7 +8,7 @@ linear functional v of the embedding. Direct paths need neither training nor a b
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,8 @@ from explainers.transformer.rules import Rules
 def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record]:
     """Record the attention that `direct_paths` needs, during the forward pass that runs inside this context.
 
-    The record holds attention rows of the tokens that the embedding reads, and values, without gradients.
-
-    Args:
-        target: a timm transformer with a class token or average pooling.
-        blocks: indices of the blocks, in ascending order.
-
-    Raises:
-        InputError: if the model has no such blocks or another readout, or unless exactly one forward pass ran inside.
+    The record holds attention rows of the tokens that the embedding reads, and values, without gradients. An InputError
+    says what `check_direct` finds, and unless exactly one forward pass ran inside.
     """
     check_direct(target, blocks)
     record = Record(blocks, Rules(), attention=True, rows=read_tokens(target))
@@ -55,7 +49,7 @@ def direct_paths(
 
     Args:
         target: the recorded model.
-        record: the record that `record_direct` made.
+        record: what `record_direct` recorded.
         functionals: v, (B, V, D).
         heads: pairs (block, head) whose paths are summed; `None` for all.
 
@@ -88,11 +82,6 @@ def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tens
 
     Their sum over the A heads is `direct_paths(target, record, functionals)`. The vectors r_zl are never computed, so
     few functionals are cheap.
-
-    Args:
-        target: the recorded model, whose blocks have the same number of heads.
-        record: the record that `record_direct` made.
-        functionals: v, (B, V, D).
     """
     prefix = num_prefix_tokens(target)
     rows = read_factors(target, record.final)
@@ -106,23 +95,16 @@ def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tens
 
 
 def checked_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
-    """Check pairs (block, head), and return them with blocks from 0 to L − 1.
-
-    Raises:
-        InputError: unless these are pairs of a block, negative from the last, and one of its heads, each once.
-    """
-    pairs = isinstance(heads, Sequence) and all(
-        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, int) for part in pair) for pair in heads
-    )
-    if not pairs or not heads:
+    """Check pairs of a block, negative from the last, and one of its heads, and return them with blocks from 0 on."""
+    if not heads or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
         raise InputError(f"expected heads as pairs of a block and a head, such as [[10, 3], [11, 0]], got {heads}")
     found = []
     for block, head in heads:
-        layer: Any = blocks_of(target)[layer_index(target, block)]
-        if not 0 <= head < layer.attn.num_heads:
-            count = layer.attn.num_heads
+        layer = layer_index(target, block)
+        count = cast(Any, blocks_of(target)[layer]).attn.num_heads
+        if not 0 <= head < count:
             raise InputError(f"expected heads from 0 to {count - 1} of block {block} of {target.name}, got {head}")
-        found.append((layer_index(target, block), int(head)))
+        found.append((layer, int(head)))
     check_distinct(heads=found)
     return tuple(found)
 
@@ -161,9 +143,7 @@ def default_direct(target: TargetModel) -> list[int]:
 def read_factors(target: TargetModel, final: Tensor) -> Tensor:
     """Return the weight of each token that the embedding reads, after the scales of the final normalisations: (B, R).
 
-    Args:
-        target: the recorded model.
-        final: output of the last block, (B, T, D).
+    `final` is the output of the last block, (B, T, D).
     """
     weights = readout(target, final.shape[1])
     tokens, weights = final[:, weights > 0].float(), weights[weights > 0]

@@ -47,10 +47,6 @@ Paths = Literal["direct", "flow"]
 class FlowRecord(Record):
     """The record of a forward pass that `path_flow` needs, without gradients.
 
-    Args:
-        target: the model.
-        blocks: indices of the blocks to record.
-
     Attributes:
         attention: attention weights of the R tokens that the embedding reads, (B, A, R, T), of each block.
         values: value vectors of each block, (B, A, T, d).
@@ -93,10 +89,7 @@ class FlowRecord(Record):
 def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
     """Compute diag(1 − s) + diag(s) Ā: the share of each patch token (rows) that came from each (columns), (B, N, N).
 
-    Args:
-        tokens: the patch tokens x before the attention of a block, (B, N, D).
-        update: o, what the attention adds to them.
-        between: Ā, the attention between patches, (B, N, N).
+    Of patch tokens x (B, N, D), their `update` o by attention, and the attention `between` patches, Ā (B, N, N).
     """
     size, added = (part.float().norm(dim=-1) for part in (tokens, update))
     share = added / (size + added)
@@ -106,15 +99,7 @@ def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
 
 @contextmanager
 def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowRecord]:
-    """Record what `path_flow` needs, during the forward pass that runs inside this context.
-
-    Args:
-        target: a timm transformer with a class token or average pooling.
-        blocks: indices of the last blocks, in ascending order.
-
-    Raises:
-        InputError: see `check_flow`, or unless exactly one forward pass ran inside.
-    """
+    """Record what `path_flow` needs, during the one forward pass that runs inside this context; see `check_flow`."""
     check_flow(target, blocks)
     record = FlowRecord(target, blocks)
     with torch.no_grad(), attached(record, target):
@@ -139,15 +124,10 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
 def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> Tensor:
     """Compute rel_l of all patches and the L recorded blocks l, (B, L, N, D), or v · rel_l, (B, L, N, V).
 
-    V functionals cost about V / D of all of them.
+    V functionals v (B, V, D) cost about V / D of all of them.
 
     Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
     direct paths flow between patches. (A Jacobian for each token that is read would cost more than the forward pass.)
-
-    Args:
-        target: the recorded model.
-        record: the record that `record_flow` made.
-        functionals: v, (B, V, D).
 
     >>> import timm
     >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
@@ -182,13 +162,7 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> list[Tensor]:
-    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D), or (B, N, V), for each recorded block l.
-
-    Args:
-        target: the recorded model, which reads one class token.
-        record: the record that `record_flow` made.
-        functionals: v, (B, V, D), to compute v · r_lz.
-    """
+    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z, (B, N, D), or v · r_lz, (B, N, V), for each block l."""
     final, dtype = record.final, record.values[0].dtype
     of_output = into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
     factor = read_factors(target, final).sum(1)  # of the one token
@@ -205,13 +179,7 @@ def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
 
 
 def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
-    """The Jacobian (B, D, D) of the embedding, or (B, V, D), before the MLP of a block, from that after it.
-
-    Args:
-        jacobian: the Jacobian after the MLP.
-        block: the transformer block.
-        tokens: class tokens between attention and MLP, (B, D).
-    """
+    """Compute the Jacobian (B, V, D) before the MLP of a block from that after it; `tokens` (B, D) enter the MLP."""
     mlp, factors, dtype = block.mlp, layer_scale(block, "mlp"), jacobian.dtype
     hidden = mlp.fc1(block.norm2(tokens))
     approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
@@ -223,6 +191,6 @@ def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
 
 
 def after_norm(norm: nn.Module, weight: Tensor) -> Tensor:
-    """The map (C, D) of parts of a token by the linear part of a LayerNorm, then by a linear layer of weight (C, D)."""
+    """Compute the map (C, D) of the linear part of a LayerNorm and then a linear layer of weight (C, D)."""
     weight = weight * norm.get_parameter("weight").detach()
     return weight - weight.mean(-1, keepdim=True)

@@ -72,9 +72,7 @@ def rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None 
 
 
 def activation(x: Tensor, y: Tensor) -> Tensor:
-    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant.
-
-    At 0, c is 1/2, the limit for GELU and SiLU.
+    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant, and 1/2 at 0 as of GELU.
 
     >>> x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
     >>> y = activation(x, F.silu(x))
@@ -86,13 +84,7 @@ def activation(x: Tensor, y: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
-    """Return y = x Wᵀ + b with the gradient of the α = 1 rule: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i.
-
-    Args:
-        x: input of the layer, (..., C).
-        weight: W, (C', C).
-        y: output of the layer, (..., C').
-    """
+    """Return y = x Wᵀ + b with the gradient of the α = 1 rule: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i."""
     positive = F.linear(x.clamp(min=0), weight.clamp(min=0)) + F.linear(x.clamp(max=0), weight.clamp(max=0))
     empty = positive.detach() < 1e-9  # an output without positive summands passes no relevance on
     share = (y / positive.masked_fill(empty, 1)).masked_fill(empty, 0).detach()

@@ -5,6 +5,7 @@ The outputs of the stages stand for the tokens that enter the blocks of a transf
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,7 @@ from explainers.transformer.rules import Rules
 
 
 def stages_of(target: TargetModel) -> list[nn.Module]:
-    """Return the modules whose outputs are the feature maps of a model, from input to output, as timm lists them.
-
-    Raises:
-        UnsupportedModel: for models without.
-    """
+    """Return the modules whose outputs are the feature maps of a model, as timm lists them."""
     names = [level.get("module", "") for level in getattr(target.backbone, "feature_info", [])]
     try:
         stages = [target.backbone.get_submodule(name) for name in names if name]
@@ -41,11 +38,7 @@ def no_maps(target: TargetModel) -> UnsupportedModel:
 
 @contextmanager
 def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
-    """Record the feature maps of the forward pass that runs inside this context, with its graph.
-
-    Args:
-        target: the model to record.
-        start: index of the first stage whose gradients are wanted.
+    """Record the feature maps of the forward pass that runs inside this context, with its graph from `start` on.
 
     Raises:
         UnsupportedModel: if the stages from `start` on do not output feature maps.
@@ -61,7 +54,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     channels = [level["num_chs"] for level in target.backbone.feature_info]
     maps: dict[int, Tensor] = {}
 
-    def leave(number: int, output: Any) -> Tensor:
+    def leave(number: int, stage: nn.Module, inputs: Any, output: Any) -> Tensor:
         if not isinstance(output, Tensor) or output.dim() != 4 or number in maps:
             raise no_maps(target)
         output = output.detach().requires_grad_() if number == start else output
@@ -74,23 +67,13 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
         stack.enter_context(gradients_of_inputs(target))
         stack.enter_context(check_gradients(target, ("stages", start)))
         for number, stage in list(enumerate(stages_of(target)))[start:]:
-
-            def hook(stage: nn.Module, inputs: Any, output: Any, number: int = number) -> Tensor:
-                return leave(number, output)
-
-            stack.callback(stage.register_forward_hook(hook).remove)
+            stack.callback(stage.register_forward_hook(partial(leave, number)).remove)
         yield record
     record.inputs = [maps.get(number, torch.empty(0)) for number in range(len(channels))]
 
 
 def check_stages(target: TargetModel, image_size: int, start: int) -> None:
-    """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on.
-
-    Args:
-        target: the model; it embeds one blank image.
-        image_size: side of the image, in pixels.
-        start: index of the first stage.
-    """
+    """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on."""
     blank = torch.zeros(1, len(target.mean), image_size, image_size, device=target.mean.device)
     with record_stages(target, start) as record:
         embedding = target.embed(blank)

@@ -43,9 +43,7 @@ def test_lime_with_the_lasso_is_captums_on_the_same_samples(target, grid, images
 
     for i, normalised in enumerate(target.normalise(images[:2])):
         method = captum.attr.Lime(
-            target.probabilities,
-            interpretable_model=SkLearnLasso(alpha=alpha),
-            perturb_func=draw,
+            target.probabilities, interpretable_model=SkLearnLasso(alpha=alpha), perturb_func=draw
         )
         settings = {"feature_mask": patches, "n_samples": 80, "return_input_shape": False}
         theirs = method.attribute(normalised[None], 0, int(CLASSES[i]), **settings)

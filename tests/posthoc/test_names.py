@@ -38,8 +38,7 @@ def test_options_reach_the_method_and_its_label(target, grid, images):
     expected = posthoc.TokenTM(target, grid, scale="softmax")(images, CLASSES)
     assert torch.equal(built["TokenTM(scale=softmax)"](images, CLASSES), expected)
     assert not torch.equal(
-        built["ResLRP-PLUS(gamma=0.5)"](images, CLASSES),
-        posthoc.build("ResLRP-PLUS", target, grid)(images, CLASSES),
+        built["ResLRP-PLUS(gamma=0.5)"](images, CLASSES), posthoc.build("ResLRP-PLUS", target, grid)(images, CLASSES)
     )
 
 

@@ -15,8 +15,15 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from explainers.models import as_target
-from explainers.posthoc.pixel_explainer import Explained, mean_gradients
-from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+from explainers.posthoc.pixel_gradients import (
+    DeepLift,
+    Explained,
+    GradientSHAP,
+    IntegratedGradients,
+    Saliency,
+    SmoothGrad,
+    mean_gradients,
+)
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
 
@@ -151,11 +158,7 @@ class FunctionalReLU(nn.Module):
         (partial(DeepLift, multiply_by_inputs=False), FunctionalReLU, "^DeepLift: expected attributions that add up"),
         (IntegratedGradients, FunctionalReLU, None),
         (partial(IntegratedGradients, multiply_by_inputs=False), FunctionalReLU, None),
-        (
-            partial(IntegratedGradients, steps=1),
-            FunctionalReLU,
-            ": steps=1 is too small: set steps=4, or take ",
-        ),
+        (partial(IntegratedGradients, steps=1), FunctionalReLU, ": steps=1 is too small: set steps=4, or take "),
     ],
 )
 def test_attributions_that_do_not_add_up_are_told(grid, images, of, hidden, expected):

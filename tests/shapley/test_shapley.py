@@ -275,11 +275,7 @@ def test_exported_weights_explain_as_before(target, images, network, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"num_classes": 7}, "target.num_classes: 5 → 7"),
-        ({"seed": 1}, "target.backbone_sha256: "),
-    ],
+    ("other", "message"), [({"num_classes": 7}, "target.num_classes: 5 → 7"), ({"seed": 1}, "target.backbone_sha256: ")]
 )
 def test_weights_of_another_model_are_refused(target, make_target, tmp_path, other, message):
     path = str(Shapley(target, GRID, LIGHT).export(tmp_path))
@@ -301,8 +297,7 @@ def test_weights_for_another_head_or_grid_are_refused(target, make_target, tmp_p
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("deit_tiny_distilled_patch16_224", {}), ("vit_tiny_patch16_224", {"global_pool": "avg"})],
+    ("name", "arguments"), [("deit_tiny_distilled_patch16_224", {}), ("vit_tiny_patch16_224", {"global_pool": "avg"})]
 )
 @pytest.mark.parametrize("freeze", [True, False])
 def test_vit_shapley_takes_every_vit(make_target, images, name, arguments, freeze):
