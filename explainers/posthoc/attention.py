@@ -17,11 +17,9 @@ from explainers.transformer.recording import Record, record_pass
 
 
 def positive_attention(attention: Tensor, gradient: Tensor) -> Tensor:
-    """Compute E_h[(∂y/∂A ⊙ A)⁺], the mean over heads (Chefer et al., ICCV 2021, Equation 5): (B, V, T, T).
+    """Compute E_h[(∂y/∂A ⊙ A)⁺], the mean over heads (Chefer et al., ICCV 2021, Equation 5).
 
-    Args:
-        attention: attention weights A, (B, A, T, T).
-        gradient: ∂y/∂A, (B, V, A, T, T).
+    Of attention weights A (B, A, T, T) and gradients (B, V, A, T, T): (B, V, T, T).
     """
     return (attention[:, None] * gradient).clamp(min=0).mean(2)
 
@@ -117,10 +115,9 @@ class PartialLRP(Transitions):
 
 
 def _relevance(attention: list[Tensor], gradients: Gradients) -> list[Tensor]:
-    """Compute the relevance of attention weights under rules that change gradients: (B, V, A, T, T) for each layer.
+    """Compute the relevance (B, V, A, T, T) of attention weights of each layer under rules that change gradients.
 
-    The product of weights and values has the relevance weights × gradients. Half of it goes to the weights, the other
-    half to the values (Equation 9).
+    The product of weights and values has the relevance weights × gradients, half of which is the weights' (Equation 9).
     """
     return [0.5 * weights[:, None] * each for weights, each in zip(attention, gradients(attention), strict=True)]
 

@@ -18,11 +18,6 @@ class Chance(nn.Module):
         target: not used; every explainer takes this argument.
         grid: the patches of an image.
         seed: seed of the scores.
-
-    >>> explainer, image = Chance(None, PatchGrid(4, 2)), torch.ones(1, 3, 4, 4, dtype=torch.uint8)
-    >>> heatmaps = explainer(image.expand(2, -1, -1, -1), torch.tensor([0, 1]))
-    >>> heatmaps.shape, torch.equal(heatmaps[0], heatmaps[1])
-    (torch.Size([2, 2, 2]), True)
     """
 
     forward_passes = 0
@@ -39,14 +34,9 @@ class Chance(nn.Module):
         self.grid.check(images)
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
-        scores = [
-            torch.rand(self.grid.num_patches, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds
-        ]
-        return torch.stack(scores).to(images.device).unflatten(-1, (self.grid.side, -1))
-
-
-STEPS = 20
-"""Number of steps of a search by default; the default of `step` follows from it."""
+        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        scores = [torch.rand(self.grid.side, self.grid.side, generator=generator) for generator in generators]
+        return torch.stack(scores).to(images.device)
 
 
 def candidate_counts(num_patches: int, candidates: int, step: int) -> list[int]:
@@ -141,7 +131,7 @@ class GreedyOrder(MaskMethod):
     ) -> None:
         super().__init__(target, grid, removal, chunk_size)
         check_positive(candidates=candidates)
-        self.step = min(candidates, -(-grid.num_patches // STEPS)) if step is None else step
+        self.step = min(candidates, -(-grid.num_patches // 20)) if step is None else step
         check_range(1, candidates, step=self.step)
         self.candidates = candidates
         counts = candidate_counts(grid.num_patches, candidates, self.step)

@@ -54,9 +54,6 @@ class CAM(PatchVectors):
 
     The embedding is the mean of the f_z, so the scores of all positions sum to v · G(x). Between two images, f_z · f'_w
     decomposes the product of their embeddings (Stylianou et al., 2019).
-
-    Raises:
-        UnsupportedModel: for a model with another embedding, such as a class token.
     """
 
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
@@ -95,10 +92,6 @@ class DirectPaths(PatchVectors):
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
         heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
             last. `None` for all heads of the blocks from `start` on.
-
-    Raises:
-        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`; for heads
-            that do not exist, or with `start`.
     """
 
     def __init__(
@@ -144,9 +137,6 @@ class PathFlow(PatchVectors):
 
     Args:
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
-
-    Raises:
-        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
     """
 
     def __init__(
@@ -168,6 +158,6 @@ class PathFlow(PatchVectors):
 
 
 def blocks_from(target: TargetModel, start: int | None) -> list[int]:
-    """Return the indices of the blocks from `start` on, which is negative from the last, or `None` for the middle."""
+    """Return the indices of the blocks from `start` on; `None` is the middle one."""
     first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
     return list(range(first, len(blocks_of(target))))

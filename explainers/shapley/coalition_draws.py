@@ -18,12 +18,6 @@ def random_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
 
     Returns:
         Boolean, (B, count, N); True for the patches in the coalition, which are visible.
-
-    Of 3000 coalitions of 2 patches, about 1000 have each of the sizes 0, 1 and 2:
-
-    >>> sizes = random_coalitions(torch.tensor([0]), num_patches=2, count=3000, seed=0).sum(-1)
-    >>> (sizes.flatten().bincount() / 1000).round().tolist()
-    [1.0, 1.0, 1.0]
     """
     size, order = _size_and_order(index, num_patches, count, seed)
     return order < (size * (num_patches + 1)).long()[..., None]
@@ -45,8 +39,6 @@ def shapley_coalitions(
     For N = 4, the sizes 1, 2 and 3 have the probabilities 4/11, 3/11 and 4/11:
 
     >>> keep = shapley_coalitions(torch.tensor([0]), num_patches=4, count=11_000, seed=0)
-    >>> torch.equal(keep[:, 1::2], ~keep[:, ::2])
-    True
     >>> (keep.sum(-1).flatten().bincount() / 1000).round().tolist()
     [0.0, 4.0, 3.0, 4.0]
     """

@@ -52,13 +52,6 @@ def direct_paths(
         record: what `record_direct` recorded.
         functionals: v, (B, V, D).
         heads: pairs (block, head) whose paths are summed; `None` for all.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
-    >>> with record_direct(target, [4, 5]) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> direct_paths(target, record).shape
-    torch.Size([1, 2, 100, 64])
     """
     prefix = num_prefix_tokens(target)
     rows = read_factors(target, record.final)

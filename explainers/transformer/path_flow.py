@@ -128,15 +128,6 @@ def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | Non
 
     Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
     direct paths flow between patches. (A Jacobian for each token that is read would cost more than the forward pass.)
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
-    >>> with record_flow(target, [4, 5]) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> path_flow(target, record).shape
-    torch.Size([1, 2, 100, 64])
-    >>> path_flow(target, record, torch.rand(1, 3, 64)).shape
-    torch.Size([1, 2, 100, 3])
     """
     if has_mlp_paths(target, record.blocks):
         paths = mlp_paths(target, record, functionals)

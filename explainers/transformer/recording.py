@@ -293,13 +293,6 @@ def record_heads(
     """Record the heads of the blocks from `start` on, during the one forward pass that runs inside this context.
 
     With `gradients`, record the graph from block `start` on, for gradients of `mixed` under the `rules`.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
-    >>> with record_heads(target, start=5) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> len(record.keys), record.keys[0].shape
-    (1, torch.Size([1, 2, 101, 32]))
     """
     record = HeadsRecord(target, start, rules or Rules())
     with gradients_of_inputs(target) if gradients else torch.no_grad(), attached(record, target):

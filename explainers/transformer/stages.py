@@ -38,17 +38,9 @@ def no_maps(target: TargetModel) -> UnsupportedModel:
 
 @contextmanager
 def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
-    """Record the feature maps of the forward pass that runs inside this context, with its graph from `start` on.
+    """Record the feature maps (B, h, w, C) of the forward pass that runs inside this context, as `inputs`.
 
-    Raises:
-        UnsupportedModel: if the stages from `start` on do not output feature maps.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_resnet", num_classes=2)).eval()
-    >>> with record_stages(target, start=3) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> record.inputs[-1].shape, record.gradients(embeddings, torch.ones(1, 1, 96), record.inputs[-1:])[0].shape
-    (torch.Size([1, 5, 5, 96]), torch.Size([1, 1, 5, 5, 96]))
+    An UnsupportedModel says that the stages from `start` on, where the graph begins, do not output feature maps.
     """
     record = Record((), Rules(), attention=False)
     channels = [level["num_chs"] for level in target.backbone.feature_info]

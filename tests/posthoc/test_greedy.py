@@ -3,7 +3,7 @@
 import pytest
 import references
 import torch
-from test_pixel_gradients import CLASSES, only_one_patch
+from test_pixel_gradients import CLASSES
 
 from explainers.masking import PatchGrid
 from explainers.models.removal import embed_visible
@@ -88,16 +88,6 @@ def test_the_search_comes_close_to_the_best_of_all_orders_and_never_beats_it(mak
 def lookup(value, sets):
     """The values of sets (1, M, N) from a dictionary."""
     return torch.tensor([[value[frozenset(some.nonzero().flatten().tolist())] for some in sets[0]]])
-
-
-def test_a_patch_for_the_class_is_first_and_one_against_it_last(target, grid, images):
-    blind = only_one_patch(target, 7)
-    with torch.no_grad():
-        blank, whole = (blind.probabilities(some) for some in (torch.zeros(1, 3, 32, 32), blind.normalise(images)))
-    gain = (whole - blank).take_along_dim(CLASSES[:, None], 1)[:, 0]
-    assert (gain.abs() > 1e-3).all() and (gain > 0).any() and (gain < 0).any()
-    ranks = GreedyOrder(blind, grid, candidates=4, step=3)(images, CLASSES).flatten(1)
-    assert torch.equal(ranks[:, 7], torch.where(gain > 0, 1, 1 / 16))
 
 
 def test_the_step_is_a_twentieth_of_the_patches_unless_candidates_are_fewer(target, make_target):

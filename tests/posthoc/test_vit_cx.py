@@ -8,7 +8,7 @@ import torch
 from test_masks import helped_class
 from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 
-from explainers.posthoc.masks import RISE, RandomMasks
+from explainers.posthoc.masks import RandomMasks
 from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsampled_masks
 from explainers.posthoc.vit_cx import ViTCX, attention_features, cluster_masks, coverage_corrected_sum
 
@@ -147,11 +147,6 @@ def test_random_masks_are_those_of_rise_with_debiased_impacts_and_coverage_corre
     assert found.numbers["masks"].tolist() == [9, 9] and found.numbers["mask_similarity"].isnan().all()
 
 
-def test_random_masks_without_noise_and_correction_are_rise(target, grid, images):
-    found = ViTCX(target, grid, random=30, sigma=0.0, combine="sum")(images, CLASSES)
-    close(found, RISE(target, grid, masks=30)(images, CLASSES) * 0.5 * 30, 1e-4)
-
-
 @torch.no_grad()
 def test_the_coverage_is_the_mean_of_the_masks_for_every_class(target, grid, images):
     explainer = ViTCX(target, grid, combine="coverage")
@@ -172,25 +167,6 @@ def test_images_whose_masks_hardly_lower_the_probability_are_overdetermined(targ
     assert numbers["impact_variance"][0].item() == pytest.approx(0, abs=1e-6) and numbers["impact_variance"][1].isnan()
 
 
-@torch.no_grad()
-def test_without_noise_and_clusters_it_is_score_cam_with_coverage_corrected(target, grid, images):
-    found = ViTCX(target, grid, delta=0.0, sigma=0.0)(images[:2], CLASSES[:2])
-    for i, image in enumerate(target.normalise(images[:2])):
-        masks = masks_by_hand(target, image, "attention")
-        scores = [target.probabilities((image * mask.float())[None])[0, CLASSES[i]].item() for mask in masks]
-        close(found[i], slow.patch_means(slow.corrected(masks, scores), 4).float())
-
-
-def test_the_released_code_scales_the_masks_of_clusters_again(target, grid, images):
-    normalised = target.normalise(images)
-    for released in (False, True):
-        with torch.no_grad():
-            found = ViTCX(target, grid, released=released).masks(normalised)
-        highest = torch.cat([own.masks(torch.arange(len(own))).flatten(1).amax(1) for own in found])
-        assert (highest < 1 + 1e-5).all()
-        assert (highest > 1 - 1e-5).all() == released
-
-
 def test_channels_that_are_constant_are_no_masks(make_target, grid, images):
     target = make_target()
     projection = target.backbone.blocks[-1].attn.proj
@@ -205,20 +181,6 @@ def test_channels_that_are_constant_are_no_masks(make_target, grid, images):
     with torch.no_grad():
         projection.weight[0] = 1.0
     assert ViTCX(target, grid)(images, CLASSES).isfinite().all()
-
-
-def test_noise_follows_the_seed_and_its_strength(target, grid, images):
-    first = ViTCX(target, grid)(images, CLASSES)
-    for change in (
-        {"seed": 1},
-        {"sigma": 0.2},
-        {"delta": 0.3},
-        {"features": "norm"},
-        {"block": 0},
-        {"released": True},
-        {"random": 24},
-    ):
-        assert not torch.allclose(ViTCX(target, grid, **change)(images, CLASSES), first, atol=1e-5)
 
 
 def test_a_hook_is_removed_when_the_model_fails(target, images):
