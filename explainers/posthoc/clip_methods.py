@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from explainers.errors import UnsupportedModel, check_integers, check_positive, check_range
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.layerwise import sum_of
+from explainers.posthoc.layerwise import add_maps
 from explainers.posthoc.patch_vectors import PatchVectors
 from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import (
@@ -26,13 +26,13 @@ from explainers.transformer.blocks import (
 from explainers.transformer.recording import HeadsRecord, Record, record_heads
 
 
-def loosened_weights(queries: Tensor, keys: Tensor) -> Tensor:
+def loosen_weights(queries: Tensor, keys: Tensor) -> Tensor:
     """Compute λ_i, the mean cosine between queries and the key of patch i, scaled to [0, 1] over the patches: (B, N).
 
     Queries (B, R, C) are of the tokens that the embedding reads, keys (B, N, C) of the patches. Where all patches have
     the same cosine, λ is 0.
 
-    >>> loosened_weights(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]]])).tolist()
+    >>> loosen_weights(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]]])).tolist()
     [[1.0, 0.5, 0.0]]
     """
     cosines = (F.normalize(keys.float(), dim=-1) @ F.normalize(queries.float(), dim=-1).mT).mean(-1)
@@ -78,24 +78,24 @@ class GradECLIP(WhiteBox):
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         assert isinstance(record, HeadsRecord)
         maps = [self._map(record, i, gradient) for i, gradient in enumerate(gradients(record.mixed))]
-        return self.patches_on_grid(sum_of(maps).clamp(min=0))
+        return self.patches_on_grid(add_maps(maps).clamp(min=0))
 
     def _map(self, record: HeadsRecord, i: int, gradient: Tensor) -> Tensor:
         """The map of the i-th recorded layer before the ReLU, (B, V, N), from the gradient (B, V, A, T, d)."""
         prefix = num_prefix_tokens(self.target)
         read = self.readout(gradient.shape[3]) > 0
-        queries, keys = (self._compared(heads[i], self.start + i) for heads in (record.queries, record.keys))
-        spatial = loosened_weights(queries[:, read], keys[:, prefix:])
+        queries, keys = (self._join_heads(heads[i], self.start + i) for heads in (record.queries, record.keys))
+        spatial = loosen_weights(queries[:, read], keys[:, prefix:])
         channels = gradient[:, :, :, read].float().sum(3)  # (B, V, A, d)
         return torch.einsum("bvhc,bhnc,bn->bvn", channels, record.values[i][:, :, prefix:].float(), spatial)
 
-    def _compared(self, heads: Tensor, layer: int) -> Tensor:
+    def _join_heads(self, heads: Tensor, layer: int) -> Tensor:
         """Queries or keys (B, A, T, d) of a layer as one vector for each token."""
         if self.similarity == "projected":
             return project_heads(self.target, heads, layer)
         return heads.transpose(1, 2).flatten(2)
 
-    def _recording(self) -> AbstractContextManager[Record]:
+    def _record(self) -> AbstractContextManager[Record]:
         return record_heads(self.target, self.start, self.rules, gradients=True)
 
 

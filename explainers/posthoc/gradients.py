@@ -8,7 +8,7 @@ from torch import Tensor
 from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
+from explainers.posthoc.layerwise import PLUS, Layerwise, add_maps
 from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.recording import Record
@@ -101,11 +101,11 @@ class FullGrad(InputXGradient):
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, bias_maps = self._maps(record, gradients, start)
-        return [layer_map + sum_of(bias_maps[i:]) for i, layer_map in enumerate(maps)]
+        return [layer_map + add_maps(bias_maps[i:]) for i, layer_map in enumerate(maps)]
 
     def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         maps, bias_maps = self._maps(record, gradients, start)
-        return sum_of(maps + bias_maps)
+        return add_maps(maps + bias_maps)
 
     def _maps(self, record: Record, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
         """Compute two maps (B, V, P, P) for each layer from `start` on: of its input, and of all its biases."""
@@ -116,7 +116,7 @@ class FullGrad(InputXGradient):
         remaining = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))
         scores = [input_x_gradient(x, next(remaining)) for x in tokens]
         of_biases = [  # 0 for a layer without biases
-            sum_of([0 * of_input, *(next(remaining) @ bias for _, bias in layer)])
+            add_maps([0 * of_input, *(next(remaining) @ bias for _, bias in layer)])
             for of_input, layer in zip(scores, pairs, strict=True)
         ]
         return [self.on_grid(of_input) for of_input in scores], [self.on_grid(of_bias) for of_bias in of_biases]

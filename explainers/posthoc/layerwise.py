@@ -39,13 +39,13 @@ class Layerwise(WhiteBox):
 
     def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         """Sum the maps of the layers from `start` on, (B, V, P, P) (SkipPLUS, Equation 3)."""
-        return sum_of(self.layer_maps(record, gradients, start))
+        return add_maps(self.layer_maps(record, gradients, start))
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.layer_maps(record, gradients, self.start)[0]
 
 
-def sum_of(maps: Sequence[Tensor]) -> Tensor:
+def add_maps(maps: Sequence[Tensor]) -> Tensor:
     """Sum tensors of equal shape."""
     return sum(maps[1:], maps[0])
 

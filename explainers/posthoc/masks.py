@@ -23,7 +23,7 @@ from explainers.posthoc.soft_masks import (
     soft_masked_scores,
     unit_range,
     upsample,
-    upsampled_masks,
+    upsample_masks,
     upsampling_matrix,
     weighted_sums,
 )
@@ -57,7 +57,7 @@ class MaskMethod(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
         """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        return self.patch_scores(*self._checked(images, classes)).unflatten(-1, (self.grid.side, -1))
+        return self.patch_scores(*self._prepare(images, classes)).unflatten(-1, (self.grid.side, -1))
 
     def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         """Explain classes (B,) of normalised images (B, C, H, W): scores of patches (B, N)."""
@@ -67,7 +67,7 @@ class MaskMethod(nn.Module):
         """Compute the probabilities (B, M) of classes (B,) where only the patches `keep` (B, M, N) are visible."""
         return masked_probabilities(self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size)
 
-    def _checked(self, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    def _prepare(self, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Check uint8 images and their classes, and return normalised images and the classes."""
         self.grid.check(images)
         classes = checked_classes(classes, images, self.target.num_classes)
@@ -85,7 +85,7 @@ class SoftMaskMethod(MaskMethod):
     @torch.no_grad()
     def details(self, images: Tensor, classes: Tensor) -> Details:
         """Explain images, with saliency maps of pixels; see `metrics.numbers` for the names of the numbers."""
-        pixels, numbers = self.saliency(*self._checked(images, classes))
+        pixels, numbers = self.saliency(*self._prepare(images, classes))
         return Details(patch_means(pixels, self.grid), pixels, numbers)
 
     def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -232,7 +232,7 @@ class ScoreCAM(SoftMaskMethod):
         similarity = torch.stack([mean_similarity(cosine_distances(own[which], size)) for own, which in of_images])
         image = torch.arange(count, device=normalised.device).repeat_interleave(features.shape[1])
         scores = soft_masked_scores(
-            self.target, normalised, classes, image, upsampled_masks(masks, size), chunk_size=self.chunk_size
+            self.target, normalised, classes, image, upsample_masks(masks, size), chunk_size=self.chunk_size
         ).view(count, -1)
         softmax = self.combine == "softmax"
         weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))

@@ -39,7 +39,7 @@ def built_for(target: TargetModel, grid: PatchGrid | None = None) -> dict[str, n
     grid, built = grid or target.grid, {}
     for method in posthoc.method_names():
         with suppress(InputError):
-            built[method] = _built(method, target, grid)
+            built[method] = _build(method, target, grid)
     return built
 
 
@@ -59,17 +59,17 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
         UnsupportedModel: if the model lacks what the method needs; the message lists methods that explain it.
     """
     try:
-        return _built(method, target, grid, options)
+        return _build(method, target, grid, options)
     except UnsupportedModel as error:
         # Tables list Chance and GreedyOrder for comparison; nobody takes them to explain
         possible = [name for name in methods_for(target, grid) if name not in ("Chance", "GreedyOrder")]
         raise UnsupportedModel(f"{error.wanted} for {method}", error.got, f"one of {', '.join(possible)}") from error
 
 
-def _built(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
+def _build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a method; an UnsupportedModel has the method's own recommendation."""
     name, _, aggregation = method.partition("-")
-    kind, options = _class(name), dict(options or {})
+    kind, options = _find_class(name), dict(options or {})
     _check_aggregation(kind, aggregation)
     _check_options(kind, options, aggregation)
     of_aggregation = {key: options.pop(key) for key in _aggregation_options(aggregation) if key in options}
@@ -80,7 +80,7 @@ def _built(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[s
     return getattr(posthoc, aggregation)(target, grid, of, **of_aggregation)
 
 
-def _class(name: str) -> Any:
+def _find_class(name: str) -> Any:
     """Return the class with this name, which can have the prefix `Libra`."""
     names, plain = posthoc.method_names(), name.removeprefix("Libra")
     if name in names:
@@ -130,7 +130,7 @@ def _check_options(kind: Any, options: Mapping[str, Any], aggregation: str) -> N
 
 def passes_option(method: str) -> str | None:
     """Return the option that sets the number of forward passes of a method by its name, such as masks of RISE."""
-    options = inspect.signature(_class(method.partition("-")[0])).parameters
+    options = inspect.signature(_find_class(method.partition("-")[0])).parameters
     return next((option for option in ("masks", "samples", "steps") if option in options), None)
 
 
@@ -156,14 +156,14 @@ def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
             f" methods=[{{RISE:{{masks:500}}}}] with options, got {methods}"
         )
     named = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
-    entries = [(name, options) for name, given in named for options in _one_by_one(given)]
+    entries = [(name, options) for name, given in named for options in _list_combinations(given)]
     chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
     labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
     check_distinct(methods=labels)
     return dict(zip(labels, entries, strict=True))
 
 
-def _one_by_one(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List the combinations of options with lists of values."""
     lists = [isinstance(value, Sequence) and not isinstance(value, str) for value in options.values()]
     values = [value if several else [value] for several, value in zip(lists, options.values(), strict=True)]

@@ -11,7 +11,7 @@ from explainers.models import TargetModel
 from explainers.models.inputs import Functionals, functionals_at
 from explainers.posthoc.white_box import FunctionalMethod, Output
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer
-from explainers.transformer.direct_paths import check_direct, checked_heads, direct_paths, head_paths, record_direct
+from explainers.transformer.direct_paths import check_direct, direct_paths, head_paths, parse_heads, record_direct
 from explainers.transformer.path_flow import check_flow, path_flow, record_flow
 
 
@@ -35,7 +35,7 @@ class PatchVectors(FunctionalMethod):
         """Compute the embeddings (B, D) of uint8 images, and c_z of the model's own patches, (B, N', D)."""
         raise NotImplementedError
 
-    def _scored(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def _build_scores(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The embeddings (B, D) of uint8 images, and a function of functionals (B, V, D) → scores (B, V, N')."""
         embeddings, vectors = self._vectors(images)
         return embeddings, lambda functionals: functionals @ vectors.float().mT
@@ -43,7 +43,7 @@ class PatchVectors(FunctionalMethod):
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)
         with torch.no_grad():
-            embeddings, scores_of = self._scored(images)
+            embeddings, scores_of = self._build_scores(images)
         functionals = functionals_of(embeddings)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             return self.patches_on_grid(scores_of(functionals.float()))
@@ -106,8 +106,8 @@ class DirectPaths(PatchVectors):
         if heads is not None and start is not None:
             raise InputError(f"expected heads or start, got heads and start={start}: leave out start")
         self.start = start
-        self.heads = None if heads is None else checked_heads(target, heads)
-        self.blocks = blocks_from(target, start) if self.heads is None else sorted({block for block, _ in self.heads})
+        self.heads = None if heads is None else parse_heads(target, heads)
+        self.blocks = list_blocks(target, start) if self.heads is None else sorted({block for block, _ in self.heads})
         check_direct(target, self.blocks)
 
     @torch.no_grad()
@@ -143,7 +143,7 @@ class PathFlow(PatchVectors):
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
     ) -> None:
         super().__init__(target, grid, output)
-        self.blocks = blocks_from(target, start)
+        self.blocks = list_blocks(target, start)
         check_flow(target, self.blocks)
 
     def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,13 +151,13 @@ class PathFlow(PatchVectors):
             embeddings = self.target.embed(self.target.normalise(images))
         return embeddings, path_flow(self.target, record).float().sum(1)
 
-    def _scored(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def _build_scores(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         with record_flow(self.target, self.blocks) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         return embeddings, lambda functionals: path_flow(self.target, record, functionals).float().sum(1).mT
 
 
-def blocks_from(target: TargetModel, start: int | None) -> list[int]:
+def list_blocks(target: TargetModel, start: int | None) -> list[int]:
     """Return the indices of the blocks from `start` on; `None` is the middle one."""
     first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
     return list(range(first, len(blocks_of(target))))

@@ -178,10 +178,9 @@ class SmoothGrad(PixelExplainer):
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
         check_range(0, noise=noise)
-        self.samples = samples
+        self.samples = self.forward_passes = samples
         self.noise = noise
         self.seed = seed
-        self.forward_passes = samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, float]:
         """Draw the noisy images of these numbers, see `mean_gradients`."""
@@ -227,9 +226,8 @@ class IntegratedGradients(PixelExplainer):
     ) -> None:
         super().__init__(target, grid, chunk_size)
         check_positive(steps=steps)
-        self.steps = steps
+        self.steps = self.forward_passes = steps
         self.multiply_by_inputs = multiply_by_inputs
-        self.forward_passes = steps
 
     def pixels(self, normalised: Tensor, wanted: Tensor) -> Tensor:
         nodes, halves = (torch.as_tensor(x).to(normalised) for x in np.polynomial.legendre.leggauss(self.steps))
@@ -272,11 +270,10 @@ class GradientSHAP(PixelExplainer):
         super().__init__(target, grid, chunk_size)
         check_positive(samples=samples)
         check_range(0, stdevs=stdevs)
-        self.samples = samples
+        self.samples = self.forward_passes = samples
         self.stdevs = stdevs
         self.multiply_by_inputs = multiply_by_inputs
         self.seed = seed
-        self.forward_passes = samples
 
     def points(self, part: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | float]:
         """Draw the points of these numbers, see `mean_gradients`."""

@@ -62,7 +62,7 @@ def upsample(maps: Tensor, size: int) -> Tensor:
     return F.interpolate(maps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
 
 
-def upsampled_masks(maps: Tensor, size: int) -> Masks:
+def upsample_masks(maps: Tensor, size: int) -> Masks:
     """Return the masks that are up-samplings of maps (M, h, w) to `size`."""
     return lambda numbers: upsample(maps[numbers], size)[:, None].clamp(0, 1)
 

@@ -18,7 +18,7 @@ from explainers.posthoc.soft_masks import (
     mean_similarity,
     soft_masked_scores,
     unit_range,
-    upsampled_masks,
+    upsample_masks,
     weighted_sums,
 )
 from explainers.runtime.modes import keep_random_state
@@ -186,7 +186,7 @@ class ViTCX(SoftMaskMethod):
                 distances = cosine_distances(scaled[varies], size)
                 maps, first = cluster_masks(scaled[varies], distances, self.delta)
                 maps = unit_range(maps, size)[0] if self.released else maps
-                images.append(ImageMasks(upsampled_masks(maps, size), first, mean_similarity(distances)))
+                images.append(ImageMasks(upsample_masks(maps, size), first, mean_similarity(distances)))
         return images
 
     @torch.no_grad()
@@ -223,10 +223,10 @@ class ViTCX(SoftMaskMethod):
         else:
             scores = self.scores(normalised, classes, masks)
             numbers |= overdetermination(scores)
-        pixels = [self._combined(own.masks, each).float() for own, each in zip(masks, scores, strict=True)]
+        pixels = [self._combine_masks(own.masks, each).float() for own, each in zip(masks, scores, strict=True)]
         return torch.stack(pixels), numbers
 
-    def _combined(self, masks: Masks, scores: Tensor) -> Tensor:
+    def _combine_masks(self, masks: Masks, scores: Tensor) -> Tensor:
         if self.combine == "corrected":
             return coverage_corrected_sum(masks, scores, self.chunk_size)
         return weighted_sums(masks, scores[None], self.chunk_size)[0]

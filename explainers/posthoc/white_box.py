@@ -17,7 +17,7 @@ from explainers.models.inputs import Functionals, checked_classes, functionals_a
 from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
-from explainers.transformer.stages import record_stages, stages_of
+from explainers.transformer.stages import find_stages, record_stages
 
 Output = Literal["logit", "probability", "log_odds"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -167,14 +167,14 @@ class WhiteBox(FunctionalMethod):
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
         self.grid.check(images)
-        with self._recording() as record:
+        with self._record() as record:
             embeddings = self.target.embed(self.target.normalise(images))
         # Outside record_pass, whose rules must not change the head
         functionals = self.seeds(embeddings, functionals_of(embeddings))
         heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))
         return heatmaps.detach().expand(-1, functionals.shape[1], -1, -1).float()
 
-    def _recording(self) -> AbstractContextManager[Record]:
+    def _record(self) -> AbstractContextManager[Record]:
         """Record the forward pass that runs inside the returned context."""
         if self.on_stages:
             return record_stages(self.target, self.start)
@@ -184,7 +184,7 @@ class WhiteBox(FunctionalMethod):
 
     def layers(self) -> list[nn.Module]:
         """Return the layers: the blocks of a transformer, or the stages of a CNN if the method takes them."""
-        return stages_of(self.target) if self.on_stages else blocks_of(self.target)
+        return find_stages(self.target) if self.on_stages else blocks_of(self.target)
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""

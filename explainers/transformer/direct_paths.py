@@ -7,7 +7,7 @@ linear functional v of the embedding. Direct paths need neither training nor a b
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, UnsupportedModel, check_distinct
 from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, layer_index, num_prefix_tokens, readout
-from explainers.transformer.recording import Record, attached
+from explainers.transformer.recording import Record, attach_record
 from explainers.transformer.rules import Rules
 
 
@@ -29,7 +29,7 @@ def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record
     """
     check_direct(target, blocks)
     record = Record(blocks, Rules(), attention=True, rows=read_tokens(target))
-    with torch.no_grad(), attached(record, target):
+    with torch.no_grad(), attach_record(record, target):
         yield record
 
 
@@ -63,7 +63,7 @@ def direct_paths(
             row = row * torch.tensor(chosen, device=row.device)[:, None]
         carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
-        projection = into_embedding(target, projection).to(carried.dtype)
+        projection = project_into_embedding(target, projection).to(carried.dtype)
         paths.append(carried.flatten(2) @ projection.flatten(0, 1))
     vectors = torch.stack(paths, 1)
     return vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
@@ -81,13 +81,13 @@ def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tens
     paths = []
     for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
         row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
-        projection = into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
+        projection = project_into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
         read = torch.einsum("bvc,hdc->bhdv", functionals.to(projection.dtype), projection)
         paths.append((values[:, :, prefix:] @ read.to(values.dtype)) * row[..., None])
     return torch.stack(paths, 1)
 
 
-def checked_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
+def parse_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
     """Check pairs of a block, negative from the last, and one of its heads, and return them with blocks from 0 on."""
     if not heads or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
         raise InputError(f"expected heads as pairs of a block and a head, such as [[10, 3], [11, 0]], got {heads}")
@@ -124,13 +124,12 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
 
 def default_direct(target: TargetModel) -> list[int]:
     """Return the blocks whose paths AnyHead adds by default: all but the first third; none without paths."""
-    try:
+    with suppress(InputError):
         count = len(blocks_of(target))
         blocks = list(range(count // 3, count))
         check_direct(target, blocks)
-    except InputError:
-        return []
-    return blocks
+        return blocks
+    return []
 
 
 def read_factors(target: TargetModel, final: Tensor) -> Tensor:
@@ -148,9 +147,11 @@ def read_factors(target: TargetModel, final: Tensor) -> Tensor:
     return rows
 
 
-def into_embedding(target: TargetModel, parts: Tensor) -> Tensor:
+def project_into_embedding(target: TargetModel, parts: Tensor) -> Tensor:
     """Apply the linear part of the final normalisations to parts (..., D) of an output token."""
-    return through(getattr(target.backbone, "fc_norm", nn.Identity()), through(target.backbone.norm, parts))
+    return apply_linear_part(
+        getattr(target.backbone, "fc_norm", nn.Identity()), apply_linear_part(target.backbone.norm, parts)
+    )
 
 
 def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:
     return (tokens.var(-1, correction=0) + norm.eps).rsqrt()
 
 
-def through(norm: nn.Module, parts: Tensor) -> Tensor:
+def apply_linear_part(norm: nn.Module, parts: Tensor) -> Tensor:
     """Apply the linear part of a normalisation, centring and weight, to parts (..., D) of tokens."""
     if not isinstance(norm, nn.LayerNorm):
         return parts

@@ -32,12 +32,12 @@ from explainers.transformer.blocks import blocks_of, head_projections, layer_sca
 from explainers.transformer.direct_paths import (
     check_direct,
     direct_paths,
-    into_embedding,
     inverse_scale,
+    project_into_embedding,
     read_factors,
     read_tokens,
 )
-from explainers.transformer.recording import Record, attached, attention_scores
+from explainers.transformer.recording import Record, attach_record, attention_scores
 from explainers.transformer.rules import Rules
 
 Paths = Literal["direct", "flow"]
@@ -102,7 +102,7 @@ def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowReco
     """Record what `path_flow` needs, during the one forward pass that runs inside this context; see `check_flow`."""
     check_flow(target, blocks)
     record = FlowRecord(target, blocks)
-    with torch.no_grad(), attached(record, target):
+    with torch.no_grad(), attach_record(record, target):
         yield record
 
 
@@ -155,33 +155,33 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> list[Tensor]:
     """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z, (B, N, D), or v · r_lz, (B, N, V), for each block l."""
     final, dtype = record.final, record.values[0].dtype
-    of_output = into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
+    of_output = project_into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
     factor = read_factors(target, final).sum(1)  # of the one token
     of_output = of_output if functionals is None else functionals.to(of_output.dtype) @ of_output
     jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D), or of v · G, (B, V, D)
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
         block: Any = blocks_of(target)[record.blocks[i]]
-        jacobian = before_mlp(jacobian, block, record.class_tokens[i])
+        jacobian = propagate_through_mlp(jacobian, block, record.class_tokens[i])
         of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
         carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
         paths.append(carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ of_heads.mT)
     return paths[::-1]
 
 
-def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
+def propagate_through_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
     """Compute the Jacobian (B, V, D) before the MLP of a block from that after it; `tokens` (B, D) enter the MLP."""
     mlp, factors, dtype = block.mlp, layer_scale(block, "mlp"), jacobian.dtype
     hidden = mlp.fc1(block.norm2(tokens))
     approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
     slope = torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden, approximate=approximate)
     slope = slope * inverse_scale(block.norm2, tokens.float())[:, None]
-    read, write = after_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
+    read, write = fold_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
     write = write if factors is None else write * factors
     return jacobian + ((jacobian @ write.mT.to(dtype)) * slope.to(dtype)[:, None]) @ read.to(dtype)
 
 
-def after_norm(norm: nn.Module, weight: Tensor) -> Tensor:
+def fold_norm(norm: nn.Module, weight: Tensor) -> Tensor:
     """Compute the map (C, D) of the linear part of a LayerNorm and then a linear layer of weight (C, D)."""
     weight = weight * norm.get_parameter("weight").detach()
     return weight - weight.mean(-1, keepdim=True)

@@ -217,7 +217,7 @@ def record_pass(
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
     record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start, norms)
-    with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attached(record, target):
+    with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attach_record(record, target):
         yield record
 
 
@@ -237,7 +237,7 @@ def gradients_of_inputs(target: TargetModel) -> Iterator[None]:
 
 
 @contextmanager
-def attached(record: Record, target: TargetModel) -> Iterator[None]:
+def attach_record(record: Record, target: TargetModel) -> Iterator[None]:
     """Attach a record to the blocks of a target for exactly one forward pass; on exit, restore hooks and flags."""
     blocks: list[Any] = blocks_of(target)
     with ExitStack() as stack:
@@ -295,5 +295,5 @@ def record_heads(
     With `gradients`, record the graph from block `start` on, for gradients of `mixed` under the `rules`.
     """
     record = HeadsRecord(target, start, rules or Rules())
-    with gradients_of_inputs(target) if gradients else torch.no_grad(), attached(record, target):
+    with gradients_of_inputs(target) if gradients else torch.no_grad(), attach_record(record, target):
         yield record

@@ -140,9 +140,7 @@ def attention_factors(rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
 
 
 def residual(rules: Rules, x: Tensor, update: Tensor) -> Tensor:
-    """Return x + update, the result of a skip connection, with the gradient that the rules give it."""
-    if rules.residual == "sum":
-        return x + update
+    """Return x + update, the result of a skip connection, under the rules `signed` and `conserved`."""
     return signed_residual(x, update, rules.gamma) if rules.residual == "signed" else conserved_residual(x, update)
 
 

@@ -18,7 +18,7 @@ from explainers.transformer.recording import Record, gradients_of_inputs
 from explainers.transformer.rules import Rules
 
 
-def stages_of(target: TargetModel) -> list[nn.Module]:
+def find_stages(target: TargetModel) -> list[nn.Module]:
     """Return the modules whose outputs are the feature maps of a model, as timm lists them."""
     names = [level.get("module", "") for level in getattr(target.backbone, "feature_info", [])]
     try:
@@ -26,11 +26,11 @@ def stages_of(target: TargetModel) -> list[nn.Module]:
     except AttributeError:
         stages = []
     if not stages:
-        raise no_maps(target)
+        raise missing_maps(target)
     return stages
 
 
-def no_maps(target: TargetModel) -> UnsupportedModel:
+def missing_maps(target: TargetModel) -> UnsupportedModel:
     """The error for a model without feature maps that the embedding depends on."""
     otherwise = "a transformer or a CNN of timm, or a method for any model, such as RISE or IntegratedGradients"
     return UnsupportedModel("a model with layers of tokens or of square feature maps", target.name, otherwise)
@@ -48,7 +48,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
 
     def leave(number: int, stage: nn.Module, inputs: Any, output: Any) -> Tensor:
         if not isinstance(output, Tensor) or output.dim() != 4 or number in maps:
-            raise no_maps(target)
+            raise missing_maps(target)
         output = output.detach().requires_grad_() if number == start else output
         channels_first = output.shape[1] == channels[number]
         maps[number] = output.movedim(1, -1) if channels_first else output
@@ -58,7 +58,7 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     with ExitStack() as stack:
         stack.enter_context(gradients_of_inputs(target))
         stack.enter_context(check_gradients(target, ("stages", start)))
-        for number, stage in list(enumerate(stages_of(target)))[start:]:
+        for number, stage in list(enumerate(find_stages(target)))[start:]:
             stack.callback(stage.register_forward_hook(partial(leave, number)).remove)
         yield record
     record.inputs = [maps.get(number, torch.empty(0)) for number in range(len(channels))]
@@ -73,6 +73,6 @@ def check_stages(target: TargetModel, image_size: int, start: int) -> None:
     try:
         gradients = torch.autograd.grad(embedding, maps, torch.ones_like(embedding), allow_unused=True)
     except RuntimeError as error:  # no graph at all
-        raise no_maps(target) from error
+        raise missing_maps(target) from error
     if any(gradient is None for gradient in gradients):
-        raise no_maps(target)
+        raise missing_maps(target)

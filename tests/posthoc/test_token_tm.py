@@ -7,9 +7,8 @@ import references_attention as slow
 import torch
 from references_attention import MODELS, agree
 
-from explainers.posthoc import token_tm
-from explainers.posthoc.attention import GAE
-from explainers.posthoc.token_tm import TokenTM, transformation_weights
+from explainers.posthoc import attention
+from explainers.posthoc.attention import GAE, TokenTM, transformation_weights
 
 CLASSES = torch.tensor([0, 1, 2, 3, 4])
 OPTIONS = [
@@ -48,7 +47,7 @@ def test_weights_of_tokens_that_stay_are_equal_and_of_tokens_that_turn_are_less(
 def test_without_transformations_it_is_gae_times_the_lengths_of_the_tokens(make_target, grid, images, mlp, monkeypatch):
     """W = 1: U_attention = I + T and U_MLP = 2 I, so R = 2^L Π (I + T_l) diag(‖E_i‖), without 2^L if mlp=False."""
     target = make_target(depth=3)
-    monkeypatch.setattr(token_tm, "transformation_weights", lambda before, *_: torch.ones(before.shape[:2]))
+    monkeypatch.setattr(attention, "transformation_weights", lambda before, *_: torch.ones(before.shape[:2]))
     found = TokenTM(target, grid, mlp=mlp)(images, CLASSES)
     backbone = target.backbone
     tokens = backbone.norm_pre(backbone._pos_embed(backbone.patch_embed(target.normalise(images))))

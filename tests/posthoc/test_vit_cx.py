@@ -9,7 +9,7 @@ from test_masks import helped_class
 from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 
 from explainers.posthoc.masks import RandomMasks
-from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsampled_masks
+from explainers.posthoc.soft_masks import cosine_distances, gaussian_noise, upsample_masks
 from explainers.posthoc.vit_cx import ViTCX, attention_features, cluster_masks, coverage_corrected_sum
 
 TRANSFORMERS = {name: MODELS[name] for name in ("vit", "distilled", "swin")} | {
@@ -93,11 +93,11 @@ def test_what_no_mask_covers_is_zero():
     masks = torch.rand(3, 4, 4)
     masks[:, :2, :2] = 0
     scores = torch.tensor([0.2, 1.0, -0.4])
-    found = coverage_corrected_sum(upsampled_masks(masks, 32), scores, chunk_size=2)
+    found = coverage_corrected_sum(upsample_masks(masks, 32), scores, chunk_size=2)
     expected = slow.corrected([slow.bilinear(mask, 32) for mask in masks], scores.tolist())
     close(found.float(), expected.float())
     assert not found[:12, :12].any() and found[:12, 13:].all()
-    assert not coverage_corrected_sum(upsampled_masks(masks[:0], 32), scores[:0]).any()
+    assert not coverage_corrected_sum(upsample_masks(masks[:0], 32), scores[:0]).any()
 
 
 @torch.no_grad()
