@@ -13,19 +13,8 @@ from explainers.posthoc.white_box import WhiteBox
 
 METHODS = [name for name in method_names() if issubclass(getattr(posthoc, name), WhiteBox)]
 LINEAR = {
-    *(
-        "InputXGradient",
-        "AttIxG",
-        "GradCAM",
-        "XGradCAM",
-        "XGradCAMPlus",
-        "FullGrad",
-        "CAT",
-        "AttCAT",
-        "HiResCAM",
-        "AttentionGradient",
-    ),
-    *("ConservativeLRP", "DecompX", "AttnLRP", "ResLRP", "LibraGrad"),
+    *("InputXGradient", "AttIxG", "GradCAM", "XGradCAM", "XGradCAMPlus", "FullGrad", "CAT", "AttCAT", "HiResCAM"),
+    *("AttentionGradient", "ConservativeLRP", "DecompX", "AttnLRP", "ResLRP", "LibraGrad"),
 }
 
 
