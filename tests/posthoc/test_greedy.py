@@ -68,28 +68,6 @@ def test_equal_patches_are_chosen_by_their_number():
     assert order.tolist() == [[1, 2, 4, 0, 3, 5], [0, 1, 2, 3, 4, 5]]
 
 
-@torch.no_grad()
-def test_the_search_comes_close_to_the_best_of_all_orders_and_never_beats_it(make_target, images):
-    target = make_target(img_size=24)
-    seen = references.coalition_values(target.probabilities, target.normalise(images[:1, :, :24, :24])[0], side=3)
-    everything = frozenset(range(9))
-    value = {some: (seen[some] - seen[everything - some])[CLASSES[0]].item() for some in seen}
-    best, mean = {frozenset(): 0.0}, {frozenset(): 0.0}  # over orders: sums of the values on the way to a set
-    for some in sorted(value, key=len)[1:]:
-        best[some] = value[some] + max(best[some - {last}] for last in some)
-        mean[some] = value[some] + sum(mean[some - {last}] for last in some) / len(some)
-    low, high = mean[everything], best[everything]
-    for candidates, step in ((9, 1), (4, 2)):
-        order = greedy_order(lambda sets: lookup(value, sets), 1, 9, candidates, step)[0].tolist()
-        reached = sum(value[frozenset(order[:size])] for size in range(1, 10))
-        assert low + 0.75 * (high - low) < reached < high + 1e-6
-
-
-def lookup(value, sets):
-    """The values of sets (1, M, N) from a dictionary."""
-    return torch.tensor([[value[frozenset(some.nonzero().flatten().tolist())] for some in sets[0]]])
-
-
 def test_the_step_is_a_twentieth_of_the_patches_unless_candidates_are_fewer(target, make_target):
     assert candidate_counts(7, candidates=4, step=4) == [7, 3]
     explainer = GreedyOrder(make_target(img_size=224, patch_size=16), PatchGrid(224, 16))

@@ -141,19 +141,6 @@ def test_an_image_has_the_same_label_alone_and_in_any_order_and_in_every_epoch_a
     assert (elsewhere - found).abs().amax(1).min() > 1e-4
 
 
-@pytest.mark.parametrize("score", ["probability", "log_probability", "logit"])
-def test_labels_of_every_score_add_up_to_the_difference_that_the_whole_image_makes(target, batch, score):
-    says = {
-        "probability": lambda logits: logits.softmax(-1),
-        "log_probability": lambda logits: logits.log_softmax(-1),
-        "logit": lambda logits: logits,
-    }[score]
-    with torch.no_grad():
-        seen, nothing = says(target(batch["image"])), says(target.classify(target.embed(torch.zeros(1, 3, 24, 24))))
-    found = ShapleyLabels(target, GRID, 6, score, classes="all")(batch)["shapley"]
-    torch.testing.assert_close(found.sum(1), seen - nothing, rtol=0, atol=1e-5)
-
-
 def test_the_explainer_passes_on_how_patches_are_removed(target, images):
     classes = torch.tensor([3, 0, 4, 1, 1])
     found = {removal: KernelSHAP(target, GRID, 30, removal=removal)(images, classes) for removal in ("zero", "drop")}
