@@ -233,13 +233,6 @@ def transformation_weights(
         after: tokens Ẽ after the transformation, (B, T, D).
         scale: NECC_i is exp(cos(E_i, Ẽ_i)), divided by its sum over tokens (`softmax`) or its mean (`mean`).
         measured: `length` leaves out NECC_i, `direction` leaves out ‖Ẽ_i‖ / ‖E_i‖.
-
-    >>> import torch
-    >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> transformation_weights(tokens, 3 * tokens).tolist()
-    [[3.0, 3.0]]
-    >>> transformation_weights(tokens, 3 * tokens, measured="direction").tolist()
-    [[1.0, 1.0]]
     """
     length = after.norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-8)
     correlation = F.cosine_similarity(before, after, dim=-1).softmax(-1)

@@ -72,13 +72,6 @@ def greedy_order(
 
     Returns:
         Patch numbers, the first chosen first, (B, N).
-
-    Patches 0 and 1 are worth 4 and 3, but only the better of them counts; patch 2 is worth 2 and patch 3 nothing:
-
-    >>> def value(sets):
-    ...     return (sets * torch.tensor([4.0, 3.0, 0.0, 0.0])).amax(-1) + 2 * sets[..., 2]
-    >>> greedy_order(value, batch=1, num_patches=4, candidates=3, step=1).tolist()
-    [[0, 2, 1, 3]]
     """
     single = torch.eye(num_patches, dtype=torch.bool, device=device)
     chosen = torch.zeros(batch, num_patches, dtype=torch.bool, device=device)

@@ -60,11 +60,6 @@ def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weig
         row: the row of the result to compute, as weights of the output tokens: (T,) or (B, V, T).
         identity: weight of the skip connection.
         weight: weight of T_l.
-
-    >>> import torch
-    >>> swap = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
-    >>> rollout([swap, swap], torch.tensor([1.0, 0.0]), identity=0.5, weight=0.5).tolist()
-    [[[0.5, 0.5]]]
     """
     state = row.to(matrices[-1].dtype).expand(*matrices[-1].shape[:-1][:2], -1)[:, :, None]
     for matrix in reversed(matrices):

@@ -49,11 +49,7 @@ def fit_linear(keep: Tensor, scores: Tensor, weights: Tensor, alpha: float, lass
 
 
 def lime_samples(count: int, num_patches: int, seed: int, device: torch.device | None = None) -> Tensor:
-    """Draw samples in which each patch is visible with probability 1/2, boolean (count, N); more begin with the same.
-
-    >>> torch.equal(lime_samples(3, 9, seed=0), lime_samples(5, 9, seed=0)[:3])
-    True
-    """
+    """Draw samples, boolean (count, N), in which patches are visible with probability 1/2; more begin with the same."""
     numbers = torch.arange(count * num_patches, device=device)
     return uniform(numbers, seed).view(count, -1) < 0.5
 

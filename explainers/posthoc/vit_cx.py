@@ -55,12 +55,6 @@ def coverage_corrected_sum(masks: Masks, scores: Tensor, chunk_size: int = 256) 
     """Compute Σ_i s_i m_i / ρ with the coverage ρ = Σ_i m_i / M, and 0 where ρ = 0 (Equation 5).
 
     Of M masks m with scores s (M,), `chunk_size` of them in memory: in `finest_dtype`, (H, W).
-
-    Both masks cover the left pixel; neither covers the right:
-
-    >>> masks = torch.tensor([[[[1.0, 0.0]]], [[[0.5, 0.0]]]])
-    >>> coverage_corrected_sum(lambda numbers: masks[numbers], torch.tensor([3.0, 6.0])).tolist()
-    [[8.0, 0.0]]
     """
     total, covered = weighted_sums(masks, torch.stack([scores, torch.ones_like(scores)]), chunk_size)
     # Rounding errors of the up-sampling must not count as coverage

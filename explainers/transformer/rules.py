@@ -46,13 +46,7 @@ class Rules:
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
-    """Return x; its gradient is multiplied by `factor`.
-
-    >>> x = torch.tensor(3.0, requires_grad=True)
-    >>> y = scale_gradient(x, 0.5)
-    >>> y.item(), torch.autograd.grad(y, x)[0].item()
-    (3.0, 0.5)
-    """
+    """Return x; its gradient is multiplied by `factor`."""
     return x.detach() + factor * (x - x.detach())
 
 
@@ -72,13 +66,7 @@ def rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None 
 
 
 def activation(x: Tensor, y: Tensor) -> Tensor:
-    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant, and 1/2 at 0 as of GELU.
-
-    >>> x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
-    >>> y = activation(x, F.silu(x))
-    >>> torch.allclose(torch.autograd.grad(y.sum(), x)[0], x.sigmoid())
-    True
-    """
+    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant, and 1/2 at 0 as of GELU."""
     tiny = x.abs() < 1e-6
     return x * torch.where(tiny, 0.5, y / x.masked_fill(tiny, 1)).detach()
 

@@ -147,7 +147,7 @@ def test_a_grey_image_has_a_finite_map(make_target, grid, method):
 
 
 @torch.no_grad()
-def helped_class(target, images):
+def find_helped_classes(target, images):
     """Return the class whose probability the image raises most above a blank image, and this increase.
 
     The weights of the head are multiplied to make the increase large.
@@ -163,7 +163,7 @@ def test_the_patch_that_the_target_sees_is_found(target, grid, images, name):
     kind, settings = METHODS[name]
     budget = {"rise": {"masks": 600, "cells": 4}, "lime": {"samples": 200}, "lasso": {"samples": 200}}
     blind = only_one_patch(target, 1 * 4 + 3)
-    classes, gain = helped_class(blind, images)
+    classes, gain = find_helped_classes(blind, images)
     helped = gain > (0.3 if name == "rise" else 0.1)  # the finite number of random masks makes noise
     assert helped.any()
     heatmaps = kind(blind, grid, **settings | budget.get(name, {}))(images, classes)[helped]

@@ -27,7 +27,7 @@ def small(make_target, name, **arguments):
     return make_target(name, **(size | arguments))
 
 
-def compared(make_target, images, grid, model, method, reference, **options):
+def check_reference(make_target, images, grid, model, method, reference, **options):
     """Heatmaps of two functionals, and the slow version for one image."""
     name, arguments = model
     target = small(make_target, name, **arguments).double()
@@ -41,27 +41,27 @@ def compared(make_target, images, grid, model, method, reference, **options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_grad_eclip_weighs_channels_by_gradients_and_patches_by_cosines(make_target, grid, images, name):
-    compared(make_target, images, grid, MODELS[name], posthoc.GradECLIP, references.grad_eclip)
+    check_reference(make_target, images, grid, MODELS[name], posthoc.GradECLIP, references.grad_eclip)
 
 
 @pytest.mark.parametrize("options", [{"layers": 2}, {"similarity": "projected"}], ids=str)
 def test_options_of_grad_eclip(make_target, grid, images, options):
-    compared(make_target, images, grid, CLIP, posthoc.GradECLIP, references.grad_eclip, **options)
+    check_reference(make_target, images, grid, CLIP, posthoc.GradECLIP, references.grad_eclip, **options)
 
 
 @pytest.mark.parametrize("block", ["values", "whole"])
 @pytest.mark.parametrize("name", DENSE)
 def test_mask_clip_projects_the_values_of_each_patch(make_target, grid, images, name, block):
-    compared(make_target, images, grid, DENSE[name], posthoc.MaskCLIP, references.mask_clip, block=block)
+    check_reference(make_target, images, grid, DENSE[name], posthoc.MaskCLIP, references.mask_clip, block=block)
 
 
 @pytest.mark.parametrize("name", DENSE)
 def test_naclip_attends_to_similar_keys_and_to_neighbours(make_target, grid, images, name):
-    compared(make_target, images, grid, DENSE[name], posthoc.NACLIP, references.naclip)
+    check_reference(make_target, images, grid, DENSE[name], posthoc.NACLIP, references.naclip)
 
 
 def test_a_narrow_kernel(make_target, grid, images):
-    compared(make_target, images, grid, CLIP, posthoc.NACLIP, references.naclip, std=0.7)
+    check_reference(make_target, images, grid, CLIP, posthoc.NACLIP, references.naclip, std=0.7)
 
 
 @pytest.mark.parametrize("method", METHODS)

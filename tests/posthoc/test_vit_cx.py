@@ -5,7 +5,7 @@ import itertools
 import pytest
 import references_masks as slow
 import torch
-from test_masks import helped_class
+from test_masks import find_helped_classes
 from test_pixel_gradients import CLASSES, MODELS, close, only_one_patch
 
 from explainers.posthoc.masks import RandomMasks
@@ -193,7 +193,7 @@ def test_a_hook_is_removed_when_the_model_fails(target, images):
 def test_the_patch_that_the_target_sees_is_found(target, grid, images, settings):
     """With every channel as a mask and little noise, or with many random masks."""
     blind = only_one_patch(target, 1 * 4 + 3)
-    classes, gain = helped_class(blind, images)
+    classes, gain = find_helped_classes(blind, images)
     helped = gain > (0.3 if "random" in settings else 0.1)  # the finite number of random masks makes noise
     assert helped.any()
     explanation = ViTCX(blind, grid, **settings).details(images, classes)

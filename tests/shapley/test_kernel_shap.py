@@ -40,7 +40,7 @@ def look_up(values, keep):
     return keep[None], found[None], values[frozenset()][None], values[frozenset(range(9))][None]
 
 
-def sampled(seed, count, paired=True):
+def draw_coalitions(seed, count, paired=True):
     return shapley_coalitions(torch.tensor([0]), 9, count, seed, paired)[0]
 
 
@@ -77,7 +77,7 @@ def test_the_fit_is_the_constrained_least_squares_of_the_reference(count, weight
             torch.testing.assert_close(found[image, :, label].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def recorded_captum(target, image, label, count):
+def run_captum(target, image, label, count):
     """captum's KernelSHAP (N,) of one image, and the coalitions that it drew, besides all patches and none."""
     drawn = []
     captum = KernelShap(target.probabilities)
@@ -100,12 +100,12 @@ def recorded_captum(target, image, label, count):
 def test_the_fit_is_captums_on_the_coalitions_that_captum_draws(target, images):
     """To 1e-3 of the largest: captum weighs all patches and none with 1e6, where ours hold exactly, in float32."""
     for image, label, count in zip(images[:2], (2, 0), (40, 200), strict=True):
-        theirs, drawn = recorded_captum(target, image, label, count)
+        theirs, drawn = run_captum(target, image, label, count)
         assert drawn[0].all() and not drawn[1].any() and len(drawn) == count + 2
         values = game(target, image)[0]
         ours = fit_shapley(*look_up(values, drawn[2:]))[0, :, label]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * theirs.abs().max().item())
-        others = fit_shapley(*look_up(values, sampled(1, count)))[0, :, label]
+        others = fit_shapley(*look_up(values, draw_coalitions(1, count)))[0, :, label]
         assert (others - theirs).abs().max() > 1e-2 * theirs.abs().max()
 
 

@@ -16,7 +16,7 @@ POOLED = {name: slow.MODELS[name] for name in ("average", "eva")}
 MODELS = CLASS_TOKEN | POOLED
 
 
-def recorded(target, images, blocks):
+def record_paths(target, images, blocks):
     with record_flow(target, blocks) as record:
         target.embed(target.normalise(images))
     return record
@@ -34,7 +34,7 @@ def test_mlp_paths_are_gradient_times_value_through_the_class_token(make_target,
     functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     with slow.in_double():
         assert has_mlp_paths(target, blocks)
-        found = torch.stack(mlp_paths(target, recorded(target, images, blocks)), 1)[1] @ functional
+        found = torch.stack(mlp_paths(target, record_paths(target, images, blocks)), 1)[1] @ functional
         seen = slow.walk(target, target.normalise(images)[1])
         agree(found, references_paths.gradient_times_value(seen, functional, blocks[0]), 1e-10)
 
@@ -46,7 +46,7 @@ def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_ta
     blocks = last(target, 2)
     functional = torch.randn(24, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     with slow.in_double():
-        record = recorded(target, images, blocks)
+        record = record_paths(target, images, blocks)
         found = path_flow(target, record)[1] @ functional
         agree(path_flow(target, record, functional.expand(len(images), 1, -1))[1, ..., 0], found, 1e-10)
         seen = slow.walk(target, target.normalise(images)[1])
@@ -60,7 +60,7 @@ def test_paths_flow_to_the_patches_from_which_attention_moved_the_tokens(make_ta
 
 
 def test_a_planted_patch_gets_what_another_patch_took_from_it(target, images):
-    record = recorded(target, images, [0, 1])
+    record = record_paths(target, images, [0, 1])
     first, second = mlp_paths(target, record)
     record.transitions[0].copy_(torch.eye(16))
     record.transitions[0][:, 9] = torch.eye(16)[4]  # block 0 replaced the token of patch 9 by that of patch 4
