@@ -128,12 +128,12 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             f"{target.name}, which normalises or gates them",
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
-    weight = weight_of(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
+    weight = find_weight(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
     scale = layer_scale(block, "attention")
     return weight if scale is None else weight * scale[:, None, None]
 
 
-def weight_of(target: TargetModel, layer: Any) -> Tensor:
+def find_weight(target: TargetModel, layer: Any) -> Tensor:
     """The weight of a linear layer of a target; an UnsupportedModel if it is quantised."""
     if not isinstance(layer.weight, Tensor):
         raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
