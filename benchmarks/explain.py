@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # configs may name modules o
 
 import explainers.running.targets  # noqa: F401 (registers what configs of targets interpolate)
 from explainers import posthoc
-from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.report.tables import markdown
 from explainers.saved.records import versions
 

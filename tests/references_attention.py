@@ -10,6 +10,8 @@ import math
 from types import SimpleNamespace
 
 import torch
+from references_propagation import entering, of_class
+from references_relevance import relevance as propagate
 
 EVA = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 MODELS = {
@@ -312,84 +314,8 @@ def token_tm(
     return on_patches(seen, contribution)
 
 
-def lrp_linear(x, weight, relevance):
-    """The α = 1 rule, one output at a time: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i."""
-    result = torch.zeros_like(x)
-    for i in range(len(weight)):
-        positive = (x * weight[i]).clamp(min=0)
-        result += positive / positive.sum(-1, keepdim=True).clamp(min=1e-12) * relevance[..., i, None]
-    return result
-
-
-def lrp_norm(layer, x, relevance):
-    """LayerNorm with a constant standard deviation: y = γ (x − mean x) / σ + β is linear, R_x = x · Jᵀ (R_y / y)."""
-    if isinstance(layer, torch.nn.Identity):
-        return relevance
-    sigma = (x.var(-1, keepdim=True, correction=0) + layer.eps).sqrt()
-    ratio = layer.weight * relevance / normalise_tokens(layer, x) / sigma
-    return x * (ratio - ratio.mean(-1, keepdim=True))
-
-
-def lrp_sum(x, update, relevance):
-    """R_x and R_update of x + update, each scaled as a whole (Chefer et al., CVPR 2021, Equations 9 and 10)."""
-    shares = [part * relevance / (x + update) for part in (x, update)]
-    size = sum(share.sum().abs() for share in shares)
-    return [share * share.sum().abs() / size * relevance.sum() / share.sum() for share in shares]
-
-
-def lrp_attention(block, tokens, relevance):
-    """Relevance of the attention weights (A, T, T) and of the tokens before norm1, from that of attention's output."""
-    attn, heads, width = block.attn, block.attn.num_heads, tokens.shape[-1]
-    x = normalise_tokens(block.norm1, tokens)
-    qkv = x @ attn.qkv.weight.T + attn.qkv.bias
-    mixed, found = torch.zeros_like(tokens), torch.zeros_like(qkv)
-    of_weights, size = [], width // heads
-    ranges = [slice(h * size, (h + 1) * size) for h in range(heads)]
-    weights = [(qkv[:, r] @ qkv[:, width:][:, r].T / size**0.5).softmax(-1) for r in ranges]
-    for a, r in zip(weights, ranges, strict=True):
-        mixed[:, r] = a @ qkv[:, 2 * width :][:, r]
-    of_mixed = lrp_linear(mixed, attn.proj.weight, relevance)
-    for a, r in zip(weights, ranges, strict=True):
-        q, k, v = (qkv[:, start * width :][:, r] for start in range(3))
-        ratio = of_mixed[:, r] / mixed[:, r]
-        of_weights.append(a * (ratio @ v.T) / 2)  # half to the attention weights, half to the values
-        found[:, 2 * width :][:, r] = v * (a.T @ ratio) / 2
-        of_scores = a * (of_weights[-1] / a - of_weights[-1].sum(-1, keepdim=True)) / size**0.5  # softmax, and 1 / √d
-        found[:, :width][:, r] = q * (of_scores @ k) / 2
-        found[:, width : 2 * width][:, r] = k * (of_scores.T @ q) / 2
-    return torch.stack(of_weights), lrp_norm(block.norm1, tokens, lrp_linear(x, attn.qkv.weight, found))
-
-
-def lrp_of_attention(seen, label):
-    """R_A of every layer of a ViT, (A, T, T) each, by rules that pass relevance on from layer to layer.
-
-    α = 1 for linear layers, halves for products, a constant standard deviation in LayerNorm, the identity for GELU, the
-    softmax's own derivative, and skip connections that keep the sum.
-    """
-    target = seen.target
-    with torch.no_grad():
-        head = target.head
-        row = torch.cat([head.head.weight, head.head_dist.weight], 1)[label] if target.distilled else head.weight[label]
-        positive = (row * seen.embedding).clamp(min=0)
-        relevance, last = positive / positive.sum(), seen.outputs[-1]
-        rows, split = readers(target, len(last)), torch.zeros_like(last)
-        if target.distilled:
-            split[0], split[1] = relevance.chunk(2)
-        else:
-            pooled = normalise_tokens(target.backbone.norm, last)[rows].mean(0)
-            ratio = lrp_norm(target.backbone.fc_norm, pooled, relevance) / pooled / len(rows)
-            split[rows] = normalise_tokens(target.backbone.norm, last)[rows] * ratio
-        relevance, result = lrp_norm(target.backbone.norm, last, split), []
-        for block, x, middle, output in reversed(
-            list(zip(target.backbone.blocks, seen.inputs, seen.middles, seen.outputs, strict=True))
-        ):
-            own, of_mlp = lrp_sum(middle, output - middle, relevance)
-            normed = normalise_tokens(block.norm2, middle)
-            hidden = block.mlp.fc1(normed)
-            of_hidden = lrp_linear(torch.nn.functional.gelu(hidden), block.mlp.fc2.weight, of_mlp)
-            of_normed = lrp_linear(normed, block.mlp.fc1.weight, of_hidden)
-            own, of_attention = lrp_sum(x, middle - x, own + lrp_norm(block.norm2, middle, of_normed))
-            of_weights, of_tokens = lrp_attention(block, x, of_attention)
-            relevance = own + of_tokens
-            result.insert(0, of_weights)
-    return result
+def lrp_of_attention(target, image, label):
+    """R_A of every layer of a ViT, (A, T, T) each, by the rules of Transformer Attribution, of a uint8 image."""
+    tokens, functional = entering(target, image), of_class(target, label).double()
+    heads = propagate(target, tokens, 0, functional, positive=True, residual="conserved")[1]
+    return [torch.stack(of_layer).detach() for of_layer in heads]

@@ -22,7 +22,7 @@ from explainers.app import choosing
 from explainers.app.page.answers import curves
 from explainers.app.session import Session
 from explainers.errors import REPEATED, InputError, check_choices, checks_choices
-from explainers.posthoc import token_tm, white_box
+from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import labelled
 from explainers.results import read_results
 from explainers.results.settings import explainers_of
@@ -40,7 +40,7 @@ EXCLUDED = {
     blocks.attention_module: "ViTCX checks its features",
     curves: "Shown.curve checks its side",
     stream: "its purposes are written in the code, not in a config",
-    token_tm.transformation_weights: "TokenTM checks its scale",
+    attention.transformation_weights: "TokenTM checks its scale",
     white_box.class_functionals: "WhiteBox checks its output",
     General: "its class_map is `same` or a list of numbers",
 }

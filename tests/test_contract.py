@@ -20,7 +20,7 @@ from explainers.errors import InputError
 from explainers.evaluation.passes import counted_passes, passes_taken
 from explainers.masking import PatchGrid
 from explainers.metrics.cost import NUMBERS
-from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.posthoc.soft_masks import patch_means
 from explainers.refinement import Refined
 from explainers.shapley import (
@@ -94,10 +94,7 @@ BUILDERS = {
         "of XGradCAM": partial(posthoc.SkipPLUS, of=posthoc.XGradCAM),
         "of FullGrad": partial(posthoc.SkipPLUS, of=posthoc.FullGrad),
     },
-    posthoc.XGradCAM: {
-        "": posthoc.XGradCAM,
-        "with the rules of LibraGrad": posthoc.libra(posthoc.XGradCAM),
-    },
+    posthoc.XGradCAM: {"": posthoc.XGradCAM, "with the rules of LibraGrad": posthoc.libra(posthoc.XGradCAM)},
     posthoc.Rollout: {
         "of GlobEnc": partial(posthoc.Rollout, of=posthoc.GlobEnc),
         "of ALTI": partial(posthoc.Rollout, of=posthoc.ALTI),
@@ -174,9 +171,8 @@ def explainer(request, target, grid, tmp_path):
     explainer = build(target, grid, **({"folder": tmp_path} if found is ExplainabilityVector else {})).eval()
     with torch.no_grad():
         for weight in (weight for name, weight in explainer.named_parameters() if "target." not in name):
-            weight.add_(
-                0.2 * torch.randn_like(weight)
-            )  # as after training: fresh networks give nearly constant heatmaps
+            # As after training: fresh networks give nearly constant heatmaps
+            weight.add_(0.2 * torch.randn_like(weight))
     return explainer
 
 
@@ -225,25 +221,14 @@ def computes_where_the_images_are(explainer, images, float64=True):
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("found", "variant"),
-    [case for case in CASES if case[0] is not posthoc.Chance],
-    ids=[f"{found.__name__} {variant}".strip() for found, variant in CASES if found is not posthoc.Chance],
-)
-def test_a_grid_that_is_not_the_models_is_refused(found, variant, target, tmp_path):
-    build, more = (
-        BUILDERS.get(found, {"": found})[variant],
-        {"folder": tmp_path} if found is ExplainabilityVector else {},
-    )
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] is not posthoc.Chance], ids=name_of)
+def test_a_grid_that_is_not_the_models_is_refused(case, target, tmp_path):
+    found, variant = case
+    build = BUILDERS.get(found, {"": found})[variant]
+    more = {"folder": tmp_path} if found is ExplainabilityVector else {}
     for wrong, told in (
-        (
-            PatchGrid(32, 16),
-            "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 16: set grid.patch_size=8, or",
-        ),
-        (
-            PatchGrid(24, 8),
-            "of images of 32 × 32 pixels, as vit_tiny_patch16_224 takes, got 24 × 24: set grid.image_s",
-        ),
+        (PatchGrid(32, 16), "of patches of 8 pixels, as vit_tiny_patch16_224 has, got 16: set grid.patch_size=8, or"),
+        (PatchGrid(24, 8), "of images of 32 × 32 pixels, as vit_tiny_patch16_224 takes, got 24 × 24: set grid.image_s"),
     ):
         with pytest.raises(InputError, match=f"^expected a grid {told}"):
             build(target, wrong, **more)
@@ -294,10 +279,7 @@ def test_every_method_refuses_images_of_another_size_and_an_empty_batch(explaine
         "heads": lambda images: [target.classify],
     }
     for name, others in image_methods(explainer).items():
-        for wrong, told in (
-            (images[..., :24, :24], r"the grid cuts 32 × 32 images; got"),
-            (images[:0], "at least one"),
-        ):
+        for wrong, told in ((images[..., :24, :24], "the grid cuts 32 × 32 images; got"), (images[:0], "at least one")):
             with pytest.raises(InputError, match=told):
                 getattr(explainer, name)(wrong, *(given[other](wrong) for other in others))
 
@@ -343,11 +325,8 @@ def test_classes_of_another_model_change_nothing_where_classes_are_not_read(expl
 
 
 def test_explaining_leaves_the_target_and_the_explainer_as_they_were(explainer, target, images):
-    target_before, before, mode = (
-        copy.deepcopy(target.state_dict()),
-        copy.deepcopy(explainer.state_dict()),
-        modes(explainer),
-    )
+    target_before, before = copy.deepcopy((target.state_dict(), explainer.state_dict()))
+    mode = modes(explainer)
     explainer(images, CLASSES)
     for module, state in ((target, target_before), (explainer, before)):
         assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())

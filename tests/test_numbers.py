@@ -17,7 +17,7 @@ from explainers import posthoc
 from explainers.errors import InputError, check_range
 from explainers.evaluation import Evaluation
 from explainers.masking import PatchGrid, in_chunks, neighbourhoods
-from explainers.posthoc.pixel_explainer import PixelExplainer
+from explainers.posthoc.pixel_gradients import PixelExplainer
 from explainers.refinement import Refined
 from explainers.refinement.refinement import MaskedPairs
 from explainers.shapley import KernelSHAP, LightShapleyNetwork, ShapleyLabels, ShapleyLoss, ViTShapleyNetwork

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LeGrad,
         PartialLRP,
         RawAttention,
+        TokenTM,
         TransformerAttribution,
     )
     from explainers.posthoc.baselines import Chance, GreedyOrder
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from explainers.posthoc.patch_vectors import CAM, DirectPaths, PathFlow
     from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
     from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, LibraGrad, ResLRP, libra
-    from explainers.posthoc.token_tm import TokenTM
     from explainers.posthoc.vit_cx import ViTCX
 
 __all__ = [
@@ -105,7 +105,7 @@ __all__ = [
 
 MODULES = (
     *("attention", "baselines", "cam", "clip_methods", "contributions", "gradients", "layerwise", "lime"),
-    *("masks", "names", "patch_vectors", "pixel_gradients", "propagation", "token_tm", "vit_cx"),
+    *("masks", "names", "patch_vectors", "pixel_gradients", "propagation", "vit_cx"),
 )
 """Modules of this room, in which a name is looked for."""
 

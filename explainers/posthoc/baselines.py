@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from explainers.errors import check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes
-from explainers.models.removal import check_removal, masked_probabilities
+from explainers.posthoc.masks import MaskMethod
 
 
 class Chance(nn.Module):
@@ -19,11 +18,6 @@ class Chance(nn.Module):
         target: not used; every explainer takes this argument.
         grid: the patches of an image.
         seed: seed of the scores.
-
-    >>> explainer, image = Chance(None, PatchGrid(4, 2)), torch.ones(1, 3, 4, 4, dtype=torch.uint8)
-    >>> heatmaps = explainer(image.expand(2, -1, -1, -1), torch.tensor([0, 1]))
-    >>> heatmaps.shape, torch.equal(heatmaps[0], heatmaps[1])
-    (torch.Size([2, 2, 2]), True)
     """
 
     forward_passes = 0
@@ -40,14 +34,9 @@ class Chance(nn.Module):
         self.grid.check(images)
         # The seed depends on the image only, so that the other images of the batch have no influence
         seeds = images.flatten(1).sum(1, dtype=torch.long) + self.seed
-        scores = [
-            torch.rand(self.grid.num_patches, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds
-        ]
-        return torch.stack(scores).to(images.device).unflatten(-1, (self.grid.side, -1))
-
-
-STEPS = 20
-"""Number of steps of a search by default; the default of `step` follows from it."""
+        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        scores = [torch.rand(self.grid.side, self.grid.side, generator=generator) for generator in generators]
+        return torch.stack(scores).to(images.device)
 
 
 def candidate_counts(num_patches: int, candidates: int, step: int) -> list[int]:
@@ -79,20 +68,11 @@ def greedy_order(
         num_patches: N, number of patches of an image.
         candidates: number of patches that a step tries, at least `step`.
         step: number of patches that a step chooses.
-        device: device of the sets that `value` gets.
+        device: device of the sets.
 
     Returns:
-        Patch numbers, the first chosen first: int64, (B, N).
-
-    Patches 0 and 1 are worth 4 and 3, but only the better of them counts; patch 2 is worth 2 and patch 3 nothing:
-
-    >>> def value(sets):
-    ...     return (sets * torch.tensor([4.0, 3.0, 0.0, 0.0])).amax(-1) + 2 * sets[..., 2]
-    >>> greedy_order(value, batch=1, num_patches=4, candidates=3, step=1).tolist()
-    [[0, 2, 1, 3]]
+        Patch numbers, the first chosen first, (B, N).
     """
-    check_positive(candidates=candidates)
-    check_range(1, candidates, step=step)
     single = torch.eye(num_patches, dtype=torch.bool, device=device)
     chosen = torch.zeros(batch, num_patches, dtype=torch.bool, device=device)
     gains, order = torch.zeros(batch, num_patches, device=device), []
@@ -109,7 +89,7 @@ def greedy_order(
     return torch.cat(order, 1)
 
 
-class GreedyOrder(nn.Module):
+class GreedyOrder(MaskMethod):
     """The order of patches that a greedy search finds best for deletion and insertion together.
 
     Tables list it as a reference: it shows which values of these metrics an order of patches can reach. A better order
@@ -122,21 +102,12 @@ class GreedyOrder(nn.Module):
     curve minus the area under the deletion curve, LeRF − MoRF of TRACE (Wang & Wang, 2024). TRACE reports that an order
     searched for deletion alone is bad at insertion.
 
-    The method differs from MDA (Walker et al., 2025) in five points:
-
-    - It orders the patches of the grid; MDA orders the cells of SLIC.
-    - It has one criterion; MDA searches insertion up to 90 % of the response, and deletion after that.
-    - It selects candidates by their own gain, so it can search any model; MDA selects them by attention.
-    - Its heatmaps contain ranks; MDA computes magnitudes by a quadratic program.
-    - Patches that lower the probability come last; MDA's evaluation takes the absolute value of every map.
+    MDA (Walker et al., 2025) is such a search of SLIC's cells by two criteria, insertion and then deletion, with
+    candidates by attention and magnitudes by a quadratic program.
 
     Args:
-        target: the model to explain.
-        grid: the patches that are ordered.
-        removal: what replaces hidden patches, see `masking.Removal`; the same as in the evaluation.
         candidates: number of patches that a step tries, each in two forward passes; at least `step`.
         step: number of patches that a step chooses; `None` for N / 20, rounded up, and at most `candidates`.
-        chunk_size: maximum number of masked images in memory.
     """
 
     signed = False
@@ -151,33 +122,19 @@ class GreedyOrder(nn.Module):
         step: int | None = None,
         chunk_size: int = 256,
     ) -> None:
-        super().__init__()
-        check_removal(target, removal)
-        check_positive(candidates=candidates, chunk_size=chunk_size)
-        self.step = min(candidates, -(-grid.num_patches // STEPS)) if step is None else step
+        super().__init__(target, grid, removal, chunk_size)
+        check_positive(candidates=candidates)
+        self.step = min(candidates, -(-grid.num_patches // 20)) if step is None else step
         check_range(1, candidates, step=self.step)
-        target.check_grid(grid)
-        self.target = target.in_eval_mode()
-        self.grid = grid
-        self.removal = removal
         self.candidates = candidates
-        self.chunk_size = chunk_size
         counts = candidate_counts(grid.num_patches, candidates, self.step)
         self.forward_passes = 2 * sum(1 + count for count in counts)
 
-    @torch.no_grad()
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
-        normalised, patches = self.target.normalise(images), self.grid.num_patches
-
+    def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
         def value(sets: Tensor) -> Tensor:
-            keep = torch.cat([sets, ~sets], 1)
-            scores = masked_probabilities(
-                self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
-            )
-            inserted, deleted = scores.chunk(2, 1)
+            inserted, deleted = self.probabilities(normalised, classes, torch.cat([sets, ~sets], 1)).chunk(2, 1)
             return inserted - deleted
 
-        order = greedy_order(value, len(images), patches, self.candidates, self.step, images.device)
-        return ((patches - order.argsort(-1)) / patches).unflatten(-1, (self.grid.side, -1))
+        patches = self.grid.num_patches
+        order = greedy_order(value, len(normalised), patches, self.candidates, self.step, normalised.device)
+        return (patches - order.argsort(-1)) / patches

@@ -5,7 +5,7 @@ map, as in the papers.
 
 Defaults are those of each paper. PLUS and SkipPLUS sum maps with both signs, so they leave out a method's ReLU.
 Features x of CNNs follow a ReLU and are not negative; tokens have both signs, so formulas that divide by sums of tokens
-can divide by almost 0.
+can divide by almost 0. The formulas take features x (B, ..., D) and gradients ∂y/∂x (B, V, ..., D) → maps (B, V, ...).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.gradients import input_x_gradient
@@ -33,13 +32,6 @@ def cam(features: Tensor, gradient: Tensor) -> Tensor:
     """Compute Grad-CAM without its ReLU, Σ_c w_c x_c (Selvaraju et al., 2017, Equation 2).
 
     The weight w_c is the mean over positions of the gradient of channel c.
-
-    Args:
-        features: x, (B, ..., D).
-        gradient: ∂y/∂x, (B, V, ..., D).
-
-    Returns:
-        (B, V, ...).
     """
     return input_x_gradient(features, gradient.mean(_positions(gradient), keepdim=True))
 
@@ -47,13 +39,7 @@ def cam(features: Tensor, gradient: Tensor) -> Tensor:
 def x_grad_cam(features: Tensor, gradient: Tensor, absolute: bool = False) -> Tensor:
     """Compute XGrad-CAM, Σ_c w_c x_c with w_c = Σ x_c ∂y/∂x_c / Σ x_c, summed over positions (Fu et al., 2020, Eq. 8).
 
-    Args:
-        features: x, (B, ..., D).
-        gradient: ∂y/∂x, (B, V, ..., D).
-        absolute: take |x_c| instead of x_c in the weights, as XGrad-CAM+ does.
-
-    Returns:
-        (B, V, ...).
+    XGrad-CAM+ takes the `absolute` |x_c| instead of x_c in the weights.
     """
     sizes = features[:, None].abs() if absolute else features[:, None]
     positions = _positions(gradient)
@@ -67,13 +53,6 @@ def grad_cam_plus_plus(features: Tensor, gradient: Tensor) -> Tensor:
     With g = ∂y/∂x_c, α_c = g² / (2 g² + g³ Σ |x_c|) = 1 / (2 + g Σ |x_c|); the sums are over positions. Features of the
     paper are not negative; of tokens, the sum of sizes |x_c| keeps the denominator from 0 as it does there. The paper's
     factor exp(y), which all positions and layers of an image share, is left out.
-
-    Args:
-        features: x, (B, ..., D).
-        gradient: ∂y/∂x, (B, V, ..., D).
-
-    Returns:
-        (B, V, ...).
     """
     positions = _positions(gradient)
     alphas = 1 / (2 + gradient * features[:, None].abs().sum(positions, keepdim=True))
@@ -81,12 +60,12 @@ def grad_cam_plus_plus(features: Tensor, gradient: Tensor) -> Tensor:
 
 
 def element_wise_cam(features: Tensor, gradient: Tensor) -> Tensor:
-    """Compute Σ_c (x_c ∂y/∂x_c)⁺, GradCAMElementWise of pytorch-grad-cam: features (B, ..., D) → (B, V, ...)."""
+    """Compute Σ_c (x_c ∂y/∂x_c)⁺, GradCAMElementWise of pytorch-grad-cam."""
     return (features[:, None] * gradient).clamp(min=0).sum(-1)
 
 
 def layer_cam(features: Tensor, gradient: Tensor) -> Tensor:
-    """Compute Σ_c (∂y/∂x_c)⁺ x_c (Jiang et al., 2021): features (B, ..., D) → (B, V, ...)."""
+    """Compute Σ_c (∂y/∂x_c)⁺ x_c (Jiang et al., 2021)."""
     return input_x_gradient(features, gradient.clamp(min=0))
 
 
@@ -108,7 +87,6 @@ class GradCAM(Layerwise):
     layer_options = "layer", "relu", "tokens"
     weighted: Callable[..., Tensor] = staticmethod(cam)
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -167,11 +145,7 @@ class ElementWiseCAM(GradCAM):
 
 
 class LayerCAM(GradCAM):
-    """LayerCAM (Jiang et al., 2021), see `layer_cam`.
-
-    LayerCAM also scales the map of each layer to equal maxima. SkipPLUS leaves that out (Section 3.4), as does PLUS
-    here.
-    """
+    """LayerCAM (Jiang et al., 2021), see `layer_cam`; maps of layers are not scaled to equal maxima (SkipPLUS, 3.4)."""
 
     linear = False
     weighted = staticmethod(layer_cam)
@@ -180,7 +154,6 @@ class LayerCAM(GradCAM):
 class ConservedCAM(GradCAM):
     """Base class of CAMs without a ReLU: their papers want the map to sum to the score, as far as it can."""
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -206,7 +179,7 @@ class XGradCAMPlus(ConservedCAM):
 
 
 class HiResCAM(ConservedCAM):
-    """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the last layer. Its PLUS is `CAT`.
+    """HiResCAM (Draelos & Carin, 2020): Input × Gradient of the last layer.
 
     With `tokens="input"`, the map of the last layer of a transformer is 0 up to rounding if the head reads the class
     token: patches act on it behind a LayerNorm alone, which ignores their length. Take `layer=-2` with it.

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explainers.errors import UnsupportedModel, check_integers, check_positive, check_range, checks_choices
+from explainers.errors import UnsupportedModel, check_integers, check_positive, check_range
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.layerwise import sum_of
+from explainers.posthoc.layerwise import add_maps
 from explainers.posthoc.patch_vectors import PatchVectors
-from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox, sum_on_grid
+from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
 from explainers.transformer.blocks import (
     apply_mlp,
     blocks_of,
@@ -26,17 +26,13 @@ from explainers.transformer.blocks import (
 from explainers.transformer.recording import HeadsRecord, Record, record_heads
 
 
-def loosened_weights(queries: Tensor, keys: Tensor) -> Tensor:
-    """Compute λ_i, the mean cosine between queries and the key of patch i, scaled to [0, 1] over the patches.
+def loosen_weights(queries: Tensor, keys: Tensor) -> Tensor:
+    """Compute λ_i, the mean cosine between queries and the key of patch i, scaled to [0, 1] over the patches: (B, N).
 
-    Args:
-        queries: of the tokens that the embedding reads, (B, R, C).
-        keys: of the patches, (B, N, C).
+    Queries (B, R, C) are of the tokens that the embedding reads, keys (B, N, C) of the patches. Where all patches have
+    the same cosine, λ is 0.
 
-    Returns:
-        (B, N); 0 where all patches have the same cosine.
-
-    >>> loosened_weights(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]]])).tolist()
+    >>> loosen_weights(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]]])).tolist()
     [[1.0, 0.5, 0.0]]
     """
     cosines = (F.normalize(keys.float(), dim=-1) @ F.normalize(queries.float(), dim=-1).mT).mean(-1)
@@ -63,7 +59,6 @@ class GradECLIP(WhiteBox):
     signed = False
     reads = Reads(attention=True)  # queries, keys, values and outputs of its heads
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -83,25 +78,24 @@ class GradECLIP(WhiteBox):
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         assert isinstance(record, HeadsRecord)
         maps = [self._map(record, i, gradient) for i, gradient in enumerate(gradients(record.mixed))]
-        scores = sum_of(maps).clamp(min=0)
-        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+        return self.patches_on_grid(add_maps(maps).clamp(min=0))
 
     def _map(self, record: HeadsRecord, i: int, gradient: Tensor) -> Tensor:
         """The map of the i-th recorded layer before the ReLU, (B, V, N), from the gradient (B, V, A, T, d)."""
         prefix = num_prefix_tokens(self.target)
         read = self.readout(gradient.shape[3]) > 0
-        queries, keys = (self._compared(heads[i], self.start + i) for heads in (record.queries, record.keys))
-        spatial = loosened_weights(queries[:, read], keys[:, prefix:])
+        queries, keys = (self._join_heads(heads[i], self.start + i) for heads in (record.queries, record.keys))
+        spatial = loosen_weights(queries[:, read], keys[:, prefix:])
         channels = gradient[:, :, :, read].float().sum(3)  # (B, V, A, d)
         return torch.einsum("bvhc,bhnc,bn->bvn", channels, record.values[i][:, :, prefix:].float(), spatial)
 
-    def _compared(self, heads: Tensor, layer: int) -> Tensor:
+    def _join_heads(self, heads: Tensor, layer: int) -> Tensor:
         """Queries or keys (B, A, T, d) of a layer as one vector for each token."""
         if self.similarity == "projected":
             return project_heads(self.target, heads, layer)
         return heads.transpose(1, 2).flatten(2)
 
-    def _recording(self) -> AbstractContextManager[Record]:
+    def _record(self) -> AbstractContextManager[Record]:
         return record_heads(self.target, self.start, self.rules, gradients=True)
 
 
@@ -114,7 +108,6 @@ class DenseSimilarity(PatchVectors):
     after the projection.
     """
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, output)
         readout(target, 1)  # raises an UnsupportedModel for windows and attention pooling
@@ -145,7 +138,6 @@ class MaskCLIP(DenseSimilarity):
             connections and the MLP (the released code for ViT).
     """
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -174,7 +166,6 @@ class NACLIP(DenseSimilarity):
         std: σ, in patches.
     """
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", std: float = 5.0) -> None:
         super().__init__(target, grid, output)
         check_positive(std=std)
@@ -188,12 +179,7 @@ class NACLIP(DenseSimilarity):
 
 
 def neighbourhood_kernel(side: int, std: float, device: torch.device | None = None) -> Tensor:
-    """Compute ω_ij = exp(−‖p_i − p_j‖² / 2σ²) of the positions p of a square of patches, (N, N).
-
-    Args:
-        side: patches per side.
-        std: σ, in patches.
-        device: where to compute them.
+    """Compute ω_ij = exp(−‖p_i − p_j‖² / 2σ²) of the positions p of `side` × `side` patches, (N, N); σ is `std`.
 
     >>> (100 * neighbourhood_kernel(2, std=1.0)[0]).round().tolist()
     [100.0, 61.0, 61.0, 37.0]

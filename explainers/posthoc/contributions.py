@@ -5,7 +5,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.layerwise import Transitions, rollout
@@ -17,10 +16,10 @@ from explainers.transformer.recording import Record
 def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor | None = None) -> Tensor:
     """Compute ‖T_i(x_j)‖₂, where T_i(x_j) = Σ_h A^h_ij f_h(x_j) + [i = j] x_i is what token j adds to token i.
 
-    The norms are computed from inner products of the vectors f_h(x_j). The T² vectors T_i(x_j) are never computed.
+    The norms follow from inner products of the vectors f_h(x_j). The T² vectors T_i(x_j) are never computed.
 
     Args:
-        attention: attention weights, the A^h_ij of the formula, (B, A, T, T).
+        attention: attention weights A^h_ij, (B, A, T, T).
         paths: f_h(x_j), the value of token j in head h after the output projection, (B, A, T, D).
         tokens: x, (B, T, D); `None` leaves out the skip connection, [i = j] x_i.
 
@@ -39,16 +38,8 @@ def contribution_norms(attention: Tensor, paths: Tensor, tokens: Tensor | None =
 def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output: Tensor) -> Tensor:
     """Compute the contributions of ALTI (Ferrando et al., 2022, Equations 8 and 9): each row sums to 1.
 
-    c_ij = max(0, ‖y_i‖₁ − ‖y_i − T_i(x_j)‖₁), divided by the sum of its row.
-
-    Args:
-        attention: attention weights, (B, A, T, T).
-        paths: f_h(x_j), (B, A, T, D), see `contribution_norms`.
-        tokens: x, (B, T, D).
-        output: y, (B, T, D).
-
-    Returns:
-        (B, T, T).
+    c_ij = max(0, ‖y_i‖₁ − ‖y_i − T_i(x_j)‖₁), divided by the sum of its row, for the `output` y (B, T, D); the other
+    arguments, and the shape of the result, are those of `contribution_norms`.
     """
     rows = []
     for i in range(tokens.shape[1]):  # one row at a time: all T² vectors T_i(x_j) take too much memory
@@ -60,29 +51,43 @@ def alti_contributions(attention: Tensor, paths: Tensor, tokens: Tensor, output:
     return contributions / contributions.sum(-1, keepdim=True).clamp(min=1e-12)
 
 
-class AttIN(Transitions):
+class Contributions(Transitions):
+    """Base class of methods that measure what token j adds to token i by the attention of a block, for every class."""
+
+    ignores_classes = True
+    signed = False
+    reads = Reads(attention=True, heads=True)
+    identity, weight = 0.0, 1.0  # the matrices contain the skip connection
+
+    @torch.no_grad()
+    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
+        return [
+            self.contributions(record, layer, value_paths(self.target, record.values[layer], layer))[:, None]
+            for layer in range(start, len(record.inputs))
+        ]
+
+    def contributions(self, record: Record, layer: int, paths: Tensor) -> Tensor:
+        """Compute the matrix (B, T, T) of a layer from its f_h(x_j), the `paths` (B, A, T, D)."""
+        raise NotImplementedError
+
+
+class AttIN(Contributions):
     """Attention × Input Norm: ‖Σ_h A^h_ij f_h(x_j)‖₂ (Kobayashi et al., EMNLP 2020; SkipPLUS, Section E.2).
 
     PLUS sums the norms of all layers as they are. Rollout first divides each row by its sum (SkipPLUS, Equation 2).
     """
 
-    ignores_classes = True
-    signed = False
-    reads = Reads(attention=True, heads=True)
+    identity, weight = 0.5, 0.5
 
-    @torch.no_grad()
-    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
-        return [
-            contribution_norms(record.attention[layer], value_paths(self.target, record.values[layer], layer))[:, None]
-            for layer in range(start, len(record.inputs))
-        ]
+    def contributions(self, record: Record, layer: int, paths: Tensor) -> Tensor:
+        return contribution_norms(record.attention[layer], paths)
 
     def rollout(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         matrices = [norms / norms.sum(-1, keepdim=True) for norms in self.transitions(record, gradients, start)]
         return self.on_grid(rollout(matrices, self.readout(matrices[-1].shape[-1]), self.identity, self.weight))
 
 
-class GlobEnc(Transitions):
+class GlobEnc(Contributions):
     """Norms of what each token adds to each other, by attention and skip connection (Modarressi et al., NAACL 2022).
 
     GlobEnc includes the block's second skip connection but not its MLP. In a pre-norm block, the tokens then leave the
@@ -90,21 +95,12 @@ class GlobEnc(Transitions):
     here it is left out. Each row of the matrix sums to 1.
     """
 
-    ignores_classes = True
-    signed = False
-    reads = Reads(attention=True, heads=True)
-    identity, weight = 0.0, 1.0  # the matrices contain the skip connection
-
-    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
-        matrices = []
-        for layer in range(start, len(record.inputs)):
-            paths = value_paths(self.target, record.values[layer], layer)
-            norms = contribution_norms(record.attention[layer], paths, record.inputs[layer]).detach()
-            matrices.append((norms / norms.sum(-1, keepdim=True))[:, None])
-        return matrices
+    def contributions(self, record: Record, layer: int, paths: Tensor) -> Tensor:
+        norms = contribution_norms(record.attention[layer], paths, record.inputs[layer])
+        return norms / norms.sum(-1, keepdim=True)
 
 
-class ALTI(Transitions):
+class ALTI(Contributions):
     """How close each token's summand T_i(x_j) is to the sum y_i, in the L1 norm (Ferrando et al., EMNLP 2022).
 
     Args:
@@ -112,12 +108,6 @@ class ALTI(Transitions):
             summands and biases. `block`: the output of the whole block, as in SkipPLUS's code.
     """
 
-    ignores_classes = True
-    signed = False
-    reads = Reads(attention=True, heads=True)
-    identity, weight = 0.0, 1.0  # the matrices contain the skip connection
-
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -129,15 +119,6 @@ class ALTI(Transitions):
         super().__init__(target, grid, output, layer)
         self.sum_to = sum_to
 
-    @torch.no_grad()
-    def transitions(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
+    def contributions(self, record: Record, layer: int, paths: Tensor) -> Tensor:
         sums = record.middles if self.sum_to == "attention" else record.outputs
-        return [
-            alti_contributions(
-                record.attention[layer],
-                value_paths(self.target, record.values[layer], layer),
-                record.inputs[layer],
-                sums[layer],
-            )[:, None]
-            for layer in range(start, len(record.inputs))
-        ]
+        return alti_contributions(record.attention[layer], paths, record.inputs[layer], sums[layer])

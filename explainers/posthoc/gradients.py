@@ -5,24 +5,17 @@ from typing import Literal
 
 from torch import Tensor
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.posthoc.layerwise import PLUS, Layerwise, sum_of
+from explainers.posthoc.layerwise import PLUS, Layerwise, add_maps
 from explainers.posthoc.white_box import Gradients, Output, Reads
 from explainers.transformer.blocks import blocks_of
 from explainers.transformer.recording import Record
 
 
 def input_x_gradient(tokens: Tensor, gradient: Tensor) -> Tensor:
-    """Compute Σ_c x_c ∂y/∂x_c of each token x (SkipPLUS, Equation 1).
-
-    Args:
-        tokens: x, (B, ..., D).
-        gradient: ∂y/∂x, (B, V, ..., D).
-
-    Returns:
-        (B, V, ...).
+    """Compute Σ_c x_c ∂y/∂x_c (SkipPLUS, Equation 1) of tokens x (B, ..., D) and ∂y/∂x (B, V, ..., D) → (B, V, ...).
 
     >>> import torch
     >>> input_x_gradient(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[[3.0, 4.0]]]])).tolist()
@@ -39,7 +32,6 @@ class TokenGradient(Layerwise):
             normalisations subtract the mean over channels, such as ViT: adding a constant to a token changes nothing.
     """
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -58,20 +50,17 @@ class TokenGradient(Layerwise):
 
 
 class InputXGradient(Layerwise):
-    """Input × Gradient of the tokens that enter a layer (SkipPLUS, Equation 1). Its PLUS is `CAT`."""
+    """Input × Gradient of the tokens that enter a layer, see `input_x_gradient` (SkipPLUS, Equation 1)."""
 
     linear = True
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         tokens = record.inputs[start:]
-        pairs = zip(tokens, gradients(tokens), strict=True)
-        return [self.on_grid(input_x_gradient(x, gradient)) for x, gradient in pairs]
+        return [self.on_grid(input_x_gradient(*pair)) for pair in zip(tokens, gradients(tokens), strict=True)]
 
 
 class AttIxG(Layerwise):
-    """Input × Gradient of each token, times the mean attention that it receives from all tokens. Its PLUS is `AttCAT`.
-
-    SkipPLUS calls this attention AttnFrom (Section 3.4).
+    """Input × Gradient of each token, times the mean attention that it receives from all tokens (SkipPLUS, 3.4).
 
     Args:
         next_input: multiply the attention of layer l with the Input × Gradient of layer l + 1, as SkipPLUS's code does;
@@ -81,14 +70,8 @@ class AttIxG(Layerwise):
     reads = Reads(attention=True)
     linear = True
 
-    @checks_choices
     def __init__(
-        self,
-        target: TargetModel,
-        grid: PatchGrid,
-        output: Output = "logit",
-        layer: int = 0,
-        next_input: bool = False,
+        self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0, next_input: bool = False
     ) -> None:
         super().__init__(target, grid, output, layer)
         if next_input and self.start == len(blocks_of(target)) - 1:
@@ -118,11 +101,11 @@ class FullGrad(InputXGradient):
 
     def layer_maps(self, record: Record, gradients: Gradients, start: int) -> list[Tensor]:
         maps, bias_maps = self._maps(record, gradients, start)
-        return [layer_map + sum_of(bias_maps[i:]) for i, layer_map in enumerate(maps)]
+        return [layer_map + add_maps(bias_maps[i:]) for i, layer_map in enumerate(maps)]
 
     def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         maps, bias_maps = self._maps(record, gradients, start)
-        return sum_of(maps + bias_maps)
+        return add_maps(maps + bias_maps)
 
     def _maps(self, record: Record, gradients: Gradients, start: int) -> tuple[list[Tensor], list[Tensor]]:
         """Compute two maps (B, V, P, P) for each layer from `start` on: of its input, and of all its biases."""
@@ -133,7 +116,7 @@ class FullGrad(InputXGradient):
         remaining = iter(gradients([*tokens, *(output for layer in pairs for output, _ in layer)]))
         scores = [input_x_gradient(x, next(remaining)) for x in tokens]
         of_biases = [  # 0 for a layer without biases
-            sum_of([0 * of_input, *(next(remaining) @ bias for _, bias in layer)])
+            add_maps([0 * of_input, *(next(remaining) @ bias for _, bias in layer)])
             for of_input, layer in zip(scores, pairs, strict=True)
         ]
         return [self.on_grid(of_input) for of_input in scores], [self.on_grid(of_bias) for of_bias in of_biases]
@@ -142,7 +125,6 @@ class FullGrad(InputXGradient):
 class CAT(PLUS):
     """Class Activation Tokens: Input × Gradient of all layers (SkipPLUS, Section 3.4)."""
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(InputXGradient, output=output))
 
@@ -150,6 +132,5 @@ class CAT(PLUS):
 class AttCAT(PLUS):
     """Attentive Class Activation Tokens: AttIxG of all layers (SkipPLUS, Section 3.4; Qiang et al., 2022)."""
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, partial(AttIxG, output=output))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from explainers.errors import checks_choices
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.white_box import Gradients, Output, Reads, WhiteBox
@@ -19,13 +18,9 @@ class Layerwise(WhiteBox):
     One backward pass gives all maps. Without an aggregation, the heatmap is the map of one layer.
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
         layer: index of the layer whose map is the heatmap; negative from the last.
     """
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0) -> None:
         super().__init__(target, grid, output)
         self.start = layer_index(target, layer, self.layers())
@@ -44,39 +39,27 @@ class Layerwise(WhiteBox):
 
     def plus(self, record: Record, gradients: Gradients, start: int) -> Tensor:
         """Sum the maps of the layers from `start` on, (B, V, P, P) (SkipPLUS, Equation 3)."""
-        return sum_of(self.layer_maps(record, gradients, start))
+        return add_maps(self.layer_maps(record, gradients, start))
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         return self.layer_maps(record, gradients, self.start)[0]
 
 
-def sum_of(maps: Sequence[Tensor]) -> Tensor:
+def add_maps(maps: Sequence[Tensor]) -> Tensor:
     """Sum tensors of equal shape."""
-    total = maps[0]
-    for summand in maps[1:]:
-        total = total + summand
-    return total
+    return sum(maps[1:], maps[0])
 
 
 def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weight: float = 0.5) -> Tensor:
-    """Compute row · Π_l (identity · I + weight · T_l), the last layer first (SkipPLUS, Equation 2).
+    """Compute row · Π_l (identity · I + weight · T_l), the last layer first (SkipPLUS, Equation 2): (B, V, T).
 
-    Methods normalise the rows of T_l if their papers do. Only one row of the product is computed, which costs a
-    fraction of the whole product.
+    Methods normalise the rows of T_l if their papers do. The whole product is never computed.
 
     Args:
         matrices: T_l from the first layer to the last, (B, V, T, T) each.
         row: the row of the result to compute, as weights of the output tokens: (T,) or (B, V, T).
         identity: weight of the skip connection.
         weight: weight of T_l.
-
-    Returns:
-        (B, V, T).
-
-    >>> import torch
-    >>> swap = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
-    >>> rollout([swap, swap], torch.tensor([1.0, 0.0]), identity=0.5, weight=0.5).tolist()
-    [[[0.5, 0.5]]]
     """
     state = row.to(matrices[-1].dtype).expand(*matrices[-1].shape[:-1][:2], -1)[:, :, None]
     for matrix in reversed(matrices):
@@ -87,15 +70,13 @@ def rollout(matrices: Sequence[Tensor], row: Tensor, identity: float = 0.5, weig
 class Transitions(Layerwise):
     """Base class of methods that compute a matrix T_l for each layer: what a token (row) receives from each (column).
 
-    T_l has the shape (B, V, T, T). The map of a layer is the row of the class token, or the mean of the rows that the
-    model pools. Rollout applies T_l to a row r with the class attributes `identity` and `weight`:
-    r ← identity · r + weight · r T_l.
+    The map of a layer is the row of the class token, or the mean of the rows that the model pools. `identity` and
+    `weight` are those of `rollout`.
     """
 
     reads = Reads(attention=True)
     identity, weight = 0.5, 0.5
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = -1) -> None:
         super().__init__(target, grid, output, layer)
 
@@ -117,8 +98,6 @@ class Aggregation(WhiteBox):
     """Base class of explainers that combine the layers of another method, under the rules of that method.
 
     Args:
-        target: the model to explain, a timm transformer.
-        grid: the patches that are explained.
         of: the method's class, or a function of `target` and `grid` that returns a method, such as
             `partial(DecompX, output="probability")`.
         start: index of the first layer that is included; negative from the last; `None` for the middle one.
@@ -134,8 +113,7 @@ class Aggregation(WhiteBox):
         super().__init__(method.target, grid, method.output)
         object.__setattr__(self, "method", method)  # no submodule: state_dict would contain the target twice
         self.on_stages = method.on_stages
-        layers = self.layers()
-        self.start = middle_layer(layers) if start is None else layer_index(target, start, layers)
+        self.start = middle_layer(self.layers()) if start is None else layer_index(target, start, self.layers())
         if self.on_stages:
             check_stages(self.target, grid.image_size, self.start)
         self.reads = method.reads
@@ -156,25 +134,14 @@ class PLUS(Aggregation):
 
 
 class SkipPLUS(PLUS):
-    """Sums the maps of the layers from the middle one on (SkipPLUS, Equation 4).
-
-    Args:
-        of: the method's class, or a function of `target` and `grid` that returns a method, such as
-            `partial(DecompX, output="probability")`.
-    """
+    """Sums the maps of the layers from the middle one on (SkipPLUS, Equation 4)."""
 
     def __init__(self, target: TargetModel, grid: PatchGrid, of: Callable[..., Layerwise]) -> None:
         super().__init__(target, grid, of, start=None)
 
 
 class Rollout(Aggregation):
-    """Multiplies the From-To matrices of all layers, see `rollout` (SkipPLUS, Equation 2; Abnar & Zuidema, 2020).
-
-    Args:
-        of: the class of a method with matrices (`Transitions`), or a function of `target` and `grid` that returns
-            such a method.
-        start: index of the first layer that is included; negative from the last.
-    """
+    """Multiplies the From-To matrices of all layers, see `rollout` (SkipPLUS, Equation 2; Abnar & Zuidema, 2020)."""
 
     method: Transitions
 

@@ -23,7 +23,7 @@ from explainers.posthoc.soft_masks import (
     soft_masked_scores,
     unit_range,
     upsample,
-    upsampled_masks,
+    upsample_masks,
     upsampling_matrix,
     weighted_sums,
 )
@@ -31,53 +31,91 @@ from explainers.runtime.modes import finest_dtype
 from explainers.sampling import uniform
 
 
-class Occlusion(nn.Module):
-    """f(y | X) − f(y | X without a window around the patch), for every patch (Zeiler & Fergus, 2014).
+class MaskMethod(nn.Module):
+    """Base class of methods that score patches by the probability of a class under masks.
 
     Args:
         target: the model to explain.
-        grid: the patches that are hidden.
-        window: side of the hidden window, in patches; odd.
+        grid: the patches that are explained.
         removal: what replaces hidden patches, see `masking.Removal`.
         chunk_size: maximum number of masked images in memory.
     """
 
-    signed = True
+    signed: bool = True
 
     @checks_choices
-    def __init__(
-        self,
-        target: TargetModel,
-        grid: PatchGrid,
-        window: int = 1,
-        removal: Removal = "zero",
-        chunk_size: int = 256,
-    ) -> None:
+    def __init__(self, target: TargetModel, grid: PatchGrid, removal: Removal = "zero", chunk_size: int = 256) -> None:
         super().__init__()
         check_removal(target, removal)
         check_positive(chunk_size=chunk_size)
-        if window < 1 or window % 2 == 0:
-            raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
         target.check_grid(grid)
         self.target = target.in_eval_mode()
         self.grid = grid
         self.removal = removal
         self.chunk_size = chunk_size
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        return self.patch_scores(*self._prepare(images, classes)).unflatten(-1, (self.grid.side, -1))
+
+    def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
+        """Explain classes (B,) of normalised images (B, C, H, W): scores of patches (B, N)."""
+        raise NotImplementedError
+
+    def probabilities(self, normalised: Tensor, classes: Tensor, keep: Tensor) -> Tensor:
+        """Compute the probabilities (B, M) of classes (B,) where only the patches `keep` (B, M, N) are visible."""
+        return masked_probabilities(self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size)
+
+    def _prepare(self, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Check uint8 images and their classes, and return normalised images and the classes."""
+        self.grid.check(images)
+        classes = checked_classes(classes, images, self.target.num_classes)
+        return self.target.normalise(images), classes
+
+
+class SoftMaskMethod(MaskMethod):
+    """Base class of methods of soft masks: a heatmap is the mean of a saliency map of pixels over each patch."""
+
+    signed = False
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        return self.details(images, classes).heatmaps
+
+    @torch.no_grad()
+    def details(self, images: Tensor, classes: Tensor) -> Details:
+        """Explain images, with saliency maps of pixels; see `metrics.numbers` for the names of the numbers."""
+        pixels, numbers = self.saliency(*self._prepare(images, classes))
+        return Details(patch_means(pixels, self.grid), pixels, numbers)
+
+    def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute saliency maps (B, H, W) of normalised images (B, C, H, W), and numbers (B,) by their names."""
+        raise NotImplementedError
+
+
+class Occlusion(MaskMethod):
+    """f(y | X) − f(y | X without a window around the patch), for every patch (Zeiler & Fergus, 2014).
+
+    Args:
+        window: side of the hidden window, in patches; odd.
+    """
+
+    @checks_choices
+    def __init__(
+        self, target: TargetModel, grid: PatchGrid, window: int = 1, removal: Removal = "zero", chunk_size: int = 256
+    ) -> None:
+        super().__init__(target, grid, removal, chunk_size)
+        if window < 1 or window % 2 == 0:
+            raise InputError(f"expected an odd window, which has a patch in its middle, got window={window}")
         self.forward_passes = grid.num_patches + 1
         self.register_buffer("near", neighbourhoods(grid, window // 2), persistent=False)
         self.near: Tensor
 
-    @torch.no_grad()
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
-        near = self.near.to(images.device)
-        keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(images), -1, -1)  # (B, 1 + N, N)
-        normalised = self.target.normalise(images)
-        probabilities = masked_probabilities(
-            self.target, normalised, classes, keep, self.grid, self.removal, self.chunk_size
-        )
-        return (probabilities[:, :1] - probabilities[:, 1:]).unflatten(-1, (self.grid.side, -1))
+    def patch_scores(self, normalised: Tensor, classes: Tensor) -> Tensor:
+        near = self.near.to(normalised.device)
+        keep = torch.cat([torch.ones_like(near[:1]), ~near]).expand(len(normalised), -1, -1)  # (B, 1 + N, N)
+        probabilities = self.probabilities(normalised, classes, keep)
+        return probabilities[:, :1] - probabilities[:, 1:]
 
 
 class RandomMasks:
@@ -114,22 +152,17 @@ class RandomMasks:
         return (rows @ self.cells[numbers] @ columns.mT)[:, None].float()
 
 
-class RISE(nn.Module):
+class RISE(SoftMaskMethod):
     """Random masks m_i, weighted by their scores: Σ_i f(y | X ⊙ m_i) m_i / (p · M) (Petsiuk et al., 2018, Equation 6).
 
     Petsiuk et al. use 4000 masks for a CNN at 224 × 224 pixels and 8000 for a deeper CNN; TVE uses 50, ViT-CX 5000.
 
     Args:
-        target: the model to explain.
-        grid: the patches over which the heatmap is averaged.
         masks: M, number of masks; all images get the same ones.
         cells: cells of a mask per side.
         probability: p, probability that a cell is visible.
-        chunk_size: maximum number of masked images in memory.
         seed: seed of the masks.
     """
-
-    signed = False
 
     def __init__(
         self,
@@ -141,45 +174,26 @@ class RISE(nn.Module):
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_positive(masks=masks, cells=cells, probability=probability, chunk_size=chunk_size)
+        super().__init__(target, grid, chunk_size=chunk_size)
+        check_positive(masks=masks, cells=cells, probability=probability)
         check_range(0, 1, probability=probability)
-        target.check_grid(grid)
-        self.target = target.in_eval_mode()
-        self.grid = grid
-        self.masks = masks
-        self.forward_passes = masks
+        self.masks = self.forward_passes = masks
         self.cells = cells
         self.probability = probability
-        self.chunk_size = chunk_size
         self.seed = seed
 
-    @torch.no_grad()
-    def details(self, images: Tensor, classes: Tensor) -> Details:
-        """Explain images, with saliency maps of pixels."""
-        self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
-        count = self.masks
-        masks = RandomMasks(
-            count, self.cells, self.probability, size=images.shape[-1], seed=self.seed, device=images.device
-        )
+    def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        count, size, device = self.masks, normalised.shape[-1], normalised.device
+        masks = RandomMasks(count, self.cells, self.probability, size=size, seed=self.seed, device=device)
+        image = torch.arange(len(normalised), device=device).repeat_interleave(count)
         scores = soft_masked_scores(
-            self.target,
-            self.target.normalise(images),
-            classes,
-            torch.arange(len(images), device=images.device).repeat_interleave(count),
-            lambda pairs: masks(pairs % count),
-            chunk_size=self.chunk_size,
+            self.target, normalised, classes, image, lambda pairs: masks(pairs % count), chunk_size=self.chunk_size
         )
         sums = weighted_sums(masks, scores.view(-1, count), self.chunk_size)
-        pixels = (sums / (self.probability * count)).float()
-        return Details(patch_means(pixels, self.grid), pixels)
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        return self.details(images, classes).heatmaps
+        return (sums / (self.probability * count)).float(), {}
 
 
-class ScoreCAM(nn.Module):
+class ScoreCAM(SoftMaskMethod):
     """Feature maps, each weighted by the score of the image that it masks (Wang et al., 2020).
 
     `sum` is Score-CAM as ViT-CX applies it to transformers (its Equation 1): Σ_c f(y | X ⊙ m_c) m_c, where the mask m_c
@@ -189,14 +203,9 @@ class ScoreCAM(nn.Module):
     so this ReLU can set a whole heatmap to 0.
 
     Args:
-        target: the model to explain.
-        grid: the patches over which the heatmap is averaged.
         combine: formula of the heatmap, `sum` or `softmax`.
         block: index of the transformer block, or of the stage of Swin and ResNet; negative from the last.
-        chunk_size: maximum number of masked images in memory.
     """
-
-    signed = False
 
     @checks_choices
     def __init__(
@@ -207,44 +216,26 @@ class ScoreCAM(nn.Module):
         block: int = -1,
         chunk_size: int = 256,
     ) -> None:
-        super().__init__()
-        check_positive(chunk_size=chunk_size)
+        super().__init__(target, grid, chunk_size=chunk_size)
         blocks = len(getattr(target.backbone, "feature_info", []))
-        target.check_grid(grid)
-        self.target = target.in_eval_mode()
-        self.grid = grid
         self.combine = combine
-        self.chunk_size = chunk_size
         self.block = block % blocks if -blocks <= block < 0 else block
         self.forward_passes = target.map_channels([self.block])[0] + 1
 
-    @torch.no_grad()
-    def details(self, images: Tensor, classes: Tensor) -> Details:
-        """Explain images, with saliency maps of pixels; `mask_similarity` is that of their feature maps."""
-        self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
-        normalised, size = self.target.normalise(images), images.shape[-1]
+    def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        size, count = normalised.shape[-1], len(normalised)
         chunks = [self.target.embed_with_maps(part, [self.block])[1][0] for part in normalised.split(self.chunk_size)]
         features = torch.cat(chunks).mT.float()  # (B, channels, h · w)
         features = features.unflatten(-1, (isqrt(features.shape[-1]), -1))
         masks, varies = unit_range(features.flatten(0, 1), size)
-        of_images = zip(masks.view_as(features), varies.view(len(images), -1), strict=True)
+        of_images = zip(masks.view_as(features), varies.view(count, -1), strict=True)
         similarity = torch.stack([mean_similarity(cosine_distances(own[which], size)) for own, which in of_images])
-        image = torch.arange(len(images), device=images.device).repeat_interleave(features.shape[1])
+        image = torch.arange(count, device=normalised.device).repeat_interleave(features.shape[1])
         scores = soft_masked_scores(
-            self.target,
-            normalised,
-            classes,
-            image,
-            upsampled_masks(masks, size),
-            chunk_size=self.chunk_size,
-        ).view(len(images), -1)
+            self.target, normalised, classes, image, upsample_masks(masks, size), chunk_size=self.chunk_size
+        ).view(count, -1)
         softmax = self.combine == "softmax"
         weights, maps = (scores.softmax(1), features) if softmax else (scores, masks.view_as(features))
-        dtype = finest_dtype(images.device)
+        dtype = finest_dtype(normalised.device)
         weighted = upsample(torch.einsum("bc,bcij->bij", weights.to(dtype), maps.to(dtype)).float(), size)
-        pixels = weighted.relu() if softmax else weighted
-        return Details(patch_means(pixels, self.grid), pixels, {"mask_similarity": similarity})
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        return self.details(images, classes).heatmaps
+        return weighted.relu() if softmax else weighted, {"mask_similarity": similarity}

@@ -23,19 +23,9 @@ posthoc: Any = importlib.import_module("explainers.posthoc")  # no import statem
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
 """Types of options whose values are checked before a method is built, in words."""
 
-PASSES = "masks", "samples", "steps"
-"""Names of the options that set the number of forward passes of a method."""
-
-REFERENCES = "Chance", "GreedyOrder"
-"""Methods that tables list for comparison, and nobody takes to explain."""
-
 
 def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]:
-    """List the names of the methods that explain a model. A method says what a model lacks when it is built.
-
-    Args:
-        target: the model to explain.
-        grid: the patches that are explained; `None` for the model's own.
+    """List the names of the methods that explain a model, on a grid or on its own.
 
     >>> import timm
     >>> methods_for(TargetModel(timm.create_model("test_resnet", num_classes=2)))[:4]
@@ -45,12 +35,11 @@ def methods_for(target: TargetModel, grid: PatchGrid | None = None) -> list[str]
 
 
 def built_for(target: TargetModel, grid: PatchGrid | None = None) -> dict[str, nn.Module]:
-    """Build all methods that explain a model: name → method, see `methods_for`."""
-    grid = target.grid if grid is None else grid
-    built = {}
+    """Build all methods that explain a model: name → method. A method says what a model lacks when it is built."""
+    grid, built = grid or target.grid, {}
     for method in posthoc.method_names():
         with suppress(InputError):
-            built[method] = _built(method, target, grid)
+            built[method] = _build(method, target, grid)
     return built
 
 
@@ -67,24 +56,20 @@ def build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[st
 
     Raises:
         InputError: if the method, the aggregation or an option does not exist.
-        UnsupportedModel: if the model lacks what the method needs; the message lists methods that it has.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2))
-    >>> type(build("DecompX-SkipPLUS", target, PatchGrid(160, 16))).__name__
-    'SkipPLUS'
+        UnsupportedModel: if the model lacks what the method needs; the message lists methods that explain it.
     """
     try:
-        return _built(method, target, grid, options)
+        return _build(method, target, grid, options)
     except UnsupportedModel as error:
-        possible = [name for name in methods_for(target, grid) if name not in REFERENCES]
+        # Tables list Chance and GreedyOrder for comparison; nobody takes them to explain
+        possible = [name for name in methods_for(target, grid) if name not in ("Chance", "GreedyOrder")]
         raise UnsupportedModel(f"{error.wanted} for {method}", error.got, f"one of {', '.join(possible)}") from error
 
 
-def _built(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a method; an UnsupportedModel says what this method recommends."""
+def _build(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build a method; an UnsupportedModel has the method's own recommendation."""
     name, _, aggregation = method.partition("-")
-    kind, options = _class(name), dict(options or {})
+    kind, options = _find_class(name), dict(options or {})
     _check_aggregation(kind, aggregation)
     _check_options(kind, options, aggregation)
     of_aggregation = {key: options.pop(key) for key in _aggregation_options(aggregation) if key in options}
@@ -95,7 +80,7 @@ def _built(method: str, target: TargetModel, grid: PatchGrid, options: Mapping[s
     return getattr(posthoc, aggregation)(target, grid, of, **of_aggregation)
 
 
-def _class(name: str) -> Any:
+def _find_class(name: str) -> Any:
     """Return the class with this name, which can have the prefix `Libra`."""
     names, plain = posthoc.method_names(), name.removeprefix("Libra")
     if name in names:
@@ -144,13 +129,9 @@ def _check_options(kind: Any, options: Mapping[str, Any], aggregation: str) -> N
 
 
 def passes_option(method: str) -> str | None:
-    """The option of a method by its name that sets its number of forward passes; `None` if it has none.
-
-    >>> [passes_option(method) for method in ("RISE", "LIME", "IntegratedGradients", "GAE")]
-    ['masks', 'samples', 'steps', None]
-    """
-    options = inspect.signature(_class(method.partition("-")[0])).parameters
-    return next((option for option in PASSES if option in options), None)
+    """Return the option that sets the number of forward passes of a method by its name, such as masks of RISE."""
+    options = inspect.signature(_find_class(method.partition("-")[0])).parameters
+    return next((option for option in ("masks", "samples", "steps") if option in options), None)
 
 
 def _aggregation_options(aggregation: str) -> list[str]:
@@ -159,14 +140,10 @@ def _aggregation_options(aggregation: str) -> list[str]:
 
 
 def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Label every entry of a list of methods with its name and its options.
+    """Label every entry of a list of methods with its name and its options: label → name, options.
 
-    Args:
-        methods: names of methods, or dictionaries of one name and its options. An option with a list of values gives
-            one method for each value.
-
-    Raises:
-        InputError: if an entry has another form, or two entries get the same label.
+    An entry is a name, or a dictionary of one name and its options. An option with a list of values gives one method
+    for each value. An InputError refuses other entries, and entries with the same label.
 
     >>> labelled(["GAE", {"TokenTM": {"scale": "softmax"}}])
     {'GAE': ('GAE', {}), 'TokenTM(scale=softmax)': ('TokenTM', {'scale': 'softmax'})}
@@ -179,15 +156,15 @@ def labelled(methods: Sequence[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
             f" methods=[{{RISE:{{masks:500}}}}] with options, got {methods}"
         )
     named = [next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {}) for entry in methods]
-    entries = [(name, options) for name, given in named for options in _one_by_one(given)]
+    entries = [(name, options) for name, given in named for options in _list_combinations(given)]
     chosen = [", ".join(f"{key}={value}" for key, value in options.items()) for _, options in entries]
     labels = [f"{name}({options})" if options else name for (name, _), options in zip(entries, chosen, strict=True)]
     check_distinct(methods=labels)
     return dict(zip(labels, entries, strict=True))
 
 
-def _one_by_one(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List the options of each method that options with lists of values describe."""
+def _list_combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the combinations of options with lists of values."""
     lists = [isinstance(value, Sequence) and not isinstance(value, str) for value in options.values()]
     values = [value if several else [value] for several, value in zip(lists, options.values(), strict=True)]
     return [dict(zip(options, chosen, strict=True)) for chosen in itertools.product(*values)]

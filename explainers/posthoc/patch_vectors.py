@@ -3,66 +3,25 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from explainers.errors import InputError, UnsupportedModel, checks_choices
+from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.inputs import Functionals, checked_classes, functionals_at
-from explainers.posthoc.white_box import Output, class_functionals, sum_on_grid
+from explainers.models.inputs import Functionals, functionals_at
+from explainers.posthoc.white_box import FunctionalMethod, Output
 from explainers.transformer.blocks import blocks_of, layer_index, middle_layer
-from explainers.transformer.direct_paths import (
-    check_direct,
-    checked_heads,
-    direct_paths,
-    head_paths,
-    record_direct,
-)
+from explainers.transformer.direct_paths import check_direct, direct_paths, head_paths, parse_heads, record_direct
 from explainers.transformer.path_flow import check_flow, path_flow, record_flow
 
 
-class PatchVectors(nn.Module):
+class PatchVectors(FunctionalMethod):
     """Base class of methods whose heatmaps are products v · c_z. Subclasses compute the vectors in `_vectors`.
 
     All classes and functionals share one forward pass, and there is no backward pass.
-
-    Args:
-        target: the model to explain.
-        grid: the patches that are explained.
-        output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     linear = True
-    signed = True
-
-    @checks_choices
-    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
-        super().__init__()
-        target.check_grid(grid)
-        self.target = target.in_eval_mode()
-        self.grid = grid
-        self.output = output
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        self.grid.check(images)
-        wanted = checked_classes(classes, images, self.target.num_classes)
-        return self._heatmaps(images, lambda of: class_functionals(self.target, of, wanted, self.output)[:, None])[:, 0]
-
-    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
-        """Explain linear functionals v · G(x) of the embedding.
-
-        Args:
-            images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
-                (B, V, D).
-
-        Returns:
-            (B, P, P) or (B, V, P, P).
-        """
-        self.grid.check(images)
-        heatmaps = self._heatmaps(images, functionals_at(functionals, images, self.target.embed_dim))
-        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     @torch.no_grad()
     def decompose(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,42 +29,33 @@ class PatchVectors(nn.Module):
         self.grid.check(images)
         embeddings, vectors = self._vectors(images)
         with torch.autocast(images.device.type, enabled=False):
-            return self._on_grid(vectors.float().mT).flatten(2).mT, embeddings.float()
+            return self.patches_on_grid(vectors.float().mT).flatten(2).mT, embeddings.float()
 
     def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the embeddings (B, D) of uint8 images, and c_z of the model's own patches, (B, N', D)."""
         raise NotImplementedError
 
-    def _scored(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def _build_scores(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The embeddings (B, D) of uint8 images, and a function of functionals (B, V, D) → scores (B, V, N')."""
         embeddings, vectors = self._vectors(images)
         return embeddings, lambda functionals: functionals @ vectors.float().mT
 
-    def _heatmaps(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Explain functionals (B, V, D) that depend on the embeddings (B, D): heatmaps (B, V, P, P)."""
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        self.grid.check(images)
         with torch.no_grad():
-            embeddings, scores_of = self._scored(images)
+            embeddings, scores_of = self._build_scores(images)
         functionals = functionals_of(embeddings)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            return self._on_grid(scores_of(functionals.float()))
-
-    def _on_grid(self, scores: Tensor) -> Tensor:
-        """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
-        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+            return self.patches_on_grid(scores_of(functionals.float()))
 
 
 class CAM(PatchVectors):
     """Class activation mapping (Zhou et al., 2016): v · f_z / N for position z of the last feature map, of N positions.
 
-    The embedding is the mean of the f_z, so the scores of all positions sum to v · G(x). It takes one forward pass and
-    no backward pass, for any number of classes; between two images, f_z · f'_w decomposes the product of their
-    embeddings (Stylianou et al., 2019).
-
-    Raises:
-        UnsupportedModel: for a model with another embedding, such as a class token.
+    The embedding is the mean of the f_z, so the scores of all positions sum to v · G(x). Between two images, f_z · f'_w
+    decomposes the product of their embeddings (Stylianou et al., 2019).
     """
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
         super().__init__(target, grid, output)
         side = grid.image_size
@@ -136,20 +86,14 @@ class DirectPaths(PatchVectors):
     """What attention moves directly from each patch into the score of a class, summed over the blocks from `start` on.
 
     For CLIP, it is the decomposition over patches, and with `heads` over heads that specialise in a property, of
-    Gandelsman et al. (ICLR 2024). `head_scores` finds such heads. AnyHead adds this heatmap, of all heads, to the
-    prediction of its network; here the heatmap is an explainer of its own.
+    Gandelsman et al. (ICLR 2024). `head_scores` finds such heads.
 
     Args:
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
         heads: pairs (block, head) whose paths are summed, such as [(10, 3), (11, 0)]; a negative block counts from the
             last. `None` for all heads of the blocks from `start` on.
-
-    Raises:
-        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`; for heads
-            that do not exist, or with `start`.
     """
 
-    @checks_choices
     def __init__(
         self,
         target: TargetModel,
@@ -162,20 +106,16 @@ class DirectPaths(PatchVectors):
         if heads is not None and start is not None:
             raise InputError(f"expected heads or start, got heads and start={start}: leave out start")
         self.start = start
-        self.heads = None if heads is None else checked_heads(target, heads)
-        self.blocks = blocks_from(target, start) if self.heads is None else sorted({block for block, _ in self.heads})
+        self.heads = None if heads is None else parse_heads(target, heads)
+        self.blocks = list_blocks(target, start) if self.heads is None else sorted({block for block, _ in self.heads})
         check_direct(target, self.blocks)
 
     @torch.no_grad()
     def head_scores(self, images: Tensor, functionals: Functionals) -> Tensor:
         """Compute how much each head adds to v · G(x) by its direct paths, summed over the patches.
 
-        Args:
-            images: uint8, (B, C, H, W).
-            functionals: v, see `explain`.
-
-        Returns:
-            (B, L, A) or (B, V, L, A), of all A heads of the L blocks in `self.blocks`.
+        The arguments are those of `explain`; the result (B, L, A) or (B, V, L, A) is of all A heads of the L blocks in
+        `self.blocks`.
         """
         self.grid.check(images)
         functionals_of = functionals_at(functionals, images, self.target.embed_dim)
@@ -193,23 +133,17 @@ class DirectPaths(PatchVectors):
 class PathFlow(PatchVectors):
     """Paths from each patch into the score of a class, also through later MLPs and other patches (this project's own).
 
-    See `explainers.transformer.path_flow`. Like direct paths, it explains all classes and functionals from one forward
-    pass. Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
-    direct paths flow between patches.
+    `explainers.transformer.path_flow` has the formulas, and says for which models paths lead through MLPs.
 
     Args:
         start: index of the first block; negative from the last; `None` for the middle one, as in SkipPLUS.
-
-    Raises:
-        InputError: for models whose direct paths are not known, see `explainers.transformer.direct_paths`.
     """
 
-    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", start: int | None = None
     ) -> None:
         super().__init__(target, grid, output)
-        self.blocks = blocks_from(target, start)
+        self.blocks = list_blocks(target, start)
         check_flow(target, self.blocks)
 
     def _vectors(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,13 +151,13 @@ class PathFlow(PatchVectors):
             embeddings = self.target.embed(self.target.normalise(images))
         return embeddings, path_flow(self.target, record).float().sum(1)
 
-    def _scored(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def _build_scores(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         with record_flow(self.target, self.blocks) as record:
             embeddings = self.target.embed(self.target.normalise(images))
         return embeddings, lambda functionals: path_flow(self.target, record, functionals).float().sum(1).mT
 
 
-def blocks_from(target: TargetModel, start: int | None) -> list[int]:
-    """Return the indices of the blocks from `start` on, which is negative from the last, or `None` for the middle."""
+def list_blocks(target: TargetModel, start: int | None) -> list[int]:
+    """Return the indices of the blocks from `start` on; `None` is the middle one."""
     first = middle_layer(blocks_of(target)) if start is None else layer_index(target, start)
     return list(range(first, len(blocks_of(target))))

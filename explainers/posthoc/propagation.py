@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from explainers.errors import InputError, checks_choices
+from explainers.errors import InputError
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.posthoc.gradients import FullGrad, InputXGradient
@@ -25,12 +25,7 @@ its general rule would lose all relevance there, because scaling the tokens does
 def positive_seeds(embeddings: Tensor, functionals: Tensor) -> Tensor:
     """Apply the α = 1 rule of LRP to the head: the positive summands of v · e share the relevance 1.
 
-    Args:
-        embeddings: e, (B, D).
-        functionals: v, (B, V, D).
-
-    Returns:
-        Start of the backward pass, (B, V, D); its product with the embedding sums to 1 over D.
+    Of embeddings e (B, D) and functionals v (B, V, D); the product of the result (B, V, D) with e sums to 1 over D.
     """
     summands = functionals * embeddings[:, None]
     positive = functionals.masked_fill(summands <= 0, 0)
@@ -76,7 +71,6 @@ class ResLRP(InputXGradient):
         gamma: γ, at least 0: such a summand counts (1 + γ)-fold. 0 is AttnLRP.
     """
 
-    @checks_choices
     def __init__(
         self, target: TargetModel, grid: PatchGrid, output: Output = "logit", layer: int = 0, gamma: float = 1.0
     ) -> None:
@@ -87,12 +81,8 @@ class ResLRP(InputXGradient):
 def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
     """Give a method of plain gradients the rules `FROZEN` of LibraGrad and DecompX (Mehri et al., CVPR 2025).
 
-    Args:
-        of: function of `target` and `grid` that returns the method.
-
-    Returns:
-        A function like `of`. Its method has a backward pass under the rules `FROZEN`. The function raises an InputError
-        if the method has rules of its own, or no backward pass.
+    `of` is a function of `target` and `grid` that returns the method, and so is the result, which raises an InputError
+    if the method has rules of its own, or no backward pass.
     """
 
     def build(target: TargetModel, grid: PatchGrid) -> WhiteBox:
@@ -110,6 +100,5 @@ def libra(of: Callable[..., WhiteBox]) -> Callable[..., Any]:
 class LibraGrad(PLUS):
     """FullGrad+ with the frozen rules, of the class probability (Mehri et al., CVPR 2025)."""
 
-    @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "probability") -> None:
         super().__init__(target, grid, libra(partial(FullGrad, output=output)))

@@ -31,7 +31,7 @@ def soft_masked_scores(
         normalised: images, (B, C, H, W).
         classes: the class y of each image, (B,).
         image: index of the image of each pair, (pairs,).
-        masks: function from indices of pairs (n,) to their masks; called for each chunk.
+        masks: function from indices of pairs (n,) to their masks.
         background: function from indices of pairs (n,) to values of hidden pixels (n, C, H, W); `None` for 0.
         chunk_size: maximum number of masked images in memory.
 
@@ -52,21 +52,17 @@ def soft_masked_scores(
 
 
 def patch_means(pixels: Tensor, grid: PatchGrid) -> Tensor:
-    """Average maps (B, H, W) over the pixels of each patch → (B, P, P).
-
-    >>> patch_means(torch.arange(8.0).view(1, 2, 4)[..., :2], PatchGrid(image_size=2, patch_size=2)).tolist()
-    [[[2.5]]]
-    """
+    """Average maps (B, H, W) over the pixels of each patch → (B, P, P)."""
     grid.check(pixels)
     return F.avg_pool2d(pixels[:, None], grid.patch_size)[:, 0]
 
 
 def upsample(maps: Tensor, size: int) -> Tensor:
-    """Up-sample maps (n, h, w) to (n, size, size) by bilinear interpolation."""
+    """Up-sample maps (n, h, w) to (n, size, size), bilinearly."""
     return F.interpolate(maps[:, None], (size, size), mode="bilinear", align_corners=False)[:, 0]
 
 
-def upsampled_masks(maps: Tensor, size: int) -> Masks:
+def upsample_masks(maps: Tensor, size: int) -> Masks:
     """Return the masks that are up-samplings of maps (M, h, w) to `size`."""
     return lambda numbers: upsample(maps[numbers], size)[:, None].clamp(0, 1)
 
@@ -74,16 +70,7 @@ def upsampled_masks(maps: Tensor, size: int) -> Masks:
 def weighted_sums(masks: Masks, weights: Tensor, chunk_size: int = 256) -> Tensor:
     """Compute Σ_i w_i m_i for several weightings of the same masks, with `chunk_size` masks in memory.
 
-    Args:
-        masks: m, see `Masks`.
-        weights: w, a row for each sum, (n, M); M is 1 or more.
-        chunk_size: maximum number of masks in memory.
-
-    Returns:
-        In `finest_dtype`, (n, H, W).
-
-    >>> weighted_sums(lambda numbers: numbers.view(-1, 1, 1, 1).float(), torch.tensor([[1, 0, 2], [0, 3, 0]])).tolist()
-    [[[4.0]], [[3.0]]]
+    Of M ≥ 1 masks m, with weights w (n, M): in `finest_dtype`, (n, H, W).
     """
     chunks = torch.arange(weights.shape[1], device=weights.device).split(chunk_size)
     dtype = finest_dtype(weights.device)
@@ -106,11 +93,7 @@ def cosine_distances(maps: Tensor, size: int) -> Tensor:
 
 
 def mean_similarity(distances: Tensor) -> Tensor:
-    """Compute mSim, the mean cosine of all pairs (ViT-CX, Section 3.2), from `cosine_distances`; NaN without a pair.
-
-    >>> mean_similarity(torch.tensor([[0.0, 0.25], [0.25, 0.0]])).item()
-    0.75
-    """
+    """Compute mSim, the mean cosine of all pairs (ViT-CX, Section 3.2), from `cosine_distances`; NaN without a pair."""
     count = len(distances)
     return 1 - distances.sum() / (count * (count - 1))
 
@@ -126,21 +109,13 @@ def upsampling_matrix(tokens: int, size: int, device: torch.device) -> Tensor:
 
 
 def unit_range(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Scale maps so that their bilinear up-sampling to `size` has the minimum 0 and the maximum 1.
+    """Scale square maps (n, h, w) so that their bilinear up-sampling to `size` has the minimum 0 and the maximum 1.
 
     The up-sampled map need not reach the extremes of the map itself. It is bilinear between four neighbouring tokens,
     so its extremes lie at the corner pixels of that square. Only these pixels are computed.
 
-    Args:
-        maps: (n, h, w), square.
-        size: H = W of the up-sampled maps, in pixels.
-
     Returns:
-        The scaled maps (n, h, w), 0 if the map is constant; and for each map whether it varies, boolean (n,).
-
-    >>> scaled, varies = unit_range(torch.tensor([[[3.0, 3.0], [5.0, 5.0]], [[7.0, 7.0], [7.0, 7.0]]]), size=4)
-    >>> scaled[:, :, 0].tolist(), varies.tolist()
-    ([[0.0, 1.0], [0.0, 0.0]], [True, False])
+        The scaled maps, 0 if the map is constant; and for each map whether it varies, boolean (n,).
     """
     tokens = maps.shape[-1]
     centre = (torch.arange(size, device=maps.device) + 0.5) * tokens / size - 0.5
@@ -158,10 +133,6 @@ def gaussian_noise(numbers: Tensor, shape: Sequence[int], seed: int) -> Tensor:
     """Draw standard normal noise (n, *shape), float32; each row depends only on its number (n,) and the seed.
 
     The CPU draws it, because generators of other devices draw other values.
-
-    >>> noise = gaussian_noise(torch.tensor([0, 1, 0]), (3, 4, 4), seed=0)
-    >>> torch.equal(noise[0], noise[2]), torch.equal(noise[0], noise[1])
-    (True, False)
     """
     rows = {}
     for number in set(numbers.tolist()):

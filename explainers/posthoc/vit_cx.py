@@ -5,23 +5,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from explainers import Details
 from explainers.errors import check_positive, check_range, checks_choices, needs
 from explainers.masking import PatchGrid
 from explainers.models import TargetModel
-from explainers.models.inputs import checked_classes
-from explainers.posthoc.masks import RandomMasks
+from explainers.posthoc.masks import RandomMasks, SoftMaskMethod
 from explainers.posthoc.soft_masks import (
     Masks,
     cosine_distances,
     gaussian_noise,
     mean_similarity,
-    patch_means,
     soft_masked_scores,
     unit_range,
-    upsampled_masks,
+    upsample_masks,
     weighted_sums,
 )
 from explainers.runtime.modes import keep_random_state
@@ -57,27 +54,11 @@ def cluster_masks(masks: Tensor, distances: Tensor, delta: float) -> tuple[Tenso
 def coverage_corrected_sum(masks: Masks, scores: Tensor, chunk_size: int = 256) -> Tensor:
     """Compute Σ_i s_i m_i / ρ with the coverage ρ = Σ_i m_i / M, and 0 where ρ = 0 (Equation 5).
 
-    Args:
-        masks: m, see `Masks`.
-        scores: s, (M,).
-        chunk_size: maximum number of masks in memory.
-
-    Returns:
-        In `finest_dtype`, (H, W).
-
-    Both masks cover the left pixel; neither covers the right:
-
-    >>> masks = torch.tensor([[[[1.0, 0.0]]], [[[0.5, 0.0]]]])
-    >>> coverage_corrected_sum(lambda numbers: masks[numbers], torch.tensor([3.0, 6.0])).tolist()
-    [[8.0, 0.0]]
+    Of M masks m with scores s (M,), `chunk_size` of them in memory: in `finest_dtype`, (H, W).
     """
     total, covered = weighted_sums(masks, torch.stack([scores, torch.ones_like(scores)]), chunk_size)
     # Rounding errors of the up-sampling must not count as coverage
     return len(scores) * torch.where(covered > 1e-5, total / covered.clamp(min=1e-5), 0)
-
-
-OVERDETERMINED = 0.9
-"""Mean causal impact of an image's masks above which its class is overdetermined."""
 
 
 def overdetermination(scores: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -87,8 +68,8 @@ def overdetermination(scores: Sequence[Tensor]) -> dict[str, Tensor]:
         scores: causal impacts of the masks of each image, (M,) each.
 
     Returns:
-        `overdetermined`, 1 if μ > 0.9, otherwise 0; and `impact_variance`, the variance of the impacts, NaN unless the
-        image is overdetermined. (B,) each; NaN for an image without masks.
+        `overdetermined`, 1 or 0, and `impact_variance`, the variance of the impacts, NaN unless the image is
+        overdetermined. (B,) each; NaN for an image without masks.
 
     >>> numbers = overdetermination([torch.tensor([1.0, 0.9]), torch.tensor([0.5])])
     >>> numbers["overdetermined"].tolist(), numbers["impact_variance"].tolist()
@@ -96,7 +77,7 @@ def overdetermination(scores: Sequence[Tensor]) -> dict[str, Tensor]:
     """
     means = torch.stack([each.mean() for each in scores])
     variances = torch.stack([(each - each.mean()).square().mean() for each in scores])
-    overdetermined = means > OVERDETERMINED
+    overdetermined = means > 0.9
     return {
         "overdetermined": overdetermined.float().masked_fill(means.isnan(), torch.nan),
         "impact_variance": variances.masked_fill(~overdetermined, torch.nan),
@@ -121,7 +102,7 @@ class ImageMasks:
         return len(self.noise)
 
 
-class ViTCX(nn.Module):
+class ViTCX(SoftMaskMethod):
     """Sum of masks from clustered feature maps, weighted by their causal impact and corrected for coverage.
 
     The causal impact of a mask m is s = f(y | X ⊙ m + ε) + f(y | X) − f(y | X + ε), where ε is normal noise N(0, σ²)
@@ -132,8 +113,6 @@ class ViTCX(nn.Module):
     impact is f(y | X ⊙ m)) and `combine=sum`.
 
     Args:
-        target: the model to explain, see `attention_features`.
-        grid: the patches over which the saliency map is averaged.
         features: the feature maps that give the masks, see `attention_features`.
         block: index of the transformer block, for Swin in the second-to-last stage; negative from the last.
         delta: δ, cosine distance at and above which masks are not merged; the paper has 0.05 for Swin.
@@ -142,11 +121,8 @@ class ViTCX(nn.Module):
             is the coverage ρ itself (Figure 6), which depends on no class.
         random: number of random masks as in RISE, which replace those of feature maps; `None` for none.
         released: scale the mean mask of each cluster to [0, 1] again, as the authors' code does and the paper does not.
-        chunk_size: maximum number of masked images in memory.
         seed: seed of the noise and of the random masks.
     """
-
-    signed = False
 
     @checks_choices
     def __init__(
@@ -163,12 +139,8 @@ class ViTCX(nn.Module):
         chunk_size: int = 256,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_positive(chunk_size=chunk_size, **({} if random is None else {"random": random}))
+        super().__init__(target, grid, chunk_size=chunk_size)
         check_range(0, delta=delta, sigma=sigma)
-        target.check_grid(grid)
-        self.target = target.in_eval_mode()
-        self.grid = grid
         self.features = features
         self.block = block
         self.delta = delta
@@ -176,13 +148,14 @@ class ViTCX(nn.Module):
         self.combine = combine
         self.random = random
         self.released = released
-        self.chunk_size = chunk_size
         self.seed = seed
         self.passes_vary = random is None and combine != "coverage"
         self.ignores_classes = combine == "coverage"
         attention_module(target, block, features)  # raises an InputError now rather than in the first batch
         if random is None:
             needs("sklearn", "methods", "ViTCX")
+        else:
+            check_positive(random=random)
 
     @property
     def forward_passes(self) -> int:
@@ -207,7 +180,7 @@ class ViTCX(nn.Module):
                 distances = cosine_distances(scaled[varies], size)
                 maps, first = cluster_masks(scaled[varies], distances, self.delta)
                 maps = unit_range(maps, size)[0] if self.released else maps
-                images.append(ImageMasks(upsampled_masks(maps, size), first, mean_similarity(distances)))
+                images.append(ImageMasks(upsample_masks(maps, size), first, mean_similarity(distances)))
         return images
 
     @torch.no_grad()
@@ -235,27 +208,19 @@ class ViTCX(nn.Module):
         noisy = probabilities(lambda pairs: normalised[image[pairs]] + noise(pairs))  # f(y | X + ε)
         return list((probabilities(noise) + (clean[image] - noisy)).split(counts))
 
-    @torch.no_grad()
-    def details(self, images: Tensor, classes: Tensor) -> Details:
-        """Explain images, and count their masks; see `metrics.cost` for the names of the numbers."""
-        self.grid.check(images)
-        classes = checked_classes(classes, images, self.target.num_classes)
-        normalised = self.target.normalise(images)
+    def saliency(self, normalised: Tensor, classes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         masks = self.masks(normalised)
-        counts = torch.tensor([len(own) for own in masks], device=images.device)
+        counts = torch.tensor([len(own) for own in masks], device=normalised.device)
         numbers = {"masks": counts, "mask_similarity": torch.stack([own.similarity for own in masks])}
         if self.combine == "coverage":
             scores = [normalised.new_full((len(own),), 1 / max(1, len(own))) for own in masks]
         else:
             scores = self.scores(normalised, classes, masks)
             numbers |= overdetermination(scores)
-        pixels = torch.stack([self._combined(own.masks, each) for own, each in zip(masks, scores, strict=True)])
-        return Details(patch_means(pixels, self.grid), pixels, numbers)
+        pixels = [self._combine_masks(own.masks, each).float() for own, each in zip(masks, scores, strict=True)]
+        return torch.stack(pixels), numbers
 
-    def _combined(self, masks: Masks, scores: Tensor) -> Tensor:
+    def _combine_masks(self, masks: Masks, scores: Tensor) -> Tensor:
         if self.combine == "corrected":
-            return coverage_corrected_sum(masks, scores, self.chunk_size).float()
-        return weighted_sums(masks, scores[None], self.chunk_size)[0].float()
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        return self.details(images, classes).heatmaps
+            return coverage_corrected_sum(masks, scores, self.chunk_size)
+        return weighted_sums(masks, scores[None], self.chunk_size)[0]

@@ -17,7 +17,7 @@ from explainers.models.inputs import Functionals, checked_classes, functionals_a
 from explainers.transformer.blocks import blocks_of, head_projections, is_transformer, num_prefix_tokens, readout
 from explainers.transformer.recording import Record, record_pass
 from explainers.transformer.rules import Rules
-from explainers.transformer.stages import record_stages, stages_of
+from explainers.transformer.stages import find_stages, record_stages
 
 Output = Literal["logit", "probability", "log_odds"]
 Gradients = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -34,7 +34,7 @@ def class_functionals(target: TargetModel, embeddings: Tensor, classes: Tensor, 
         target: the model whose head classifies the embeddings.
         embeddings: (B, D).
         classes: class of each image, (B,).
-        output: the score: `logit`, `probability` or `log_odds`.
+        output: the score of the class.
 
     Returns:
         v, (B, D).
@@ -86,25 +86,25 @@ class Reads:
     stages: bool = False
 
 
-class WhiteBox(nn.Module):
-    """Base class of methods that record one forward pass and take gradients of it.
+class FunctionalMethod(nn.Module):
+    """Base class of methods that explain linear functionals of the embedding, and through them the score of a class.
 
-    Subclasses compute heatmaps in `heatmaps`. `reads` says what is recorded, `start` is the first layer to record, and
-    `rules` change the backward pass. A method is `linear` if the heatmap of a sum of functionals is the sum of their
-    heatmaps; a light network can learn it.
+    A method is `linear` if the heatmap of a sum of functionals is the sum of their heatmaps.
 
     Args:
-        target: the model to explain, a timm transformer, or a model with square feature maps where stages are read.
+        target: the model to explain, a timm transformer unless the method says otherwise.
         grid: the patches that are explained.
         output: score of the class that is explained: `logit`, `probability` or `log_odds`.
     """
 
     signed: bool = True
-    rules: Rules = Rules()
-    reads: Reads = Reads()
-    start: int = 0
-    ignores_classes: bool = False
     linear: bool = False
+
+    def __init_subclass__(cls) -> None:
+        """Let the constructors of subclasses check their choices."""
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = checks_choices(cls.__init__)  # type: ignore[method-assign]
 
     @checks_choices
     def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
@@ -113,30 +113,49 @@ class WhiteBox(nn.Module):
         self.target = target.in_eval_mode()
         self.grid = grid
         self.output = output
+
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
+        wanted = checked_classes(classes, images, self.target.num_classes)
+
+        def functionals_of(embeddings: Tensor) -> Tensor:
+            return class_functionals(self.target, embeddings, wanted, self.output)[:, None]
+
+        return self.explain_all(images, functionals_of)[:, 0]
+
+    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
+        """Explain linear functionals v · G(x) of the embedding in one forward pass, see `FunctionalExplainer`."""
+        heatmaps = self.explain_all(images, functionals_at(functionals, images, self.target.embed_dim))
+        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
+
+    def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Explain functionals (B, V, D) that depend on the embeddings (B, D): (B, V, P, P)."""
+        raise NotImplementedError
+
+    def patches_on_grid(self, scores: Tensor) -> Tensor:
+        """Bring scores of the model's own patches, (B, V, N'), to the grid: (B, V, P, P)."""
+        return sum_on_grid(scores.unflatten(-1, (round(scores.shape[-1] ** 0.5), -1)), self.grid.side)
+
+
+class WhiteBox(FunctionalMethod):
+    """Base class of methods that record one forward pass and take gradients of it.
+
+    Subclasses compute heatmaps in `heatmaps`. `reads` says what is recorded, `start` is the first layer to record, and
+    `rules` change the backward pass.
+    """
+
+    rules: Rules = Rules()
+    reads: Reads = Reads()
+    start: int = 0
+    ignores_classes: bool = False
+
+    def __init__(self, target: TargetModel, grid: PatchGrid, output: Output = "logit") -> None:
+        super().__init__(target, grid, output)
         self.on_stages = self.reads.stages and not is_transformer(target)
         if self.reads.attention or self.reads.biases:  # raises an InputError for Swin, which has them for each window
             self.readout(1)
         if self.reads.heads:
             head_projections(target, 0)
-
-    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Explain one class (B,) of each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
-        wanted = checked_classes(classes, images, self.target.num_classes)
-        return self.explain_all(images, lambda embeddings: self._of_classes(embeddings, wanted))[:, 0]
-
-    def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
-        """Explain linear functionals v · G(x) of the embedding.
-
-        Args:
-            images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image, which share the forward pass; or a function
-                of the embeddings (B, D) → (B, V, D).
-
-        Returns:
-            (B, P, P) or (B, V, P, P).
-        """
-        heatmaps = self.explain_all(images, functionals_at(functionals, images, self.target.embed_dim))
-        return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def heatmaps(self, record: Record, gradients: Gradients) -> Tensor:
         """Compute heatmaps (B, V, P, P) from the record of a forward pass and gradients of what it recorded."""
@@ -147,19 +166,15 @@ class WhiteBox(nn.Module):
         return functionals
 
     def explain_all(self, images: Tensor, functionals_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Explain functionals (B, V, D) that depend on the embeddings (B, D), in one forward pass: (B, V, P, P)."""
         self.grid.check(images)
-        with self._recording() as record:
+        with self._record() as record:
             embeddings = self.target.embed(self.target.normalise(images))
         # Outside record_pass, whose rules must not change the head
         functionals = self.seeds(embeddings, functionals_of(embeddings))
         heatmaps = self.heatmaps(record, partial(record.gradients, embeddings, functionals))
         return heatmaps.detach().expand(-1, functionals.shape[1], -1, -1).float()
 
-    def _of_classes(self, embeddings: Tensor, classes: Tensor) -> Tensor:
-        return class_functionals(self.target, embeddings, classes, self.output)[:, None]
-
-    def _recording(self) -> AbstractContextManager[Record]:
+    def _record(self) -> AbstractContextManager[Record]:
         """Record the forward pass that runs inside the returned context."""
         if self.on_stages:
             return record_stages(self.target, self.start)
@@ -169,13 +184,12 @@ class WhiteBox(nn.Module):
 
     def layers(self) -> list[nn.Module]:
         """Return the layers: the blocks of a transformer, or the stages of a CNN if the method takes them."""
-        return stages_of(self.target) if self.on_stages else blocks_of(self.target)
+        return find_stages(self.target) if self.on_stages else blocks_of(self.target)
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Bring scores of tokens (B, V, T), or of feature maps (B, V, h, w), to the grid: (B, V, P, P)."""
         if scores.dim() == 3:
-            patches = scores[..., num_prefix_tokens(self.target) :]
-            scores = patches.unflatten(-1, (round(patches.shape[-1] ** 0.5), -1))
+            return self.patches_on_grid(scores[..., num_prefix_tokens(self.target) :])
         return sum_on_grid(scores, self.grid.side)
 
     def readout(self, num_tokens: int) -> Tensor:

@@ -18,12 +18,6 @@ def random_coalitions(index: Tensor, num_patches: int, count: int, seed: int) ->
 
     Returns:
         Boolean, (B, count, N); True for the patches in the coalition, which are visible.
-
-    Of 3000 coalitions of 2 patches, about 1000 have each of the sizes 0, 1 and 2:
-
-    >>> sizes = random_coalitions(torch.tensor([0]), num_patches=2, count=3000, seed=0).sum(-1)
-    >>> (sizes.flatten().bincount() / 1000).round().tolist()
-    [1.0, 1.0, 1.0]
     """
     size, order = _size_and_order(index, num_patches, count, seed)
     return order < (size * (num_patches + 1)).long()[..., None]
@@ -35,27 +29,16 @@ def shapley_coalitions(
     """Draw coalitions for which a least-squares fit gives the Shapley values (Charnes et al., 1988).
 
     First a size k in 1 ... N − 1, with a probability proportional to 1 / (k (N − k))^power, then k patches, uniformly.
+    The other arguments and the result are those of `random_coalitions`; N is at least 2.
 
     Args:
-        index: index of each image in the data set, (B,).
-        num_patches: N, at least 2.
-        count: number of coalitions for each image.
-        seed: a different one for every epoch, see `sampling.stream`.
         paired: make every second coalition the complement of the one before, which lowers the variance.
         power: 1 for the Shapley kernel; 1/2 has the smallest variance if the fit weighs coalitions by
             `shapley_weights`; 0 makes all sizes equally likely.
 
-    Returns:
-        Boolean, (B, count, N); True for the patches in the coalition, which are visible.
-
-    Raises:
-        InputError: for a single patch.
-
     For N = 4, the sizes 1, 2 and 3 have the probabilities 4/11, 3/11 and 4/11:
 
     >>> keep = shapley_coalitions(torch.tensor([0]), num_patches=4, count=11_000, seed=0)
-    >>> torch.equal(keep[:, 1::2], ~keep[:, ::2])
-    True
     >>> (keep.sum(-1).flatten().bincount() / 1000).round().tolist()
     [0.0, 4.0, 3.0, 4.0]
     """
@@ -67,14 +50,9 @@ def shapley_coalitions(
 
 
 def shapley_weights(keep: Tensor, power: float) -> Tensor:
-    """Compute the weights with which coalitions of `shapley_coalitions` with any `power` stand for those of power 1.
+    """Compute weights (...) with which coalitions (..., N), drawn with a `power`, stand for those of power 1.
 
-    Args:
-        keep: coalitions of 1 to N − 1 patches, boolean (..., N).
-        power: the power that they were drawn with.
-
-    Returns:
-        Ratio of the probabilities of the size with both powers, with expectation 1: (...).
+    They are the ratios of the probabilities of the sizes with both powers, and have the expectation 1.
 
     >>> shapley_weights(torch.tensor([[True, False, False, False], [True, True, False, False]]), power=0).tolist()
     [1.0909..., 0.8181...]

@@ -27,7 +27,7 @@ class CoalitionValues:
         grid: the patches.
         count: M, number of coalitions of each image.
         seed: seed of the draws.
-        paired: see `shapley_coalitions`.
+        paired: make every second coalition the complement of the one before, which lowers the variance.
         chunk_size: maximum number of masked images in memory.
         score: score of a class: its probability, log-probability or logit.
         removal: what replaces the patches outside S, see `Removal`.

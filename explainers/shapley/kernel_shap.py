@@ -27,25 +27,15 @@ def fit_with_prior(
     fits the remainder δ. For every image and class, the strength with the smallest leave-one-out error is taken. Where
     the prior is good or the coalitions are few, φ stays near the prior; with many coalitions, it becomes the plain fit.
 
+    The other arguments and the result (B, N, K) are those of `fit_shapley`.
+
     Args:
-        keep: coalitions S that were drawn from the Shapley kernel, boolean (B, M, N).
-        values: v(S), (B, M, K).
-        null: v(∅), of no patch, (B, K).
-        grand: v(all), of all patches, (B, K).
         prior: a heatmap of each class, of any size and offset, (B, N, K).
         paired: every second coalition is the complement of the one before it. Only the difference of their values
             depends on φ, so a pair is one observation.
-
-    Returns:
-        (B, N, K).
     """
     with torch.autocast(keep.device.type, enabled=False):
-        members = to_float64(keep)
-        gain = to_float64(values - null[:, None])
-        even = to_float64(grand - null)[:, None] / keep.shape[-1]  # (B, 1, K)
-        sizes = members.sum(-1, keepdim=True)
-        members = members - sizes / keep.shape[-1]  # so that deviations from `even` sum to 0
-        gain = gain - sizes * even
+        members, gain, even = _deviations(keep, values, null, grand)
         if paired:
             pairs = keep.shape[1] // 2 * 2
             members = members[:, :pairs:2]
@@ -56,6 +46,14 @@ def fit_with_prior(
         size = size.clamp(min=0)
         remainder = _ridge(members, gain - size * along)
         return (even + size * shape + remainder).to(values)
+
+
+def _deviations(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The regression of φ − `even`, whose sum is 0: members (B, M, N), gain (B, M, K) and `even` (B, 1, K)."""
+    members = to_float64(keep)
+    even = to_float64(grand - null)[:, None] / keep.shape[-1]
+    gain = to_float64(values - null[:, None]) - members.sum(-1, keepdim=True) * even
+    return members - members.mean(-1, keepdim=True), gain, even
 
 
 def _ridge(members: Tensor, gain: Tensor) -> Tensor:
@@ -97,11 +95,7 @@ def fit_shapley(keep: Tensor, values: Tensor, null: Tensor, grand: Tensor, weigh
         (B, N, K).
     """
     with torch.autocast(keep.device.type, enabled=False):
-        members = to_float64(keep)
-        gain = to_float64(values - null[:, None])
-        even = to_float64(grand - null)[:, None] / keep.shape[-1]  # (B, 1, K)
-        gain = gain - members.sum(-1, keepdim=True) * even
-        members = members - members.mean(-1, keepdim=True)  # so that deviations from `even` sum to 0
+        members, gain, even = _deviations(keep, values, null, grand)
         weighted = members if weights is None else members * to_float64(weights)[..., None]
         inverse = torch.linalg.pinv(weighted.mT @ members, rtol=1e-9, hermitian=True)
         return (even + inverse @ (weighted.mT @ gain)).to(values)
@@ -113,16 +107,12 @@ class ShapleyLabels:
     Rows: `explained` (B,), one class of each image, and `shapley` (B, N), the attributions of the patches to that
     class. With `classes="all"` the only row is `shapley` (B, N, K).
 
+    The arguments without a description are those of `CoalitionValues`.
+
     Args:
         model: the model to explain.
-        grid: the patches that are explained.
         budget: number of coalitions of each image, without the empty one and the whole image.
-        score: v, the value of a coalition, see `CoalitionValues`.
         classes: explain the `label` of each image, the `predicted` class, or `all` classes.
-        paired: see `shapley_coalitions`.
-        chunk_size: maximum number of masked images in memory.
-        seed: seed of the coalitions.
-        removal: see `CoalitionValues`.
         prior: name of a method without training, see `posthoc.build`, whose heatmaps the fit starts from, see
             `fit_with_prior`; `None` for `fit_shapley`. Not for `classes="all"`.
     """
@@ -177,18 +167,9 @@ class ShapleyLabels:
 
 
 class KernelSHAP(nn.Module):
-    """Explains with KernelSHAP: `budget` + 1 forward passes of the target for each image, with equal coalitions.
+    """KernelSHAP as an explainer: `budget` + 1 forward passes of the target for each image, with equal coalitions.
 
-    Args:
-        target: the model to explain.
-        grid: the patches that are explained.
-        budget: number of coalitions, see `ShapleyLabels`.
-        score: value of a coalition, see `CoalitionValues`.
-        paired: see `shapley_coalitions`.
-        chunk_size: maximum number of masked images in memory.
-        seed: seed of the coalitions.
-        removal: see `CoalitionValues`.
-        prior: see `ShapleyLabels`.
+    The arguments are those of `ShapleyLabels`.
     """
 
     signed = True

@@ -17,7 +17,7 @@ from explainers.training.trunk import Trunk, on_grid, small_linear
 
 
 class LightShapleyNetwork(Trunk):
-    """A `Trunk` on features of the target, whose arguments it has, and a linear layer."""
+    """A `Trunk`, whose arguments it has, and a linear layer."""
 
     def __init__(
         self,
@@ -43,8 +43,6 @@ class ViTShapleyNetwork(nn.Module):
     them again.
 
     Args:
-        target: the model to explain, a ViT.
-        grid: the patches of an image.
         freeze: read the features of the frozen target, which can be cached, instead of training a copy of its ViT.
         ratio: width of the MLP, as a multiple of the width of the ViT.
         tanh: limit the values to [−1, 1], before they are normalised.
@@ -101,8 +99,6 @@ class FastSHAPNetwork(nn.Module):
     """A convolutional network on the pixels, and a linear layer on one of its feature maps (Jethani et al., 2021).
 
     Args:
-        target: the model to explain; only its number of classes is used.
-        grid: the patches of an image.
         backbone: name of a timm model with stages; the deepest feature map that is not coarser than the grid is used.
         pretrained: start from the weights that timm provides.
     """

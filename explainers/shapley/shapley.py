@@ -26,10 +26,7 @@ def efficient(phi: Tensor, null: Tensor, grand: Tensor) -> Tensor:
     >>> efficient(phi, null, grand).tolist()  # each patch gets half of the missing 2
     [[[2.0], [3.0]]]
 
-    Args:
-        phi: attributions, (B, N, K).
-        null: v(∅), of no patch, (B, K).
-        grand: v(all), of all patches, (B, K).
+    Of attributions φ (B, N, K), v(∅) of no patch and v(all) of all patches, (B, K) each.
     """
     return phi + (grand - null - phi.sum(1))[:, None] / phi.shape[1]
 
@@ -44,11 +41,7 @@ def shapley_loss(phi: Tensor, keep: Tensor, values: Tensor, null: Tensor) -> Ten
     >>> shapley_loss(phi, keep, values=torch.tensor([[[5.0]]]), null=torch.zeros(1, 1)).item()  # 2 · (5 − 0 − 2)²
     18.0
 
-    Args:
-        phi: attributions, (B, N, K).
-        keep: coalitions S, boolean (B, M, N).
-        values: v(S), (B, M, K).
-        null: v(∅), of no patch, (B, K).
+    The shapes are those of `fit_shapley`.
     """
     with torch.autocast(phi.device.type, enabled=False):  # low precision would lose small terms of the sums
         error = values - null[:, None] - keep.to(phi.dtype) @ phi  # (B, M, K)
@@ -59,12 +52,7 @@ class ShapleyLoss(CoalitionValues):
     """`shapley_loss` over random coalitions, a loss (see `sources`).
 
     Args:
-        target: the model whose probabilities are the values of coalitions.
-        grid: the patches.
         coalitions: number of coalitions of each image in one training step.
-        paired: make every second coalition the complement of the one before, which lowers the variance.
-        chunk_size: maximum number of masked images in memory.
-        seed: seed of the draws.
     """
 
     ratios = 1
@@ -95,9 +83,6 @@ class Shapley(NetworkExplainer):
     """Predicts the Shapley values of every patch for all classes in one forward pass. `ShapleyLoss` trains it.
 
     Args:
-        target: the model to explain.
-        grid: the patches that are explained.
-        network: builds the network from the model and the grid.
         weights: file of a trained network (see `export`).
         surrogate: the `target.safetensors` of a `Surrogate`, which is then explained instead of the target; `None`
             explains the target's own predictions for masked images.
@@ -134,11 +119,7 @@ class Shapley(NetworkExplainer):
             return rows | {"null": null, "grand": self._logits(rows).softmax(-1)}
 
     def predict(self, rows: dict[str, Tensor]) -> Tensor:
-        """Predict the Shapley values (B, N, K), in float32 because `efficient` sums over all patches.
-
-        Args:
-            rows: the rows of `reads`, and `null` and `grand`, the class probabilities v(∅) and v(all).
-        """
+        """Predict the Shapley values (B, N, K), in float32 because `efficient` sums over all patches."""
         phi = self.network(rows.get("image"), rows.get("embedding"), self._feature_maps(rows)).float()
         return efficient(phi, rows["null"], rows["grand"]) if self.normalisation == "additive" else phi
 

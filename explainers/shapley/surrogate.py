@@ -25,13 +25,11 @@ class Surrogate(TrainingModule):
     0 ... N. At the minimum, f_s(x_S) is the expectation of f(x) given the visible patches. f(x_S) itself is not,
     because f was not trained on images with removed patches.
 
+    The other arguments are those of `TrainingModule`.
+
     Args:
         target: the model; one copy is tuned, and another, frozen one is the teacher.
         grid: the patches that are removed.
-        optimizer: builds the optimiser from the parameters to train.
-        scheduler: builds the schedule from the optimiser and the number of steps.
-        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
-        seed: seed of the draws of coalitions and crops.
     """
 
     def __init__(

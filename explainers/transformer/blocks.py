@@ -30,11 +30,7 @@ def is_transformer(target: TargetModel) -> bool:
 
 
 def blocks_of(target: TargetModel) -> list[nn.Module]:
-    """Return the transformer blocks of a target, from input to output.
-
-    Raises:
-        UnsupportedModel: for models without transformer blocks.
-    """
+    """Return the transformer blocks of a target, from input to output; an UnsupportedModel if it has none."""
     blocks = _known_blocks(target.backbone)
     if not blocks:
         raise UnsupportedModel(
@@ -63,16 +59,7 @@ def _is_known(block: nn.Module) -> bool:
 
 
 def layer_index(target: TargetModel, layer: int, layers: Sequence[nn.Module] | None = None) -> int:
-    """Return the index of a layer from 0 to L − 1; a negative `layer` counts from the end.
-
-    Args:
-        target: the model.
-        layer: the index, negative from the end.
-        layers: the layers; `None` for the blocks of a transformer.
-
-    Raises:
-        InputError: if the model has no such layer.
-    """
+    """Return the index from 0 to L − 1 of one of `layers`, by default blocks; a negative one counts from the end."""
     count = len(blocks_of(target) if layers is None else layers)
     if layer not in range(-count, count):
         raise InputError(f"expected a layer from {-count} to {count - 1} of {target.name}, got {layer}")
@@ -90,11 +77,7 @@ def num_prefix_tokens(target: TargetModel) -> int:
 
 
 def readout(target: TargetModel, num_tokens: int) -> Tensor:
-    """Return the weight of each output token in the embedding, (T,), for a class token or average pooling.
-
-    Args:
-        target: a timm transformer.
-        num_tokens: T, including prefix tokens.
+    """Return the weight of each of T output tokens in the embedding, (T,), for a class token or average pooling.
 
     Raises:
         UnsupportedModel: if attention is not global, or the embedding is no class token and no average of tokens.
@@ -133,11 +116,7 @@ def embed_each(target: TargetModel, tokens: Tensor) -> Tensor:
 
 
 def head_projections(target: TargetModel, layer: int) -> Tensor:
-    """Return the linear map from the output of each head, of width d, to the tokens: (D, A, d), with the layer scale.
-
-    Args:
-        target: a timm transformer.
-        layer: index of the block.
+    """Return the linear map from the output of each head of a block to the tokens: (D, A, d), with the layer scale.
 
     Raises:
         UnsupportedModel: if the model normalises or gates the heads before the projection, or if it is quantised.
@@ -149,12 +128,12 @@ def head_projections(target: TargetModel, layer: int) -> Tensor:
             f"{target.name}, which normalises or gates them",
             "a method that does not separate heads, such as DecompX-SkipPLUS or GAE",
         )
-    weight = weight_of(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
+    weight = find_weight(target, block.attn.proj).unflatten(1, (block.attn.num_heads, -1))
     scale = layer_scale(block, "attention")
     return weight if scale is None else weight * scale[:, None, None]
 
 
-def weight_of(target: TargetModel, layer: Any) -> Tensor:
+def find_weight(target: TargetModel, layer: Any) -> Tensor:
     """The weight of a linear layer of a target; an UnsupportedModel if it is quantised."""
     if not isinstance(layer.weight, Tensor):
         raise UnsupportedModel("a model with floating-point weights", f"{target.name}, which is quantised", BY_MASKS)
@@ -173,28 +152,16 @@ def layer_scale(block: Any, part: Literal["attention", "mlp"]) -> Tensor | None:
 
 
 def value_paths(target: TargetModel, values: Tensor, layer: int) -> Tensor:
-    """Compute f_h(x_j), the value of token j in head h, projected to the width of the tokens: (B, A, T, D).
+    """Compute f_h(x_j), the value of token j in head h (B, A, T, d), after the projection to tokens: (B, A, T, D).
 
     The output of attention for token i is the bias of the projection plus Σ_h Σ_j A^h_ij f_h(x_j).
-
-    Args:
-        target: a timm transformer.
-        values: value vectors of each head, (B, A, T, d), see `recording.Record`.
-        layer: index of the block.
-
-    Raises:
-        UnsupportedModel: see `head_projections`.
     """
     weight = head_projections(target, layer)
     return torch.einsum("bhtc,dhc->bhtd", values.detach().to(weight.dtype), weight)
 
 
 def project_heads(target: TargetModel, heads: Tensor, layer: int) -> Tensor:
-    """Compute what the attention of a block adds to the tokens, if its heads return (B, A, T, d): (B, T, D).
-
-    Raises:
-        UnsupportedModel: see `head_projections`.
-    """
+    """Compute what the attention of a block adds to the tokens, if its heads return (B, A, T, d): (B, T, D)."""
     block: Any = blocks_of(target)[layer]
     weight, scale = head_projections(target, layer).flatten(1), layer_scale(block, "attention")
     bias = block.attn.proj.bias
@@ -227,20 +194,13 @@ def attention_channels(target: TargetModel) -> int:
 
 
 def attention_features(target: TargetModel, normalised: Tensor, block: int, kind: Features) -> Tensor:
-    """Compute the feature maps of an attention module (ViT-CX, Section 3.2).
+    """Compute feature maps (B, height, width, channels) of an attention module, without prefix tokens (ViT-CX, 3.2).
 
     Args:
-        target: a ViT, EVA or Swin. For a Swin, `block` counts the blocks of the second-to-last stage.
+        target: a ViT, EVA or Swin.
         normalised: normalised images, (B, C, H, W).
-        block: index of the transformer block; a negative one counts from the end.
-        kind: `attention` for the output of the attention module (the paper), `norm` for its normalised input (the
-            released code).
-
-    Returns:
-        Feature maps, (B, height, width, channels), without prefix tokens.
-
-    Raises:
-        UnsupportedModel: for models without attention modules.
+        block: index of the block, for Swin in the second-to-last stage; negative from the end.
+        kind: `attention` for the output of the module (the paper), `norm` for its normalised input (the released code).
     """
     outputs: list[Tensor] = []
     hook = attention_module(target, block, kind).register_forward_hook(lambda *call: outputs.append(call[-1]))

@@ -7,8 +7,8 @@ linear functional v of the embedding. Direct paths need neither training nor a b
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from explainers.errors import InputError, UnsupportedModel, check_distinct
 from explainers.models import TargetModel
 from explainers.transformer.blocks import blocks_of, head_projections, layer_index, num_prefix_tokens, readout
-from explainers.transformer.recording import Record, attached
+from explainers.transformer.recording import Record, attach_record
 from explainers.transformer.rules import Rules
 
 
@@ -24,18 +24,12 @@ from explainers.transformer.rules import Rules
 def record_direct(target: TargetModel, blocks: Sequence[int]) -> Iterator[Record]:
     """Record the attention that `direct_paths` needs, during the forward pass that runs inside this context.
 
-    The record holds attention rows of the tokens that the embedding reads, and values, without gradients.
-
-    Args:
-        target: a timm transformer with a class token or average pooling.
-        blocks: indices of the blocks, in ascending order.
-
-    Raises:
-        InputError: if the model has no such blocks or another readout, or unless exactly one forward pass ran inside.
+    The record holds attention rows of the tokens that the embedding reads, and values, without gradients. An InputError
+    says what `check_direct` finds, and unless exactly one forward pass ran inside.
     """
     check_direct(target, blocks)
     record = Record(blocks, Rules(), attention=True, rows=read_tokens(target))
-    with torch.no_grad(), attached(record, target):
+    with torch.no_grad(), attach_record(record, target):
         yield record
 
 
@@ -55,16 +49,9 @@ def direct_paths(
 
     Args:
         target: the recorded model.
-        record: the record that `record_direct` made.
+        record: what `record_direct` recorded.
         functionals: v, (B, V, D).
         heads: pairs (block, head) whose paths are summed; `None` for all.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
-    >>> with record_direct(target, [4, 5]) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> direct_paths(target, record).shape
-    torch.Size([1, 2, 100, 64])
     """
     prefix = num_prefix_tokens(target)
     rows = read_factors(target, record.final)
@@ -76,7 +63,7 @@ def direct_paths(
             row = row * torch.tensor(chosen, device=row.device)[:, None]
         carried = values[:, :, prefix:].transpose(1, 2) * row.mT[..., None]  # (B, N, A, d)
         projection = head_projections(target, layer).movedim(0, -1)  # (A, d, D)
-        projection = into_embedding(target, projection).to(carried.dtype)
+        projection = project_into_embedding(target, projection).to(carried.dtype)
         paths.append(carried.flatten(2) @ projection.flatten(0, 1))
     vectors = torch.stack(paths, 1)
     return vectors if functionals is None else vectors @ functionals[:, None].mT.to(vectors.dtype)
@@ -88,41 +75,29 @@ def head_paths(target: TargetModel, record: Record, functionals: Tensor) -> Tens
 
     Their sum over the A heads is `direct_paths(target, record, functionals)`. The vectors r_zl are never computed, so
     few functionals are cheap.
-
-    Args:
-        target: the recorded model, whose blocks have the same number of heads.
-        record: the record that `record_direct` made.
-        functionals: v, (B, V, D).
     """
     prefix = num_prefix_tokens(target)
     rows = read_factors(target, record.final)
     paths = []
     for layer, attention, values in zip(record.blocks, record.attention, record.values, strict=True):
         row = torch.einsum("br,bhrt->bht", rows.to(attention.dtype), attention)[..., prefix:]
-        projection = into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
+        projection = project_into_embedding(target, head_projections(target, layer).movedim(0, -1))  # (A, d, D)
         read = torch.einsum("bvc,hdc->bhdv", functionals.to(projection.dtype), projection)
         paths.append((values[:, :, prefix:] @ read.to(values.dtype)) * row[..., None])
     return torch.stack(paths, 1)
 
 
-def checked_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
-    """Check pairs (block, head), and return them with blocks from 0 to L − 1.
-
-    Raises:
-        InputError: unless these are pairs of a block, negative from the last, and one of its heads, each once.
-    """
-    pairs = isinstance(heads, Sequence) and all(
-        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, int) for part in pair) for pair in heads
-    )
-    if not pairs or not heads:
+def parse_heads(target: TargetModel, heads: Any) -> tuple[tuple[int, int], ...]:
+    """Check pairs of a block, negative from the last, and one of its heads, and return them with blocks from 0 on."""
+    if not heads or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
         raise InputError(f"expected heads as pairs of a block and a head, such as [[10, 3], [11, 0]], got {heads}")
     found = []
     for block, head in heads:
-        layer: Any = blocks_of(target)[layer_index(target, block)]
-        if not 0 <= head < layer.attn.num_heads:
-            count = layer.attn.num_heads
+        layer = layer_index(target, block)
+        count = cast(Any, blocks_of(target)[layer]).attn.num_heads
+        if not 0 <= head < count:
             raise InputError(f"expected heads from 0 to {count - 1} of block {block} of {target.name}, got {head}")
-        found.append((layer_index(target, block), int(head)))
+        found.append((layer, int(head)))
     check_distinct(heads=found)
     return tuple(found)
 
@@ -149,21 +124,18 @@ def check_direct(target: TargetModel, blocks: Sequence[int]) -> None:
 
 def default_direct(target: TargetModel) -> list[int]:
     """Return the blocks whose paths AnyHead adds by default: all but the first third; none without paths."""
-    try:
+    with suppress(InputError):
         count = len(blocks_of(target))
         blocks = list(range(count // 3, count))
         check_direct(target, blocks)
-    except InputError:
-        return []
-    return blocks
+        return blocks
+    return []
 
 
 def read_factors(target: TargetModel, final: Tensor) -> Tensor:
     """Return the weight of each token that the embedding reads, after the scales of the final normalisations: (B, R).
 
-    Args:
-        target: the recorded model.
-        final: output of the last block, (B, T, D).
+    `final` is the output of the last block, (B, T, D).
     """
     weights = readout(target, final.shape[1])
     tokens, weights = final[:, weights > 0].float(), weights[weights > 0]
@@ -175,9 +147,11 @@ def read_factors(target: TargetModel, final: Tensor) -> Tensor:
     return rows
 
 
-def into_embedding(target: TargetModel, parts: Tensor) -> Tensor:
+def project_into_embedding(target: TargetModel, parts: Tensor) -> Tensor:
     """Apply the linear part of the final normalisations to parts (..., D) of an output token."""
-    return through(getattr(target.backbone, "fc_norm", nn.Identity()), through(target.backbone.norm, parts))
+    return apply_linear_part(
+        getattr(target.backbone, "fc_norm", nn.Identity()), apply_linear_part(target.backbone.norm, parts)
+    )
 
 
 def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:
@@ -187,7 +161,7 @@ def inverse_scale(norm: nn.Module, tokens: Tensor) -> Tensor:
     return (tokens.var(-1, correction=0) + norm.eps).rsqrt()
 
 
-def through(norm: nn.Module, parts: Tensor) -> Tensor:
+def apply_linear_part(norm: nn.Module, parts: Tensor) -> Tensor:
     """Apply the linear part of a normalisation, centring and weight, to parts (..., D) of tokens."""
     if not isinstance(norm, nn.LayerNorm):
         return parts

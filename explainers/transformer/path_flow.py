@@ -32,12 +32,12 @@ from explainers.transformer.blocks import blocks_of, head_projections, layer_sca
 from explainers.transformer.direct_paths import (
     check_direct,
     direct_paths,
-    into_embedding,
     inverse_scale,
+    project_into_embedding,
     read_factors,
     read_tokens,
 )
-from explainers.transformer.recording import Record, attached, attention_scores
+from explainers.transformer.recording import Record, attach_record, attention_scores
 from explainers.transformer.rules import Rules
 
 Paths = Literal["direct", "flow"]
@@ -46,10 +46,6 @@ Paths = Literal["direct", "flow"]
 
 class FlowRecord(Record):
     """The record of a forward pass that `path_flow` needs, without gradients.
-
-    Args:
-        target: the model.
-        blocks: indices of the blocks to record.
 
     Attributes:
         attention: attention weights of the R tokens that the embedding reads, (B, A, R, T), of each block.
@@ -93,10 +89,7 @@ class FlowRecord(Record):
 def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
     """Compute diag(1 − s) + diag(s) Ā: the share of each patch token (rows) that came from each (columns), (B, N, N).
 
-    Args:
-        tokens: the patch tokens x before the attention of a block, (B, N, D).
-        update: o, what the attention adds to them.
-        between: Ā, the attention between patches, (B, N, N).
+    Of patch tokens x (B, N, D), their `update` o by attention, and the attention `between` patches, Ā (B, N, N).
     """
     size, added = (part.float().norm(dim=-1) for part in (tokens, update))
     share = added / (size + added)
@@ -106,18 +99,10 @@ def transition(tokens: Tensor, update: Tensor, between: Tensor) -> Tensor:
 
 @contextmanager
 def record_flow(target: TargetModel, blocks: Sequence[int]) -> Iterator[FlowRecord]:
-    """Record what `path_flow` needs, during the forward pass that runs inside this context.
-
-    Args:
-        target: a timm transformer with a class token or average pooling.
-        blocks: indices of the last blocks, in ascending order.
-
-    Raises:
-        InputError: see `check_flow`, or unless exactly one forward pass ran inside.
-    """
+    """Record what `path_flow` needs, during the one forward pass that runs inside this context; see `check_flow`."""
     check_flow(target, blocks)
     record = FlowRecord(target, blocks)
-    with torch.no_grad(), attached(record, target):
+    with torch.no_grad(), attach_record(record, target):
         yield record
 
 
@@ -139,24 +124,10 @@ def check_flow(target: TargetModel, blocks: Sequence[int]) -> None:
 def path_flow(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> Tensor:
     """Compute rel_l of all patches and the L recorded blocks l, (B, L, N, D), or v · rel_l, (B, L, N, V).
 
-    V functionals cost about V / D of all of them.
+    V functionals v (B, V, D) cost about V / D of all of them.
 
     Models with average pooling, or with other MLPs than two linear layers around a GELU, have no MLP paths: their
     direct paths flow between patches. (A Jacobian for each token that is read would cost more than the forward pass.)
-
-    Args:
-        target: the recorded model.
-        record: the record that `record_flow` made.
-        functionals: v, (B, V, D).
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
-    >>> with record_flow(target, [4, 5]) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> path_flow(target, record).shape
-    torch.Size([1, 2, 100, 64])
-    >>> path_flow(target, record, torch.rand(1, 3, 64)).shape
-    torch.Size([1, 2, 100, 3])
     """
     if has_mlp_paths(target, record.blocks):
         paths = mlp_paths(target, record, functionals)
@@ -182,47 +153,35 @@ def has_mlp_paths(target: TargetModel, blocks: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def mlp_paths(target: TargetModel, record: FlowRecord, functionals: Tensor | None = None) -> list[Tensor]:
-    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z: (B, N, D), or (B, N, V), for each recorded block l.
-
-    Args:
-        target: the recorded model, which reads one class token.
-        record: the record that `record_flow` made.
-        functionals: v, (B, V, D), to compute v · r_lz.
-    """
+    """Compute r_lz = J_l Σ_h A^h_0z f_h(x_z) of all patches z, (B, N, D), or v · r_lz, (B, N, V), for each block l."""
     final, dtype = record.final, record.values[0].dtype
-    of_output = into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
+    of_output = project_into_embedding(target, torch.eye(final.shape[-1], device=final.device)).mT
     factor = read_factors(target, final).sum(1)  # of the one token
     of_output = of_output if functionals is None else functionals.to(of_output.dtype) @ of_output
     jacobian = (factor[:, None, None] * of_output).to(dtype)  # of the embedding, (B, D, D), or of v · G, (B, V, D)
     paths = []
     for i in range(len(record.blocks) - 1, -1, -1):
         block: Any = blocks_of(target)[record.blocks[i]]
-        jacobian = before_mlp(jacobian, block, record.class_tokens[i])
+        jacobian = propagate_through_mlp(jacobian, block, record.class_tokens[i])
         of_heads = jacobian @ head_projections(target, record.blocks[i]).flatten(1).to(dtype)  # (B, D, A d)
         carried = record.values[i] * record.attention[i].sum(2)[..., None]  # (B, A, T, d)
         paths.append(carried[:, :, record.prefix :].transpose(1, 2).flatten(2) @ of_heads.mT)
     return paths[::-1]
 
 
-def before_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
-    """The Jacobian (B, D, D) of the embedding, or (B, V, D), before the MLP of a block, from that after it.
-
-    Args:
-        jacobian: the Jacobian after the MLP.
-        block: the transformer block.
-        tokens: class tokens between attention and MLP, (B, D).
-    """
+def propagate_through_mlp(jacobian: Tensor, block: Any, tokens: Tensor) -> Tensor:
+    """Compute the Jacobian (B, V, D) before the MLP of a block from that after it; `tokens` (B, D) enter the MLP."""
     mlp, factors, dtype = block.mlp, layer_scale(block, "mlp"), jacobian.dtype
     hidden = mlp.fc1(block.norm2(tokens))
     approximate = getattr(mlp.act, "approximate", "tanh" if isinstance(mlp.act, GELUTanh) else "none")
     slope = torch.ops.aten.gelu_backward(torch.ones_like(hidden), hidden, approximate=approximate)
     slope = slope * inverse_scale(block.norm2, tokens.float())[:, None]
-    read, write = after_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
+    read, write = fold_norm(block.norm2, mlp.fc1.weight.detach()), mlp.fc2.weight.detach().mT  # (C, D)
     write = write if factors is None else write * factors
     return jacobian + ((jacobian @ write.mT.to(dtype)) * slope.to(dtype)[:, None]) @ read.to(dtype)
 
 
-def after_norm(norm: nn.Module, weight: Tensor) -> Tensor:
-    """The map (C, D) of parts of a token by the linear part of a LayerNorm, then by a linear layer of weight (C, D)."""
+def fold_norm(norm: nn.Module, weight: Tensor) -> Tensor:
+    """Compute the map (C, D) of the linear part of a LayerNorm and then a linear layer of weight (C, D)."""
     weight = weight * norm.get_parameter("weight").detach()
     return weight - weight.mean(-1, keepdim=True)

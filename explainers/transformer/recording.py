@@ -25,10 +25,10 @@ class Record(TorchFunctionMode):
     Args:
         blocks: indices of the blocks whose attention is recorded.
         rules: rules of the backward pass.
-        attention: if True, record attention weights and value vectors.
-        biases: if True, record the biases and the outputs of their layers.
+        attention: record attention weights and value vectors. Attention is then not fused, hence slower.
+        biases: record the biases and the outputs of their layers.
         start: index of the first block whose gradients are wanted.
-        norms: if True, record the outputs of the first normalisations.
+        norms: record the outputs of the first normalisations.
         rows: function from the number of tokens T to a mask (T,) of the rows of attention to record, without gradients;
             of the tokens, only `final` is then recorded. `None` records all rows and tokens, with their graph.
 
@@ -83,9 +83,6 @@ class Record(TorchFunctionMode):
         Returns:
             For each tensor its gradients, (B, V, ...); zeros for layers with a bias that the rules make constant, such
             as those of queries and keys if attention is frozen.
-
-        Raises:
-            InputError: if the embeddings do not depend on another tensor.
         """
         seeds = functionals.to(embeddings.dtype).movedim(1, 0)  # (V, B, D)
         batched = len(seeds) > 1  # a batch of one would cost more than a plain pass
@@ -205,15 +202,8 @@ def record_pass(
 ) -> Iterator[Record]:
     """Record the forward pass of a transformer that runs inside this context, with its graph.
 
-    The context enables gradients, even under `torch.no_grad`, and on exit restores hooks and flags of the model.
-
-    Args:
-        target: the model to record; a timm transformer.
-        rules: rules of the backward pass; `None` computes plain gradients.
-        attention: if True, record attention weights and value vectors. Attention is then not fused, hence slower.
-        biases: if True, record the biases and the outputs of their layers.
-        start: index of the first block whose gradients are wanted.
-        norms: if True, record the outputs of the first normalisations.
+    The context enables gradients, even under `torch.no_grad`, and on exit restores hooks and flags of the model. The
+    arguments are those of `Record`; without `rules`, gradients are plain.
 
     Raises:
         InputError: if the model has no transformer blocks, or unless exactly one forward pass ran inside.
@@ -227,7 +217,7 @@ def record_pass(
     (6, torch.Size([1, 2, 101, 101]), torch.Size([1, 1, 101, 64]))
     """
     record = Record(range(len(blocks_of(target))), rules or Rules(), attention, biases, start, norms)
-    with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attached(record, target):
+    with gradients_of_inputs(target), check_gradients(target, (record.rules, start)), attach_record(record, target):
         yield record
 
 
@@ -247,12 +237,8 @@ def gradients_of_inputs(target: TargetModel) -> Iterator[None]:
 
 
 @contextmanager
-def attached(record: Record, target: TargetModel) -> Iterator[None]:
-    """Attach a record to the blocks of a target for one forward pass; on exit, restore hooks and flags.
-
-    Raises:
-        InputError: unless exactly one forward pass ran inside.
-    """
+def attach_record(record: Record, target: TargetModel) -> Iterator[None]:
+    """Attach a record to the blocks of a target for exactly one forward pass; on exit, restore hooks and flags."""
     blocks: list[Any] = blocks_of(target)
     with ExitStack() as stack:
         for number, block in enumerate(blocks):
@@ -276,11 +262,6 @@ def attached(record: Record, target: TargetModel) -> Iterator[None]:
 
 class HeadsRecord(Record):
     """The record of a forward pass that `record_heads` makes.
-
-    Args:
-        target: the model.
-        start: index of the first block whose heads are recorded.
-        rules: rules of the backward pass.
 
     Attributes:
         queries: of each block from `start` on, as attention compares them: normalised and rotated, (B, A, T, d).
@@ -309,24 +290,10 @@ class HeadsRecord(Record):
 def record_heads(
     target: TargetModel, start: int, rules: Rules | None = None, gradients: bool = False
 ) -> Iterator[HeadsRecord]:
-    """Record the heads of the blocks from `start` on, during the forward pass that runs inside this context.
+    """Record the heads of the blocks from `start` on, during the one forward pass that runs inside this context.
 
-    Args:
-        target: a timm transformer with global attention.
-        start: index of the first block.
-        rules: rules of the backward pass; `None` computes plain gradients.
-        gradients: record the graph from block `start` on, for gradients of `mixed`.
-
-    Raises:
-        InputError: unless exactly one forward pass ran inside.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_vit", num_classes=2)).eval()
-    >>> with record_heads(target, start=5) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> len(record.keys), record.keys[0].shape
-    (1, torch.Size([1, 2, 101, 32]))
+    With `gradients`, record the graph from block `start` on, for gradients of `mixed` under the `rules`.
     """
     record = HeadsRecord(target, start, rules or Rules())
-    with gradients_of_inputs(target) if gradients else torch.no_grad(), attached(record, target):
+    with gradients_of_inputs(target) if gradients else torch.no_grad(), attach_record(record, target):
         yield record

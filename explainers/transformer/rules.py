@@ -46,13 +46,7 @@ class Rules:
 
 
 def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
-    """Return x; its gradient is multiplied by `factor`.
-
-    >>> x = torch.tensor(3.0, requires_grad=True)
-    >>> y = scale_gradient(x, 0.5)
-    >>> y.item(), torch.autograd.grad(y, x)[0].item()
-    (3.0, 0.5)
-    """
+    """Return x; its gradient is multiplied by `factor`."""
     return x.detach() + factor * (x - x.detach())
 
 
@@ -72,27 +66,13 @@ def rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None 
 
 
 def activation(x: Tensor, y: Tensor) -> Tensor:
-    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant.
-
-    At 0, c is 1/2, the limit for GELU and SiLU.
-
-    >>> x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
-    >>> y = activation(x, F.silu(x))
-    >>> torch.allclose(torch.autograd.grad(y.sum(), x)[0], x.sigmoid())
-    True
-    """
+    """Return y = f(x) with the gradient of x · c, where c = f(x) / x is a constant, and 1/2 at 0 as of GELU."""
     tiny = x.abs() < 1e-6
     return x * torch.where(tiny, 0.5, y / x.masked_fill(tiny, 1)).detach()
 
 
 def linear(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
-    """Return y = x Wᵀ + b with the gradient of the α = 1 rule: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i.
-
-    Args:
-        x: input of the layer, (..., C).
-        weight: W, (C', C).
-        y: output of the layer, (..., C').
-    """
+    """Return y = x Wᵀ + b with the gradient of the α = 1 rule: R_j = Σ_i (x_j w_ij)⁺ / Σ_k (x_k w_ik)⁺ · R_i."""
     positive = F.linear(x.clamp(min=0), weight.clamp(min=0)) + F.linear(x.clamp(max=0), weight.clamp(max=0))
     empty = positive.detach() < 1e-9  # an output without positive summands passes no relevance on
     share = (y / positive.masked_fill(empty, 1)).masked_fill(empty, 0).detach()
@@ -148,9 +128,7 @@ def attention_factors(rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
 
 
 def residual(rules: Rules, x: Tensor, update: Tensor) -> Tensor:
-    """Return x + update, the result of a skip connection, with the gradient that the rules give it."""
-    if rules.residual == "sum":
-        return x + update
+    """Return x + update, the result of a skip connection, under the rules `signed` and `conserved`."""
     return signed_residual(x, update, rules.gamma) if rules.residual == "signed" else conserved_residual(x, update)
 
 

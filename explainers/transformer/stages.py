@@ -5,6 +5,7 @@ The outputs of the stages stand for the tokens that enter the blocks of a transf
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,23 +18,19 @@ from explainers.transformer.recording import Record, gradients_of_inputs
 from explainers.transformer.rules import Rules
 
 
-def stages_of(target: TargetModel) -> list[nn.Module]:
-    """Return the modules whose outputs are the feature maps of a model, from input to output, as timm lists them.
-
-    Raises:
-        UnsupportedModel: for models without.
-    """
+def find_stages(target: TargetModel) -> list[nn.Module]:
+    """Return the modules whose outputs are the feature maps of a model, as timm lists them."""
     names = [level.get("module", "") for level in getattr(target.backbone, "feature_info", [])]
     try:
         stages = [target.backbone.get_submodule(name) for name in names if name]
     except AttributeError:
         stages = []
     if not stages:
-        raise no_maps(target)
+        raise missing_maps(target)
     return stages
 
 
-def no_maps(target: TargetModel) -> UnsupportedModel:
+def missing_maps(target: TargetModel) -> UnsupportedModel:
     """The error for a model without feature maps that the embedding depends on."""
     otherwise = "a transformer or a CNN of timm, or a method for any model, such as RISE or IntegratedGradients"
     return UnsupportedModel("a model with layers of tokens or of square feature maps", target.name, otherwise)
@@ -41,29 +38,17 @@ def no_maps(target: TargetModel) -> UnsupportedModel:
 
 @contextmanager
 def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
-    """Record the feature maps of the forward pass that runs inside this context, with its graph.
+    """Record the feature maps (B, h, w, C) of the forward pass that runs inside this context, as `inputs`.
 
-    Args:
-        target: the model to record.
-        start: index of the first stage whose gradients are wanted.
-
-    Raises:
-        UnsupportedModel: if the stages from `start` on do not output feature maps.
-
-    >>> import timm
-    >>> target = TargetModel(timm.create_model("test_resnet", num_classes=2)).eval()
-    >>> with record_stages(target, start=3) as record:
-    ...     embeddings = target.embed(torch.rand(1, 3, 160, 160))
-    >>> record.inputs[-1].shape, record.gradients(embeddings, torch.ones(1, 1, 96), record.inputs[-1:])[0].shape
-    (torch.Size([1, 5, 5, 96]), torch.Size([1, 1, 5, 5, 96]))
+    An UnsupportedModel says that the stages from `start` on, where the graph begins, do not output feature maps.
     """
     record = Record((), Rules(), attention=False)
     channels = [level["num_chs"] for level in target.backbone.feature_info]
     maps: dict[int, Tensor] = {}
 
-    def leave(number: int, output: Any) -> Tensor:
+    def leave(number: int, stage: nn.Module, inputs: Any, output: Any) -> Tensor:
         if not isinstance(output, Tensor) or output.dim() != 4 or number in maps:
-            raise no_maps(target)
+            raise missing_maps(target)
         output = output.detach().requires_grad_() if number == start else output
         channels_first = output.shape[1] == channels[number]
         maps[number] = output.movedim(1, -1) if channels_first else output
@@ -73,24 +58,14 @@ def record_stages(target: TargetModel, start: int = 0) -> Iterator[Record]:
     with ExitStack() as stack:
         stack.enter_context(gradients_of_inputs(target))
         stack.enter_context(check_gradients(target, ("stages", start)))
-        for number, stage in list(enumerate(stages_of(target)))[start:]:
-
-            def hook(stage: nn.Module, inputs: Any, output: Any, number: int = number) -> Tensor:
-                return leave(number, output)
-
-            stack.callback(stage.register_forward_hook(hook).remove)
+        for number, stage in list(enumerate(find_stages(target)))[start:]:
+            stack.callback(stage.register_forward_hook(partial(leave, number)).remove)
         yield record
     record.inputs = [maps.get(number, torch.empty(0)) for number in range(len(channels))]
 
 
 def check_stages(target: TargetModel, image_size: int, start: int) -> None:
-    """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on.
-
-    Args:
-        target: the model; it embeds one blank image.
-        image_size: side of the image, in pixels.
-        start: index of the first stage.
-    """
+    """Raise an UnsupportedModel unless the embedding depends on the maps of all stages from `start` on."""
     blank = torch.zeros(1, len(target.mean), image_size, image_size, device=target.mean.device)
     with record_stages(target, start) as record:
         embedding = target.embed(blank)
@@ -98,6 +73,6 @@ def check_stages(target: TargetModel, image_size: int, start: int) -> None:
     try:
         gradients = torch.autograd.grad(embedding, maps, torch.ones_like(embedding), allow_unused=True)
     except RuntimeError as error:  # no graph at all
-        raise no_maps(target) from error
+        raise missing_maps(target) from error
     if any(gradient is None for gradient in gradients):
-        raise no_maps(target)
+        raise missing_maps(target)

@@ -9,7 +9,6 @@ from captum.attr import LayerGradientXActivation
 from toys import assert_same
 
 from explainers import posthoc
-from explainers.posthoc import cam
 
 METHODS = {
     "GradCAM": references.grad_cam,
@@ -47,13 +46,6 @@ def test_cat_is_plus_of_hirescam(target, grid, images):
     assert torch.equal(heatmaps, posthoc.CAT(target, grid)(images, LABELS))
 
 
-def test_features_that_are_not_negative_are_as_in_cnns(grid):
-    """Then no formula depends on the signs of features, and LayerCAM is GradCAMElementWise (Section 3.4)."""
-    features, gradient = torch.rand(2, 5, 4, 4, 8), torch.randn(2, 1, 5, 4, 4, 8)
-    torch.testing.assert_close(cam.x_grad_cam(features, gradient, absolute=True), cam.x_grad_cam(features, gradient))
-    torch.testing.assert_close(cam.layer_cam(features, gradient), cam.element_wise_cam(features, gradient))
-
-
 @pytest.mark.parametrize("layer", [0, -2])
 def test_captum_has_the_same_gradients_of_layers(make_target, grid, images, layer):
     target = make_target(depth=3)
@@ -65,17 +57,3 @@ def test_captum_has_the_same_gradients_of_layers(make_target, grid, images, laye
         of_inputs = {"tokens": "input"} if multiplied else {}
         found = posthoc.build(name, target, grid, {"layer": layer} | of_inputs)(images, LABELS).flatten(1)
         torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5 * expected.abs().max().item())
-
-
-def test_the_last_map_of_hirescam_is_zero_behind_layer_norm(make_target, grid, images):
-    target = references.in_double(make_target(depth=3))
-    last, before = (posthoc.HiResCAM(target, grid, layer=at, tokens="input")(images, LABELS) for at in (-1, -2))
-    assert last.abs().max() < 1e-3 * before.abs().max()
-    assert posthoc.HiResCAM(target, grid)(images, LABELS).abs().max() > 0.1 * before.abs().max()
-
-
-def test_cam_of_a_map_of_features():
-    """Two channels of 1 × 2 positions: weights 2 and −1."""
-    features = torch.tensor([[[[1.0, 4.0], [3.0, 5.0]]]])
-    gradient = torch.tensor([[[[[1.0, -3.0], [3.0, 1.0]]]]])
-    assert cam.cam(features, gradient).tolist() == [[[[-2.0, 1.0]]]]

@@ -91,23 +91,6 @@ def test_it_explains_several_functionals_of_the_embedding_at_once(make_target, i
         torch.testing.assert_close(together[:, number], alone, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "model", "message"),
-    [
-        (
-            "LibraXGradCAM",
-            "test_resnet",
-            "expected a transformer with blocks .* for LibraXGradCAM, got test_resnet: take",
-        ),
-        ("GradCAM-Rollout", "test_resnet", "Rollout needs a method that gives a matrix"),
-        ("InputXGradient", "test_resnet", "expected a transformer with blocks .* for InputXGradient, got test_resnet"),
-    ],
-)
-def test_what_a_model_has_not_is_refused_with_what_it_has(make_target, method, model, message):
-    with pytest.raises(InputError, match=f"^{message}"):
-        posthoc.build(method, make_target(model), GRID)
-
-
 def test_a_layer_that_does_not_exist_is_refused(make_target):
     with pytest.raises(InputError, match="^expected a layer from -5 to 4 of test_resnet, got 5$"):
         posthoc.GradCAM(make_target("test_resnet"), GRID, layer=5)

@@ -6,7 +6,7 @@ import torch
 from toys import assert_same
 
 from explainers.posthoc.gradients import CAT, AttCAT, AttIxG, FullGrad, InputXGradient, TokenGradient
-from explainers.posthoc.layerwise import PLUS, SkipPLUS
+from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.propagation import DecompX, libra
 
 frozen_full_grad = libra(FullGrad)
@@ -74,14 +74,6 @@ def test_fullgrad_plus_counts_each_bias_once(target, grid, images, first, frozen
     assert_same(heatmaps, expected)
     several = first < len(target.backbone.blocks) - 1
     assert torch.allclose(heatmaps.double(), torch.stack(naive), atol=1e-3 * heatmaps.abs().max()) != several
-
-
-def test_fullgrad_skipplus_starts_in_the_middle(target, grid, images):
-    middle = (len(target.backbone.blocks) + 1) // 2
-    heatmaps = SkipPLUS(target, grid, FullGrad)(images, LABELS)
-    for heatmap, image, label in zip(heatmaps, images, LABELS.tolist(), strict=True):
-        x, v = references.entering(target, image), references.of_class(target, label).double()
-        assert_same(heatmap[None], references.full_grad_plus(target, x, v, middle)[None])
 
 
 def test_a_network_without_biases_has_the_fullgrad_of_its_input(make_target, grid, images):

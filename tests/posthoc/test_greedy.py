@@ -3,7 +3,7 @@
 import pytest
 import references
 import torch
-from test_pixel_gradients import CLASSES, only_one_patch
+from test_pixel_gradients import CLASSES
 
 from explainers.masking import PatchGrid
 from explainers.models.removal import embed_visible
@@ -66,38 +66,6 @@ def test_equal_patches_are_chosen_by_their_number():
     worth = torch.tensor([[1.0, 2, 2, 1, 2, 1], [0, 0, 0, 0, 0, 0]])
     order = greedy_order(lambda sets: (sets * worth[:, None]).sum(-1), 2, 6, candidates=4, step=2)
     assert order.tolist() == [[1, 2, 4, 0, 3, 5], [0, 1, 2, 3, 4, 5]]
-
-
-@torch.no_grad()
-def test_the_search_comes_close_to_the_best_of_all_orders_and_never_beats_it(make_target, images):
-    target = make_target(img_size=24)
-    seen = references.coalition_values(target.probabilities, target.normalise(images[:1, :, :24, :24])[0], side=3)
-    everything = frozenset(range(9))
-    value = {some: (seen[some] - seen[everything - some])[CLASSES[0]].item() for some in seen}
-    best, mean = {frozenset(): 0.0}, {frozenset(): 0.0}  # over orders: sums of the values on the way to a set
-    for some in sorted(value, key=len)[1:]:
-        best[some] = value[some] + max(best[some - {last}] for last in some)
-        mean[some] = value[some] + sum(mean[some - {last}] for last in some) / len(some)
-    low, high = mean[everything], best[everything]
-    for candidates, step in ((9, 1), (4, 2)):
-        order = greedy_order(lambda sets: lookup(value, sets), 1, 9, candidates, step)[0].tolist()
-        reached = sum(value[frozenset(order[:size])] for size in range(1, 10))
-        assert low + 0.75 * (high - low) < reached < high + 1e-6
-
-
-def lookup(value, sets):
-    """The values of sets (1, M, N) from a dictionary."""
-    return torch.tensor([[value[frozenset(some.nonzero().flatten().tolist())] for some in sets[0]]])
-
-
-def test_a_patch_for_the_class_is_first_and_one_against_it_last(target, grid, images):
-    blind = only_one_patch(target, 7)
-    with torch.no_grad():
-        blank, whole = (blind.probabilities(some) for some in (torch.zeros(1, 3, 32, 32), blind.normalise(images)))
-    gain = (whole - blank).take_along_dim(CLASSES[:, None], 1)[:, 0]
-    assert (gain.abs() > 1e-3).all() and (gain > 0).any() and (gain < 0).any()
-    ranks = GreedyOrder(blind, grid, candidates=4, step=3)(images, CLASSES).flatten(1)
-    assert torch.equal(ranks[:, 7], torch.where(gain > 0, 1, 1 / 16))
 
 
 def test_the_step_is_a_twentieth_of_the_patches_unless_candidates_are_fewer(target, make_target):

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 from toys import assert_same
 
-from explainers.posthoc.attention import AttentionGradient, GenAtt, GradSAM, RawAttention
+from explainers.posthoc.attention import AttentionGradient, GenAtt, RawAttention
 from explainers.posthoc.cam import ElementWiseCAM, GradCAM, GradCAMPlusPlus, LayerCAM, XGradCAM, XGradCAMPlus
 from explainers.posthoc.gradients import AttIxG, FullGrad, InputXGradient, TokenGradient
-from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS, rollout
+from explainers.posthoc.layerwise import PLUS, Rollout, SkipPLUS
 from explainers.posthoc.propagation import LRP, AttnLRP, ConservativeLRP, DecompX, ResLRP
 from explainers.posthoc.white_box import class_functionals, sum_on_grid
 
@@ -57,11 +57,6 @@ def test_skipplus_starts_at_the_middle_layer(double, grid, images, method):
     assert_same(heatmaps, references.sums(double, images[:2], LABELS[:2], middle, SUMMED[method]))
 
 
-def test_gradsam_is_plus_of_genatt(target, grid, images):
-    """SkipPLUS, Section 3.4."""
-    assert torch.equal(GradSAM(target, grid)(images, LABELS), PLUS(target, grid, GenAtt)(images, LABELS))
-
-
 @pytest.mark.parametrize("global_pool", ["token", "avg"])
 def test_rollout_is_the_product_over_layers(make_target, grid, images, global_pool):
     """SkipPLUS, Equation 2, with whole matrices; then the row of the class token, or the mean row of the patches."""
@@ -75,15 +70,6 @@ def test_rollout_is_the_product_over_layers(make_target, grid, images, global_po
         assert_same(heatmap[None], references.on_grid(target, row)[None])
 
 
-def test_rollout_of_rows_for_several_functionals():
-    matrices = [torch.rand(2, 3, 4, 4) for _ in range(3)]
-    row = torch.rand(2, 3, 4)
-    product = torch.eye(4)
-    for matrix in matrices:
-        product = (0.3 * torch.eye(4) + 0.7 * matrix) @ product
-    torch.testing.assert_close(rollout(matrices, row, 0.3, 0.7), (row[:, :, None] @ product)[:, :, 0])
-
-
 @pytest.mark.parametrize("method", OF_EACH_KIND)
 def test_functionals_at_once_are_those_one_by_one(target, grid, images, method):
     functionals = torch.randn(5, 3, 24, dtype=torch.double)
@@ -95,15 +81,6 @@ def test_functionals_at_once_are_those_one_by_one(target, grid, images, method):
             alone = explainer.explain(images, functionals[:, i])
             size = alone.abs().max().item()
             torch.testing.assert_close(together[:, i], alone, rtol=1e-4, atol=1e-5 * size)
-
-
-@pytest.mark.parametrize("method", OF_EACH_KIND)
-def test_the_functional_of_a_class_is_its_row_of_the_head(double, grid, images, method):
-    explainer = PLUS(double, grid, method)
-    rows = torch.stack([references.of_class(double, label) for label in LABELS.tolist()])
-    expected = explainer(images, LABELS)
-    with torch.inference_mode():
-        assert_same(explainer.explain(images.clone(), rows.clone()), expected)
 
 
 def test_the_functional_of_a_probability_is_contrastive(target, images):
@@ -137,15 +114,6 @@ def test_the_log_odds_of_a_single_logit_are_the_logit(make_target):
     of_half = class_functionals(target, embeddings, torch.tensor([1, 0]))
     assert of_half.abs().max() > 0
     torch.testing.assert_close(class_functionals(target, embeddings, torch.tensor([1, 0]), "log_odds"), 2 * of_half)
-
-
-def test_a_probability_is_explained_by_its_functional(target, grid, images):
-    with torch.no_grad():
-        embeddings = target.embed(target.normalise(images))
-    v = class_functionals(target, embeddings, LABELS, "probability")
-    method = PLUS(target, grid, lambda **to: DecompX(**to, output="probability"))
-    expected = method.explain(images, v)
-    torch.testing.assert_close(method(images, LABELS), expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("method", [InputXGradient, GradCAM, XGradCAM, DecompX, AttnLRP, ResLRP])

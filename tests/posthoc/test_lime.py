@@ -14,13 +14,13 @@ from explainers.posthoc.lime import LIME, fit_linear
 def test_lime_is_the_reference(target, grid, images):
     explainer = LIME(target, grid, samples=50, alpha=0.3, kernel_width=0.5, seed=4)
     heatmaps = explainer(images[:3], CLASSES[:3])
-    keeps = sampled(explainer)
+    keeps = read_samples(explainer)
     for i, image in enumerate(target.normalise(images[:3])):
         expected = slow.lime(target.probabilities, image, CLASSES[i], keeps.tolist(), 0.3, 0.5)
         close(heatmaps[i].flatten().double(), expected)
 
 
-def sampled(explainer):
+def read_samples(explainer):
     """The samples that an explainer takes, read off the images that its target sees."""
     seen, target = [], explainer.target
     original = target.embed
@@ -35,7 +35,7 @@ def sampled(explainer):
 @pytest.mark.parametrize("alpha", [0.01, 0.0005])
 def test_lime_with_the_lasso_is_captums_on_the_same_samples(target, grid, images, alpha):
     explainer = LIME(target, grid, samples=80, regression="lasso", alpha=alpha)
-    found, keeps = explainer(images[:2], CLASSES[:2]), sampled(explainer)
+    found, keeps = explainer(images[:2], CLASSES[:2]), read_samples(explainer)
     patches = torch.arange(16).view(1, 1, 4, 4).repeat_interleave(8, -1).repeat_interleave(8, -2)
 
     def draw(*_, **settings):
@@ -43,9 +43,7 @@ def test_lime_with_the_lasso_is_captums_on_the_same_samples(target, grid, images
 
     for i, normalised in enumerate(target.normalise(images[:2])):
         method = captum.attr.Lime(
-            target.probabilities,
-            interpretable_model=SkLearnLasso(alpha=alpha),
-            perturb_func=draw,
+            target.probabilities, interpretable_model=SkLearnLasso(alpha=alpha), perturb_func=draw
         )
         settings = {"feature_mask": patches, "n_samples": 80, "return_input_shape": False}
         theirs = method.attribute(normalised[None], 0, int(CLASSES[i]), **settings)

@@ -15,8 +15,15 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from explainers.models import as_target
-from explainers.posthoc.pixel_explainer import Explained, mean_gradients
-from explainers.posthoc.pixel_gradients import DeepLift, GradientSHAP, IntegratedGradients, Saliency, SmoothGrad
+from explainers.posthoc.pixel_gradients import (
+    DeepLift,
+    Explained,
+    GradientSHAP,
+    IntegratedGradients,
+    Saliency,
+    SmoothGrad,
+    mean_gradients,
+)
 from explainers.posthoc.soft_masks import gaussian_noise, patch_means
 from explainers.sampling import uniform
 
@@ -148,14 +155,8 @@ class FunctionalReLU(nn.Module):
     [
         (DeepLift, nn.ReLU, None),
         (DeepLift, FunctionalReLU, "^DeepLift: expected attributions that add up .* F.relu, .* take Integrated"),
-        (partial(DeepLift, multiply_by_inputs=False), FunctionalReLU, "^DeepLift: expected attributions that add up"),
-        (IntegratedGradients, FunctionalReLU, None),
         (partial(IntegratedGradients, multiply_by_inputs=False), FunctionalReLU, None),
-        (
-            partial(IntegratedGradients, steps=1),
-            FunctionalReLU,
-            ": steps=1 is too small: set steps=4, or take ",
-        ),
+        (partial(IntegratedGradients, steps=1), FunctionalReLU, ": steps=1 is too small: set steps=4, or take "),
     ],
 )
 def test_attributions_that_do_not_add_up_are_told(grid, images, of, hidden, expected):
@@ -171,16 +172,6 @@ def test_attributions_that_do_not_add_up_are_told(grid, images, of, hidden, expe
         of(target, grid)(images, CLASSES)
     messages = [str(each.message) for each in told if "add up" in str(each.message)]
     assert bool(messages) == bool(expected) and all(re.search(expected, message) for message in messages)
-
-
-def test_another_seed_is_other_noise_and_more_noise_is_another_map(target, grid, images):
-    first = SmoothGrad(target, grid, 3)(images, CLASSES)
-    for change in ({"seed": 1}, {"noise": 0.5}, {"samples": 4}):
-        assert not torch.allclose(SmoothGrad(target, grid, **{"samples": 3} | change)(images, CLASSES), first)
-    for kind in (SmoothGrad, GradientSHAP):
-        assert kind(target, grid, samples=7).forward_passes == 7
-    assert IntegratedGradients(target, grid, steps=9).forward_passes == 9
-    assert (Saliency(target, grid).forward_passes, DeepLift(target, grid).forward_passes) == (1, 2)
 
 
 def test_noise_is_standard_normal_and_independent(target):

@@ -1,7 +1,5 @@
 """Grad-ECLIP, MaskCLIP and NACLIP: methods from papers on CLIP, which explain prompts and any other functional."""
 
-from functools import partial
-
 import pytest
 import references_attention as slow
 import references_dense as references
@@ -10,8 +8,6 @@ from references_attention import agree
 
 from explainers import VectorExplainer, posthoc
 from explainers.masking import PatchGrid
-from explainers.posthoc.white_box import class_functionals
-from explainers.transformer.recording import record_heads
 
 CLASSES = torch.tensor([3, 0, 4, 1, 1])
 CLIP = "vit_base_patch32_clip_quickgelu_224", {"num_classes": 16}
@@ -31,7 +27,7 @@ def small(make_target, name, **arguments):
     return make_target(name, **(size | arguments))
 
 
-def compared(make_target, images, grid, model, method, reference, **options):
+def check_reference(make_target, images, grid, model, method, reference, **options):
     """Heatmaps of two functionals, and the slow version for one image."""
     name, arguments = model
     target = small(make_target, name, **arguments).double()
@@ -45,27 +41,27 @@ def compared(make_target, images, grid, model, method, reference, **options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_grad_eclip_weighs_channels_by_gradients_and_patches_by_cosines(make_target, grid, images, name):
-    compared(make_target, images, grid, MODELS[name], posthoc.GradECLIP, references.grad_eclip)
+    check_reference(make_target, images, grid, MODELS[name], posthoc.GradECLIP, references.grad_eclip)
 
 
 @pytest.mark.parametrize("options", [{"layers": 2}, {"similarity": "projected"}], ids=str)
 def test_options_of_grad_eclip(make_target, grid, images, options):
-    compared(make_target, images, grid, CLIP, posthoc.GradECLIP, references.grad_eclip, **options)
+    check_reference(make_target, images, grid, CLIP, posthoc.GradECLIP, references.grad_eclip, **options)
 
 
 @pytest.mark.parametrize("block", ["values", "whole"])
 @pytest.mark.parametrize("name", DENSE)
 def test_mask_clip_projects_the_values_of_each_patch(make_target, grid, images, name, block):
-    compared(make_target, images, grid, DENSE[name], posthoc.MaskCLIP, references.mask_clip, block=block)
+    check_reference(make_target, images, grid, DENSE[name], posthoc.MaskCLIP, references.mask_clip, block=block)
 
 
 @pytest.mark.parametrize("name", DENSE)
 def test_naclip_attends_to_similar_keys_and_to_neighbours(make_target, grid, images, name):
-    compared(make_target, images, grid, DENSE[name], posthoc.NACLIP, references.naclip)
+    check_reference(make_target, images, grid, DENSE[name], posthoc.NACLIP, references.naclip)
 
 
 def test_a_narrow_kernel(make_target, grid, images):
-    compared(make_target, images, grid, CLIP, posthoc.NACLIP, references.naclip, std=0.7)
+    check_reference(make_target, images, grid, CLIP, posthoc.NACLIP, references.naclip, std=0.7)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -98,34 +94,3 @@ def test_heatmaps_are_products_with_the_vectors_of_patches(target, images, metho
         torch.testing.assert_close(functionals @ vectors.mT, heatmaps, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(embeddings, target.embed(target.normalise(images)))
         assert not (vectors.requires_grad or embeddings.requires_grad)
-
-
-@pytest.mark.parametrize("method", ["MaskCLIP", "NACLIP"])
-def test_a_patch_is_most_similar_to_itself(target, grid, images, method):
-    explainer = posthoc.build(method, target, grid)
-    for planted in (4, 13):
-        of_patch = explainer.decompose(images)[0][:, planted]
-        heatmaps = explainer.explain(images, of_patch).flatten(1)
-        assert (heatmaps.argmax(1) == planted).all()
-        torch.testing.assert_close(heatmaps[:, planted], torch.ones(5))
-
-
-def test_grad_eclip_finds_the_only_patch_with_a_value(target, grid, images):
-    method = posthoc.GradECLIP(target, grid)
-    with record_heads(target, 1, gradients=True) as record:
-        embeddings = target.embed(target.normalise(images))
-    assert len(record.values) == 1
-    record.values[0][:, :, [i for i in range(17) if i != 1 + 6]] = 0
-    functional = torch.randn(5, 1, 24)
-    both = torch.cat([functional, -functional], 1)
-    found = method.heatmaps(record, partial(record.gradients, embeddings, both)).sum(1).flatten(1)
-    assert (found[:, 6] > 0).sum() >= 4  # in some image its key may be the least similar
-    assert found[:, torch.arange(16) != 6].abs().max() == 0
-
-
-def test_the_kind_of_the_class_score_is_a_functional(target, grid, images):
-    embeddings = target.embed(target.normalise(images))
-    functionals = class_functionals(target, embeddings, CLASSES, "log_odds")
-    for method in METHODS:
-        explainer = posthoc.build(method, target, grid, {"output": "log_odds"})
-        torch.testing.assert_close(explainer(images, CLASSES), explainer.explain(images, functionals))

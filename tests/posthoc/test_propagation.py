@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from toys import assert_same
 
-from explainers.posthoc.attention import PartialLRP
 from explainers.posthoc.gradients import FullGrad
-from explainers.posthoc.layerwise import PLUS, SkipPLUS
+from explainers.posthoc.layerwise import PLUS
 from explainers.posthoc.propagation import (
     FROZEN,
     LRP,
@@ -52,37 +51,6 @@ def test_changed_gradients_propagate_relevance(double, grid, images, method, lay
     assert_same(heatmaps, references.maps(double, images, LABELS, index, METHODS[method]))
 
 
-def test_the_decomposition_is_complete(double, images):
-    """The parts of a token sum to the token after every block, and the parts of the embedding to the embedding."""
-    x = references.entering(double, images[0])
-    blocks, end = references.walk(double, x)
-    for layer, block in enumerate(blocks):
-        states, parts = references.decompose(double, block.x.detach(), layer)
-        following = [*(later.x for later in blocks[layer + 1 :]), end.x]
-        for state, tokens in zip(states, following, strict=True):
-            torch.testing.assert_close(state.sum(1), tokens.detach(), rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(parts.sum(0), end.embedding.detach(), rtol=1e-10, atol=1e-10)
-        assert parts[-1].abs().max() > 0.01  # the biases have a part
-    embedding = double.embed(double.normalise(images[:1]))[0]
-    torch.testing.assert_close(end.embedding, embedding, rtol=1e-10, atol=1e-10)
-    logit, of_head = double.head(torch.stack([embedding, torch.zeros_like(embedding)]).float())[
-        :, 3
-    ]  # in single precision
-    torch.testing.assert_close((parts.sum(0) @ references.of_class(double, 3).double()).float() + of_head, logit)
-
-
-def test_libragrad_loses_nothing(double, images, grid):
-    """Input × Gradient of all tokens of block 0, all biases, and the bias of the head make the logit."""
-    for image, label in zip(images, LABELS.tolist(), strict=True):
-        x, v = references.entering(double, image), references.of_class(double, label).double()
-        of_tokens = (x * references.gradient_at(double, x, 0, v, frozen=True)).sum()
-        of_biases = references.bias_scores(double, x, 0, v, frozen=True)[1]
-        embedding = references.walk(double, x)[1].embedding
-        torch.testing.assert_close(of_tokens + of_biases, embedding @ v, rtol=1e-10, atol=1e-10)
-        of_head = double.head(torch.zeros_like(embedding).float())[label]
-        torch.testing.assert_close((embedding @ v).float() + of_head, double(image[None])[0, label].float())
-
-
 def test_libragrad_is_frozen_fullgrad_plus_of_the_probability(double, grid, images):
     with torch.no_grad():
         embeddings = double.embed(double.normalise(images))
@@ -95,25 +63,6 @@ def test_libragrad_is_frozen_fullgrad_plus_of_the_probability(double, grid, imag
     heatmaps = LibraGrad(double, grid)(images, LABELS).double()
     for heatmap, wanted in zip(heatmaps, expected, strict=True):  # probabilities are single precision
         torch.testing.assert_close(heatmap, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
-
-
-def test_relevance_of_attention_is_its_half_of_the_product(double, grid, images):
-    """PartialLRP reads it in the last layer."""
-    expected = []
-    for image, label in zip(images, LABELS.tolist(), strict=True):
-        x, v = references.entering(double, image), references.of_class(double, label).double()
-        *_, last = relevance.relevance(double, x, 0, v, positive=True, residual="conserved")[1]
-        matrix = sum(head.clamp(min=0) for head in last) / len(last)
-        rows = matrix[: 1 + double.distilled]
-        rows = matrix[double.backbone.num_prefix_tokens :] if double.backbone.global_pool == "avg" else rows
-        expected.append(references.on_grid(double, rows.mean(0)))
-    assert_same(PartialLRP(double, grid)(images, LABELS), torch.stack(expected))
-
-
-def test_reslrp_of_0_is_attnlrp(double, grid, images):
-    expected = PLUS(double, grid, AttnLRP)(images, LABELS)
-    assert_same(PLUS(double, grid, partial(ResLRP, gamma=0))(images, LABELS), expected)
-    assert not torch.allclose(PLUS(double, grid, ResLRP)(images, LABELS), expected, rtol=0.1)
 
 
 def relevance_of(y, of_y, *summands):
@@ -196,17 +145,12 @@ def bright(make_target):
     return target
 
 
-@pytest.mark.parametrize("output", ["logit", "probability"])
 @pytest.mark.parametrize("of", [DecompX, AttnLRP, ConservativeLRP, ResLRP, frozen_full_grad])
-@pytest.mark.parametrize("aggregation", [PLUS, SkipPLUS])
-def test_a_bright_patch_is_found(bright, grid, aggregation, of, output):
+def test_a_bright_patch_is_found(bright, grid, of):
     images = torch.randint(120, 136, (6, 3, 32, 32), dtype=torch.uint8)
     images[..., ROW * 8 : (ROW + 1) * 8, COLUMN * 8 : (COLUMN + 1) * 8] = 255
     assert (bright(images).argmax(1) == 0).all()
-    explained = libra(partial(FullGrad, output=output)) if of is frozen_full_grad else partial(of, output=output)
-    method = aggregation(bright, grid, explained)
-    heatmaps = method(images, torch.zeros(6, dtype=torch.long))
+    method = PLUS(bright, grid, of)
+    heatmaps, against = (method(images, torch.full((6,), label)) for label in (0, 1))
     assert (heatmaps.flatten(1).argmax(1) == ROW * 4 + COLUMN).all()
-    against = method(images, torch.ones(6, dtype=torch.long))
-    assert (against.flatten(1).argmin(1) == ROW * 4 + COLUMN).all()
     torch.testing.assert_close(against, -heatmaps, rtol=1e-3, atol=1e-4 * heatmaps.abs().max().item())

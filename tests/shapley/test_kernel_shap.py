@@ -1,11 +1,9 @@
-import itertools
 import math
 
 import pytest
 import references
 import torch
 from captum.attr import KernelShap
-from torch import nn
 from toys import game
 
 from explainers.masking import PatchGrid
@@ -42,15 +40,8 @@ def look_up(values, keep):
     return keep[None], found[None], values[frozenset()][None], values[frozenset(range(9))][None]
 
 
-def sampled(seed, count, paired=True):
+def draw_coalitions(seed, count, paired=True):
     return shapley_coalitions(torch.tensor([0]), 9, count, seed, paired)[0]
-
-
-def additive(num_patches, classes, seed=0):
-    """φ (N, K), and the function from coalitions (M, N) to what they are worth when patches only add up."""
-    random = torch.Generator().manual_seed(seed)
-    phi, null = torch.randn(num_patches, classes, generator=random), torch.randn(classes, generator=random)
-    return phi, lambda keep: null + keep.float() @ phi
 
 
 def test_all_coalitions_with_the_weights_of_the_shapley_kernel_give_the_exact_shapley_values(target, images):
@@ -64,36 +55,6 @@ def test_all_coalitions_with_the_weights_of_the_shapley_kernel_give_the_exact_sh
     assert exact.abs().max() > 0.1
     torch.testing.assert_close(fit_shapley(*rows, weights[None])[0], exact, rtol=0, atol=1e-5)
     assert (fit_shapley(*rows)[0] - exact).abs().max() > 1e-3  # every coalition counting alike is another question
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_few_coalitions_are_enough_for_an_additive_game_of_several_classes(paired):
-    phi, value = additive(num_patches=16, classes=4)
-    keep = shapley_coalitions(torch.tensor([0, 1]), 16, 48, seed=0, paired=paired)
-    null, grand = value(torch.zeros(2, 16)), value(torch.ones(2, 16))
-    found = fit_shapley(keep, value(keep), null, grand)
-    assert found.shape == (2, 16, 4)
-    torch.testing.assert_close(found, phi.expand(2, -1, -1), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 100])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_attributions_add_up_to_what_the_whole_image_is_worth_however_few_coalitions_there_are(count, weighted):
-    keep = shapley_coalitions(torch.tensor([0, 1]), 9, count, seed=0)
-    values, null, grand = torch.randn(2, count, 5), torch.randn(2, 5), torch.randn(2, 5)
-    found = fit_shapley(keep, values, null, grand, torch.rand(2, count) + 0.1 if weighted else None)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.sum(1), grand - null, rtol=0, atol=1e-5)
-
-
-def test_what_a_single_coalition_does_not_tell_apart_is_shared_equally():
-    keep = torch.zeros(1, 1, 9, dtype=torch.bool)
-    keep[..., [1, 4, 6]] = True
-    found = fit_shapley(keep, torch.tensor([[[2.0]]]), torch.tensor([[0.5]]), torch.tensor([[5.0]]))[0, :, 0]
-    expected = torch.where(keep[0, 0], 1.5 / 3, 3.0 / 6)
-    torch.testing.assert_close(found, expected)
-    found = fit_shapley(keep, torch.tensor([[[3.5]]]), torch.tensor([[0.5]]), torch.tensor([[5.0]]))[0, :, 0]
-    torch.testing.assert_close(found, torch.where(keep[0, 0], 1.0, 1.5 / 6))
 
 
 @pytest.mark.parametrize("count", [1, 4, 12, 60])  # of 16 patches: the first three do not determine them
@@ -116,7 +77,7 @@ def test_the_fit_is_the_constrained_least_squares_of_the_reference(count, weight
             torch.testing.assert_close(found[image, :, label].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def recorded_captum(target, image, label, count):
+def run_captum(target, image, label, count):
     """captum's KernelSHAP (N,) of one image, and the coalitions that it drew, besides all patches and none."""
     drawn = []
     captum = KernelShap(target.probabilities)
@@ -139,12 +100,12 @@ def recorded_captum(target, image, label, count):
 def test_the_fit_is_captums_on_the_coalitions_that_captum_draws(target, images):
     """To 1e-3 of the largest: captum weighs all patches and none with 1e6, where ours hold exactly, in float32."""
     for image, label, count in zip(images[:2], (2, 0), (40, 200), strict=True):
-        theirs, drawn = recorded_captum(target, image, label, count)
+        theirs, drawn = run_captum(target, image, label, count)
         assert drawn[0].all() and not drawn[1].any() and len(drawn) == count + 2
         values = game(target, image)[0]
         ours = fit_shapley(*look_up(values, drawn[2:]))[0, :, label]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * theirs.abs().max().item())
-        others = fit_shapley(*look_up(values, sampled(1, count)))[0, :, label]
+        others = fit_shapley(*look_up(values, draw_coalitions(1, count)))[0, :, label]
         assert (others - theirs).abs().max() > 1e-2 * theirs.abs().max()
 
 
@@ -180,38 +141,6 @@ def test_an_image_has_the_same_label_alone_and_in_any_order_and_in_every_epoch_a
     assert (elsewhere - found).abs().amax(1).min() > 1e-4
 
 
-@pytest.mark.parametrize("score", ["probability", "log_probability", "logit"])
-def test_labels_of_every_score_add_up_to_the_difference_that_the_whole_image_makes(target, batch, score):
-    says = {
-        "probability": lambda logits: logits.softmax(-1),
-        "log_probability": lambda logits: logits.log_softmax(-1),
-        "logit": lambda logits: logits,
-    }[score]
-    with torch.no_grad():
-        seen, nothing = says(target(batch["image"])), says(target.classify(target.embed(torch.zeros(1, 3, 24, 24))))
-    found = ShapleyLabels(target, GRID, 6, score, classes="all")(batch)["shapley"]
-    torch.testing.assert_close(found.sum(1), seen - nothing, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"budget": 5},
-        {"seed": 1},
-        {"paired": False},
-        {"score": "logit"},
-        {"classes": "all"},
-        {"removal": "drop"},
-        {"chunk_size": 2},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_stored_labels_are_keyed_by_all_that_they_depend_on(target, change):
-    settings = {"budget": 4}
-    same = ShapleyLabels(target, GRID, **settings).key() == ShapleyLabels(target, GRID, **settings | change).key()
-    assert same == ("chunk_size" in change)
-
-
 def test_the_explainer_passes_on_how_patches_are_removed(target, images):
     classes = torch.tensor([3, 0, 4, 1, 1])
     found = {removal: KernelSHAP(target, GRID, 30, removal=removal)(images, classes) for removal in ("zero", "drop")}
@@ -222,40 +151,6 @@ def test_the_explainer_passes_on_how_patches_are_removed(target, images):
         expected = (target(images).softmax(-1) - nothing)[torch.arange(5), classes]
     torch.testing.assert_close(difference["drop"], expected, rtol=0, atol=1e-5)
     assert (difference["drop"] - difference["zero"]).abs().max() > 1e-3
-
-
-def test_stored_labels_of_another_source_grid_backbone_or_head_have_another_key(target, make_target):
-    keys = [ShapleyLabels(target, GRID, 4, classes=classes).key() for classes in ("label", "predicted", "all")]
-    keys += [CoalitionValues(target, GRID, 4).key(), ShapleyLabels(target, PatchGrid(24, 12, differs=True), 4).key()]
-    keys += [ShapleyLabels(target, GRID, 4, score).key() for score in ("log_probability", "logit")]
-    other = make_target(img_size=24)
-    assert ShapleyLabels(other, GRID, 4).key() == keys[0]
-    other.head = nn.Linear(24, 5)
-    keys += [ShapleyLabels(changed, GRID, 4).key() for changed in (other, make_target(img_size=24, seed=1))]
-    assert all(first != second for first, second in itertools.combinations(keys, 2))
-
-
-def test_paired_coalitions_come_closer_to_the_exact_shapley_values_than_others(target, images):
-    """The mean squared error over 40 seeds, of the same number of coalitions."""
-    values, exact = game(target, images[0])
-    error = {}
-    for paired in (True, False):
-        fits = [fit_shapley(*look_up(values, sampled(seed, 64, paired)))[0] for seed in range(40)]
-        error[paired] = (torch.stack(fits) - exact).square().mean()
-    assert error[True] < 0.7 * error[False]
-
-
-def test_the_explainer_explains_the_class_asked_for_of_a_batch_as_of_its_images_one_by_one(target, images):
-    shap, classes = KernelSHAP(target, GRID, budget=30).eval(), torch.tensor([3, 0, 4, 1, 1])
-    found = shap(images, classes)
-    assert found.shape == (5, 3, 3)
-    for i in range(5):
-        alone = shap(images[i : i + 1], classes[i : i + 1])[0]
-        torch.testing.assert_close(alone, found[i], rtol=0, atol=1e-5)
-    every = ShapleyLabels(target, GRID, 30, classes="all", seed=1)
-    same = every({"image": images, "index": torch.zeros(5, dtype=torch.long)})["shapley"]
-    torch.testing.assert_close(found.flatten(1), same[torch.arange(5), :, classes], rtol=0, atol=1e-6)
-    assert not found.requires_grad
 
 
 @pytest.mark.parametrize("score", ["probability", "log_probability", "logit"])

@@ -18,7 +18,7 @@ def model(request, make_target):
     return make_target(name, **arguments)
 
 
-def scaled(norm, tokens, part):
+def scale_part(norm, tokens, part):
     """A part of tokens (T, D) after their normalisation, whose standard deviation is theirs, without the bias."""
     if isinstance(norm, torch.nn.Identity):
         return part
@@ -26,23 +26,23 @@ def scaled(norm, tokens, part):
     return (part - part.mean(-1, keepdim=True)) / deviation * norm.weight
 
 
-def part_of_embedding(seen, part):
+def embed_part(seen, part):
     """What a part (T, D) of the last block's output is of the embedding."""
     backbone, tokens = seen.target.backbone, seen.outputs[-1]
     rows = slow.readers(seen.target, len(tokens))
-    mean = sum(scaled(backbone.norm, tokens, part)[i] for i in rows) / len(rows)
+    mean = sum(scale_part(backbone.norm, tokens, part)[i] for i in rows) / len(rows)
     whole = sum(slow.normalise_tokens(backbone.norm, tokens)[i] for i in rows) / len(rows)
-    return scaled(backbone.fc_norm, whole, mean)
+    return scale_part(backbone.fc_norm, whole, mean)
 
 
-def moved(seen, layer, token):
+def move_by_attention(seen, layer, token):
     """What the attention of a block moves from one token to all: (T, D)."""
     return sum(
         head[:, token, None] * path[token] for head, path in zip(seen.attention[layer], seen.paths[layer], strict=True)
     )
 
 
-def paths_of(target, images, blocks):
+def find_paths(target, images, blocks):
     with record_direct(target, blocks) as record:
         target.embed(target.normalise(images))
     return direct_paths(target, record)
@@ -51,9 +51,9 @@ def paths_of(target, images, blocks):
 def test_each_path_is_what_attention_moves_from_the_patch(model, images):
     model = model.double()
     with slow.in_double(), torch.no_grad():
-        found = paths_of(model, images, [0, 1])
+        found = find_paths(model, images, [0, 1])
         seen, prefix = slow.walk(model, model.normalise(images)[1]), model.backbone.num_prefix_tokens
-        wanted = [[part_of_embedding(seen, moved(seen, layer, prefix + z)) for z in range(16)] for layer in (0, 1)]
+        wanted = [[embed_part(seen, move_by_attention(seen, layer, prefix + z)) for z in range(16)] for layer in (0, 1)]
         agree(found[1], torch.stack([torch.stack(row) for row in wanted]), 1e-10)
 
 
@@ -69,41 +69,37 @@ def test_each_path_of_a_head_is_what_it_moves_from_the_patch(model, images):
         for head in range(3):
             for z in range(16):
                 part = seen.attention[1][head][:, prefix + z, None] * seen.paths[1][head][prefix + z]
-                agree(found[1, 1, head, z], functionals[1] @ part_of_embedding(seen, part), 1e-10)
+                agree(found[1, 1, head, z], functionals[1] @ embed_part(seen, part), 1e-10)
 
 
 def test_paths_are_parts_of_the_embedding(model, images):
     """With all that other tokens, biases and MLPs add to the output tokens, they sum to the embedding."""
     model = model.double()
     with slow.in_double(), torch.no_grad():
-        found = paths_of(model, images[:1], range(len(model.backbone.blocks)))[0].sum((0, 1))
+        found = find_paths(model, images[:1], range(len(model.backbone.blocks)))[0].sum((0, 1))
         seen, prefix = slow.walk(model, model.normalise(images)[0]), model.backbone.num_prefix_tokens
         rest = seen.inputs[0]
         for layer, (start, middle, output) in enumerate(zip(seen.inputs, seen.middles, seen.outputs, strict=True)):
             rest = rest + output - middle + seen.biases[layer]
-            rest = rest + sum((moved(seen, layer, token) for token in range(prefix)), torch.zeros_like(start))
+            rest = rest + sum(
+                (move_by_attention(seen, layer, token) for token in range(prefix)), torch.zeros_like(start)
+            )
         norms = (model.backbone.norm, model.backbone.fc_norm)
         bias = sum(norm.bias for norm in norms if isinstance(norm, torch.nn.LayerNorm))
-        agree(found + part_of_embedding(seen, rest) + bias, seen.embedding, 1e-10)
+        agree(found + embed_part(seen, rest) + bias, seen.embedding, 1e-10)
 
 
-def test_what_has_no_known_direct_paths_is_refused(target, make_target):
-    name, arguments = SWIN
-    lines = {
-        "^expected direct paths of blocks from 0 to 1 of vit_tiny_patch16_224, in ascending order, got \\[2\\]$": (
-            target,
-            [2],
-        ),
-        "got \\[1, 0\\]$": (target, [1, 0]),
-        "^expected a model with global attention, got swin": (make_target(name, **arguments), [0]),
-        "^expected one class token or average pooling, and LayerNorm before the head, got deit_tiny_distilled": (
-            make_target("deit_tiny_distilled_patch16_224"),
-            [0],
-        ),
-        "^expected a transformer with blocks": (make_target("test_resnet"), [0]),
-    }
-    for line, (model, blocks) in lines.items():
-        with pytest.raises(InputError, match=line), record_direct(model, blocks):
-            pass
-    with pytest.raises(InputError, match="recorded 0 blocks.*once inside the context$"), record_direct(target, [0]):
+@pytest.mark.parametrize(
+    ("model", "blocks", "message"),
+    [
+        (("vit_tiny_patch16_224", {}), [2], r"of blocks from 0 to 1 of vit_tiny_patch16_224, .* order, got \[2\]$"),
+        (("vit_tiny_patch16_224", {}), [1, 0], r"got \[1, 0\]$"),
+        (SWIN, [0], "^expected a model with global attention, got swin"),
+        (("deit_tiny_distilled_patch16_224", {}), [0], "^expected one class token or average pooling, and LayerNorm"),
+        (("vit_tiny_patch16_224", {}), [0], "recorded 0 blocks.*once inside the context$"),
+    ],
+)
+def test_what_has_no_known_direct_paths_is_refused(make_target, model, blocks, message):
+    name, arguments = model
+    with pytest.raises(InputError, match=message), record_direct(make_target(name, **arguments), blocks):
         pass

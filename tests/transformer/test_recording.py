@@ -45,7 +45,7 @@ def embed(target, images):
     return target.embed(target.normalise(images))
 
 
-def recorded(target, images, *args, **kwargs):
+def record_embedding(target, images, *args, **kwargs):
     with record_pass(target, *args, **kwargs) as record:
         embeddings = embed(target, images)
     return record, embeddings
@@ -56,7 +56,7 @@ def recorded(target, images, *args, **kwargs):
 def test_a_recorded_pass_computes_what_the_model_computes(target, images, rules, attention):
     with torch.no_grad():
         expected = embed(target, images[:2])
-    record, embeddings = recorded(target, images[:2], rules, attention=attention, biases=True, start=1)
+    record, embeddings = record_embedding(target, images[:2], rules, attention=attention, biases=True, start=1)
     torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
     count = len(record.inputs)
     assert len(record.outputs) == len(record.biases) == count
@@ -92,7 +92,7 @@ def test_the_model_is_as_before(target, images):
     weights[0].requires_grad_(False)
     weights[1].grad = torch.ones_like(weights[1])
     before = condition(target)
-    record, embeddings = recorded(target, images, FROZEN, attention=True, biases=True)
+    record, embeddings = record_embedding(target, images, FROZEN, attention=True, biases=True)
     assert_equal(condition(target), before)
     record.gradients(embeddings, torch.ones(5, 2, embeddings.shape[1]), record.inputs)
     assert_equal(condition(target), before)
@@ -107,10 +107,12 @@ def test_the_model_is_as_before(target, images):
 def test_no_mode_around_it_changes_the_gradients(make_target, images, around):
     target = make_target()
     functionals = torch.randn(5, 3, 24)
-    record, embeddings = recorded(target, images, attention=True)
+    record, embeddings = record_embedding(target, images, attention=True)
     expected = record.gradients(embeddings, functionals, [*record.inputs, *record.attention])
     with around():
-        record, embeddings = recorded(target, images.clone(), attention=True)  # inference mode marks its own tensors
+        record, embeddings = record_embedding(
+            target, images.clone(), attention=True
+        )  # inference mode marks its own tensors
         gradients = record.gradients(embeddings, functionals.clone(), [*record.inputs, *record.attention])
         assert not torch.is_grad_enabled()
     for gradient, other in zip(gradients, expected, strict=True):
@@ -119,7 +121,7 @@ def test_no_mode_around_it_changes_the_gradients(make_target, images, around):
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 def test_gradients_of_several_functionals_are_those_of_each(target, images, rules):
-    record, embeddings = recorded(target, images[:2], rules)
+    record, embeddings = record_embedding(target, images[:2], rules)
     functionals = torch.randn(2, 3, embeddings.shape[1])
     together = record.gradients(embeddings, functionals, record.inputs)
     for i in range(3):
@@ -130,7 +132,7 @@ def test_gradients_of_several_functionals_are_those_of_each(target, images, rule
 
 
 def test_plain_gradients_are_those_of_the_model(target, images):
-    record, embeddings = recorded(target, images, attention=True)
+    record, embeddings = record_embedding(target, images, attention=True)
     functionals = torch.randn(5, 1, embeddings.shape[1])
     (gradient,) = record.gradients(embeddings, functionals, record.inputs[:1])
     first = blocks_and_modules(target)[0][0]
@@ -146,7 +148,7 @@ def test_attention_rows_sum_to_one_and_make_the_output_of_attention(target, imag
     blocks, _ = blocks_and_modules(target)
     outputs = []
     hooks = [block.attn.register_forward_hook(lambda *call: outputs.append(call[-1])) for block in blocks]
-    record, _ = recorded(target, images[:2], FROZEN, attention=True)
+    record, _ = record_embedding(target, images[:2], FROZEN, attention=True)
     for hook in hooks:
         hook.remove()
     for block, weights, values, output in zip(blocks, record.attention, record.values, outputs, strict=True):
@@ -159,7 +161,7 @@ def test_attention_rows_sum_to_one_and_make_the_output_of_attention(target, imag
 def test_frozen_inputs_and_biases_sum_to_the_functional(target, images):
     """The network is then linear in its tokens and biases: nothing is lost, in any architecture."""
     target = target.double()
-    record, embeddings = recorded(target, images[:2], FROZEN, biases=True)
+    record, embeddings = record_embedding(target, images[:2], FROZEN, biases=True)
     functionals = torch.randn(2, 3, embeddings.shape[1], dtype=torch.double)
     pairs = [(record.inputs[0], record.inputs[0]), *(pair for layer in record.biases for pair in layer)]
     gradients = record.gradients(embeddings, functionals, [output for output, _ in pairs])
@@ -171,7 +173,7 @@ def test_frozen_inputs_and_biases_sum_to_the_functional(target, images):
 
 
 def test_gradients_end_where_the_trace_starts(make_target, images):
-    record, embeddings = recorded(make_target(depth=3), images, start=1)
+    record, embeddings = record_embedding(make_target(depth=3), images, start=1)
     functionals = torch.ones(5, 1, 24)
     assert all(gradient.abs().max() > 0 for gradient in record.gradients(embeddings, functionals, record.inputs[1:]))
     assert record.inputs[1].is_leaf
