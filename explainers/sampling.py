@@ -11,19 +11,13 @@ from torch import Tensor
 
 from explainers.runtime.modes import finest_dtype
 
-_MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # constants of the integer hash "lowbias32" by Chris Wellons
 _UINT32 = 0xFFFFFFFF
 
 
 def uniform(counter: Tensor, seed: int) -> Tensor:
-    """Hash every integer of `counter` to a number in [0, 1): equal inputs give equal numbers.
+    """Hash every integer of `counter`, int64, to a number in [0, 1): equal inputs give equal numbers.
 
-    Args:
-        counter: integers to hash, int64, any shape.
-        seed: seed of the hash, an integer; only its lowest 32 bits count.
-
-    Returns:
-        The numbers, with the shape of `counter`: float64, or float32 on devices without it.
+    Only the lowest 32 bits of the seed count. The numbers are float64, or float32 on devices without it.
 
     >>> draws = uniform(torch.tensor([3, 4, 3]), seed=0)
     >>> bool(draws[0] == draws[2]), bool(draws[0] == draws[1])
@@ -62,8 +56,8 @@ def stream(purpose: Purpose, seed: int, epoch: int) -> int:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """Hash integers in [0, 2³²) to integers in [0, 2³²); no two inputs have the same output."""
-    for shift, multiplier in zip((16, 15), _MULTIPLIERS, strict=True):
+    """Hash integers in [0, 2³²) one to one by Chris Wellons' "lowbias32"."""
+    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         bits = ((bits ^ (bits >> shift)) * multiplier) & _UINT32
     return bits ^ (bits >> 16)
 

@@ -8,11 +8,10 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm
 from timm.models.resnet import BasicBlock, Bottleneck
-from torch import Tensor, nn
+from torch import nn
 
 from explainers.errors import InputError
-from explainers.models.mapping import Plan, Table, Unmapped, Weights, linear_part, rename_weights
-from explainers.models.settings import Inputs
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
 
 VIT: Table = (
     (r"^heads\.", None),
@@ -59,7 +58,7 @@ CONVNEXT: Table = (
 )
 
 
-def _vit(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _vit(model: Any, weights: Weights, image_size: int) -> Mapped:
     named = rename_weights(weights, VIT)
     first = model.encoder.layers[0]
     return (
@@ -77,7 +76,7 @@ def _vit(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, 
     )
 
 
-def _swin(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = model.features[1::2]
     first = stages[0][0]
     named = rename_weights(weights, SWIN)
@@ -103,7 +102,7 @@ def _swin(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str,
     )
 
 
-def _resnet(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _resnet(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     return (
         "resnet50",
@@ -117,7 +116,7 @@ def _resnet(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[st
     )
 
 
-def _convnext(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _convnext(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = model.features[1::2]
     named = rename_weights(weights, CONVNEXT)
     flat = {name: weight.flatten() if name.endswith("gamma") else weight for name, weight in named.items()}
@@ -125,7 +124,7 @@ def _convnext(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[
     return "convnext_tiny", sizes, flat
 
 
-FAMILIES: dict[str, tuple[Callable[..., tuple[str, dict[str, Any], Weights]], Callable[[Any], nn.Module]]] = {
+FAMILIES: dict[str, tuple[Callable[..., Mapped], Callable[[Any], nn.Module]]] = {
     "VisionTransformer": (_vit, lambda model: model.heads),
     "SwinTransformer": (_swin, lambda model: model.head),
     "ResNet": (_resnet, lambda model: model.fc),
@@ -135,15 +134,7 @@ FAMILIES: dict[str, tuple[Callable[..., tuple[str, dict[str, Any], Weights]], Ca
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
-    """Plan how a model of torchvision becomes a model of timm.
-
-    Args:
-        model: the model.
-        inputs: the images that it takes.
-
-    Raises:
-        Unmapped: if timm has no such architecture.
-    """
+    """Plan how a model of torchvision becomes a model of timm; `Unmapped` if timm has no such architecture."""
     family = type(model).__name__
     if family not in FAMILIES:
         raise Unmapped(f"only {', '.join(FAMILIES)} of torchvision are converted")
@@ -153,12 +144,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         head = linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
-    return Plan(f"torchvision {family}", architecture, arguments, named, head, _outputs, inputs)
-
-
-def _outputs(model: Any, images: Tensor) -> Tensor:
-    logits: Tensor = model(images)
-    return logits
+    return Plan(f"torchvision {family}", architecture, arguments, named, head, nn.Module.__call__, inputs)
 
 
 def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
@@ -168,10 +154,8 @@ def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) ->
         model: the model.
         weights: the entry of torchvision's enumeration that the model was built with, such as
             `ResNet50_Weights.DEFAULT`: its mean, standard deviation, image size and class names are taken.
-        image_size: side of the images in pixels; None takes that of the weights, or of the model, or 224.
-
-    Raises:
-        InputError: for an image size that the model does not take, or for weights of another kind.
+        image_size: side of the images in pixels; None takes that of the model, or of the weights, or 224. An InputError
+            names a size that the model does not take.
     """
     own = getattr(model, "image_size", None)  # of a ViT, whose positions fix it
     if own and image_size not in (None, own):

@@ -70,27 +70,21 @@ def checked_texts(texts: str | Sequence[str]) -> list[str]:
 
 
 def open_clip_encoder(model: str, pretrained: str) -> Encoder:
-    """A text tower of open_clip, on the CPU.
+    """A text tower of open_clip, on the CPU, built without its log.
 
     Args:
         model: open_clip's name of an architecture.
         pretrained: open_clip's name of its weights, or a file; empty for random weights.
 
     Raises:
-        InputError: if a package is not installed.
+        InputError: if a package is not installed, or the weights cannot be loaded.
     """
-    clip, tokenise = _open(model, pretrained)
-    return _in_chunks(lambda texts: clip.encode_text(tokenise(texts)))
-
-
-def _open(model: str, pretrained: str) -> tuple[Any, Any]:
-    """Build a model of open_clip and its tokeniser, without the log of it."""
     open_clip = require_open_clip()
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
         tokenise = open_clip.get_tokenizer(model)
-        return open_clip.create_model(model, pretrained=pretrained or None).eval(), tokenise
+        clip = open_clip.create_model(model, pretrained=pretrained or None).eval()
     except OSError as error:  # no network, or no such file
         reason = str(error).partition("\n")[0][:120]
         raise InputError(
@@ -101,6 +95,7 @@ def _open(model: str, pretrained: str) -> tuple[Any, Any]:
         raise InputError(f"the tokeniser of {model} needs transformers: pip install transformers") from error
     finally:
         logging.disable(disabled)
+    return _in_chunks(lambda texts: clip.encode_text(tokenise(texts)))
 
 
 def transformers_encoder(model: Any, tokeniser: Callable[..., Any]) -> Encoder:
@@ -145,12 +140,11 @@ def _in_chunks(encode: Callable[[list[str]], Tensor]) -> Encoder:
     """An encoder of any number of texts, from one of a few."""
 
     def encoder(texts: Sequence[str]) -> Tensor:
-        chunks = [list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
         parts = []
         with torch.no_grad(), progress("text tower", len(texts), "text", delay=5) as bar:
-            for chunk in chunks:
-                parts.append(F.normalize(encode(chunk).float().cpu(), dim=-1))
-                bar.update(len(chunk))
+            for start in range(0, len(texts), CHUNK):
+                parts.append(F.normalize(encode(list(texts[start : start + CHUNK])).float().cpu(), dim=-1))
+                bar.update(len(parts[-1]))
         return torch.cat(parts)
 
     return encoder

@@ -263,7 +263,6 @@ WRONG = {
         {},
         "expected a module that copy.deepcopy can copy, got Locked, which raises TypeError: cannot",
     ),
-    "no module": (lambda x: x, {}, "expected a torch.nn.Module, got function: wrap it in a module"),
     "no statistics": (Net(), {"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
     "nothing stated": (
         Net(),
