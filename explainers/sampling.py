@@ -69,10 +69,10 @@ def random_patches(index: Tensor, num_patches: int, count: int, seed: int) -> Te
         index: index of each image in the data set, (B,).
         num_patches: N, the number of patches per image.
         count: number of patches to draw for each image, at most N.
-        seed: seed of the draw, a different one for every epoch, see `stream`.
+        seed: a different one for every epoch, see `stream`.
 
     Returns:
-        Patch numbers, int64, (B, count), in 0 ... N − 1.
+        Patch numbers, int64, (B, count).
 
     The draws of image 1 do not depend on the other images of its batch:
 

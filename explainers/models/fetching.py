@@ -28,7 +28,7 @@ ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 
 
 def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
-    """Build a model of timm with its weights.
+    """Build a model of timm with its weights, in eval mode.
 
     Args:
         name: name in timm, with or without the tag of its weights. The tag also decides the normalisation of images;
@@ -36,9 +36,6 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
         weights: file of weights, .safetensors or .pth, whose classification layer decides the number of classes; a file
             without that layer gives a model without a head. `None` takes the weights that timm names: from the cache,
             or downloaded.
-
-    Returns:
-        The model, in eval mode.
 
     Raises:
         InputError: if timm has no model of this name or no weights for it, if there is no connection to download them,

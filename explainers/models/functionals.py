@@ -18,7 +18,7 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
     """Compute the functional W_y of every class of a linear head, without its bias.
 
     Args:
-        head: embeddings (..., D) → logits (..., K).
+        head: embeddings (..., D) → logits (..., K); an InputError unless it is linear.
         embed_dim: D.
         like: a tensor on the device of the head.
         directions: also take a head that divides embeddings by their length, such as CLIP's or one of prototypes. Its
@@ -26,9 +26,6 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
 
     Returns:
         W, (K, D).
-
-    Raises:
-        InputError: if the head is not linear.
 
     >>> class_rows(torch.nn.Linear(3, 2), 3, torch.zeros(1)).shape
     torch.Size([2, 3])

@@ -36,7 +36,6 @@ class NoHead(nn.Module):
     """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify."""
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Raise an InputError."""
         raise InputError(
             "expected a model with a classification layer, got one without: fit one with `python train.py"
             " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"

@@ -37,7 +37,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
 
     For images of another size than the model's own, positions are interpolated as the model itself does it.
     """
-    family, name = family_of(model), type(model).__name__
+    family, name = _find_family(model), type(model).__name__
     if family not in FAMILIES or "MaskedImageModeling" in name or name.endswith("Backbone"):
         raise Unmapped(f"only models of {', '.join(FAMILIES)} of transformers that classify or embed are converted")
     config = getattr(model.config, "vision_config", model.config)
@@ -59,7 +59,7 @@ def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) ->
 
     An InputError refuses weights, because the model has its own, and a model that embeds texts too.
     """
-    family = family_of(model)
+    family = _find_family(model)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a model of transformers: drop weights")
     if hasattr(model, "vision_model") and hasattr(model, "text_model"):
@@ -80,7 +80,7 @@ def inputs_of_wrapped(model: Any) -> Inputs:
     return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes)
 
 
-def family_of(model: Any) -> str:
+def _find_family(model: Any) -> str:
     """Return the folder in transformers that a model's class is from, such as `vit`."""
     parts = type(model).__module__.split(".")
     return parts[2] if len(parts) > 2 else ""
@@ -134,8 +134,7 @@ def _outputs(model: Any, images: Tensor, family: str, interpolates: bool) -> Ten
     outputs = model(pixel_values=images, **({"interpolate_pos_encoding": True} if interpolates and accepts else {}))
     for name in ("logits", "image_embeds"):
         if getattr(outputs, name, None) is not None:
-            found: Tensor = getattr(outputs, name)
-            return found
+            return getattr(outputs, name)
     pooled: Tensor | None = outputs.last_hidden_state[:, 0] if family in FIRST_TOKEN else outputs.pooler_output
     if pooled is None:
         raise Unmapped("it was built without pooling, and therefore has no embedding")
@@ -298,9 +297,8 @@ FAMILIES: dict[str, tuple[Callable[..., Mapped], tuple[tuple[float, ...], tuple[
 
 def _blocks(weights: Weights, table: Table) -> Weights:
     """Rename the weights of a transformer, and join queries, keys and values."""
-    return join_weights(
-        rename_weights(weights, (*OUTSIDE, *COMMON, *table)), ("attn.q", "attn.k", "attn.v"), "attn.qkv"
-    )
+    named = rename_weights(weights, (*OUTSIDE, *COMMON, *table))
+    return join_weights(named, ("attn.q", "attn.k", "attn.v"), "attn.qkv")
 
 
 def _sizes(config: Any, named: Weights, image_size: int) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
         InputError: if the original fails on images of this size.
     """
     target = _build(plan).to(next(original.parameters()).device)
-    difference = largest_difference(original, plan, target)
+    difference = _compare_outputs(original, plan, target)
     if not difference < TOLERANCE:
         raise Unmapped(f"the outputs of timm's {plan.architecture} with its weights differ by {difference:.1g}")
     return target, difference
@@ -134,14 +134,16 @@ def _build(plan: Plan) -> TargetModel:
 
 
 @torch.no_grad()
-def largest_difference(original: nn.Module, plan: Plan, target: TargetModel) -> float:
+def _compare_outputs(original: nn.Module, plan: Plan, target: TargetModel) -> float:
     """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
     copied = copy.deepcopy(original).eval().float()
-    images = probe_images(target.grid.image_size).to(target.mean.device)
+    size, generator = target.grid.image_size, torch.Generator().manual_seed(0)
+    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
+    images = torch.cat([F.interpolate(each, size=(size, size), mode="bilinear") for each in noise])
+    images = images.to(target.mean.device)
     try:
         expected = plan.outputs(copied, images)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        size = target.grid.image_size
         raise InputError(
             f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
             f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
@@ -152,13 +154,6 @@ def largest_difference(original: nn.Module, plan: Plan, target: TargetModel) -> 
         raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
     spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)
     return float((found - expected).abs().max() / spread)
-
-
-def probe_images(image_size: int) -> Tensor:
-    """Draw normalised images of coarse and fine noise, (B, 3, S, S), the same in each call."""
-    generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
-    return torch.cat([F.interpolate(each, size=(image_size, image_size), mode="bilinear") for each in noise])
 
 
 def linear_part(head: nn.Module) -> nn.Module | None:

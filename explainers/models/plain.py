@@ -32,14 +32,8 @@ PLANAR = tuple(f"torch.nn.modules.{kind}" for kind in ("conv", "batchnorm", "poo
 class PlainBackbone(nn.Module):
     """A module of images with the part of timm's interface that a `TargetModel` and feature maps need.
 
-    Args:
-        model: maps normalised images (B, 3, S, S) to embeddings (B, D), as `logits_of` finds them in its output.
-        mean: mean of the pixels of each channel, from 0 to 1.
-        std: their standard deviation.
-        image_size: S, in pixels.
-        patch_size: side of a patch by default, in pixels.
-        width: D.
-        probed: what `probe` found about the module.
+    It maps normalised images (B, 3, S, S) to embeddings (B, D), as `logits_of` finds them in its output. S is
+    `image_size`, D is `width`, and `probed` is what `probe` found about the module.
     """
 
     def __init__(
@@ -139,8 +133,7 @@ def plain_target(
         The target, in eval mode, on the device of the module.
 
     Raises:
-        InputError: if the mean, the standard deviation or the size is not given, or if the module is not such a
-            classifier, see `probe`.
+        InputError: if mean, std or image_size is not given, or if the module is not such a classifier, see `probe`.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     >>> target = plain_target(net, mean=0.5, std=0.5, image_size=32)

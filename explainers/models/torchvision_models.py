@@ -59,21 +59,17 @@ CONVNEXT: Table = (
 
 
 def _vit(model: Any, weights: Weights, image_size: int) -> Mapped:
-    named = rename_weights(weights, VIT)
     first = model.encoder.layers[0]
-    return (
-        "vit_base_patch16_224",
-        {
-            "img_size": image_size,
-            "patch_size": model.patch_size,
-            "embed_dim": model.hidden_dim,
-            "depth": len(model.encoder.layers),
-            "num_heads": first.num_heads,
-            "mlp_ratio": model.mlp_dim / model.hidden_dim,
-            "norm_layer": partial(LayerNorm, eps=first.ln_1.eps),
-        },
-        named,
-    )
+    sizes = {
+        "img_size": image_size,
+        "patch_size": model.patch_size,
+        "embed_dim": model.hidden_dim,
+        "depth": len(model.encoder.layers),
+        "num_heads": first.num_heads,
+        "mlp_ratio": model.mlp_dim / model.hidden_dim,
+        "norm_layer": partial(LayerNorm, eps=first.ln_1.eps),
+    }
+    return "vit_base_patch16_224", sizes, rename_weights(weights, VIT)
 
 
 def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
@@ -86,34 +82,28 @@ def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
             query, _, value = named.pop(name).chunk(3)
             prefix = name.removesuffix("qkv.bias")
             named |= {f"{prefix}q_bias": query, f"{prefix}v_bias": value}
-    return (
-        "swinv2_tiny_window8_256" if second_version else "swin_tiny_patch4_window7_224",
-        {
-            "img_size": image_size,
-            "patch_size": model.features[0][0].kernel_size[0],
-            "embed_dim": model.features[0][0].out_channels,
-            "depths": tuple(len(stage) for stage in stages),
-            "num_heads": tuple(stage[0].attn.num_heads for stage in stages),
-            "window_size": tuple(first.attn.window_size),
-            "mlp_ratio": first.mlp[0].out_features / first.mlp[0].in_features,
-            "norm_layer": partial(nn.LayerNorm, eps=first.norm1.eps),
-        },
-        named,
-    )
+    sizes = {
+        "img_size": image_size,
+        "patch_size": model.features[0][0].kernel_size[0],
+        "embed_dim": model.features[0][0].out_channels,
+        "depths": tuple(len(stage) for stage in stages),
+        "num_heads": tuple(stage[0].attn.num_heads for stage in stages),
+        "window_size": tuple(first.attn.window_size),
+        "mlp_ratio": first.mlp[0].out_features / first.mlp[0].in_features,
+        "norm_layer": partial(nn.LayerNorm, eps=first.norm1.eps),
+    }
+    return "swinv2_tiny_window8_256" if second_version else "swin_tiny_patch4_window7_224", sizes, named
 
 
 def _resnet(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
-    return (
-        "resnet50",
-        {
-            "block": Bottleneck if hasattr(stages[0][0], "conv3") else BasicBlock,
-            "layers": tuple(len(stage) for stage in stages),
-            "cardinality": model.groups,
-            "base_width": model.base_width,
-        },
-        rename_weights(weights, RESNET),
-    )
+    sizes = {
+        "block": Bottleneck if hasattr(stages[0][0], "conv3") else BasicBlock,
+        "layers": tuple(len(stage) for stage in stages),
+        "cardinality": model.groups,
+        "base_width": model.base_width,
+    }
+    return "resnet50", sizes, rename_weights(weights, RESNET)
 
 
 def _convnext(model: Any, weights: Weights, image_size: int) -> Mapped:

@@ -70,11 +70,7 @@ def checked_texts(texts: str | Sequence[str]) -> list[str]:
 
 
 def open_clip_encoder(model: str, pretrained: str) -> Encoder:
-    """A text tower of open_clip, on the CPU, built without its log.
-
-    Args:
-        model: open_clip's name of an architecture.
-        pretrained: open_clip's name of its weights, or a file; empty for random weights.
+    """A text tower of open_clip, on the CPU, built without its log; the arguments are those of a `TextTower`.
 
     Raises:
         InputError: if a package is not installed, or the weights cannot be loaded.
@@ -102,11 +98,8 @@ def transformers_encoder(model: Any, tokeniser: Callable[..., Any]) -> Encoder:
     """The text tower of a model of transformers, which embeds in eval mode and keeps its mode.
 
     Args:
-        model: such as `CLIPModel` or `SiglipModel`, with `get_text_features`.
+        model: such as `CLIPModel` or `SiglipModel`; an InputError for one that embeds no texts.
         tokeniser: its tokeniser or processor, from `AutoTokenizer.from_pretrained` of the same name.
-
-    Raises:
-        InputError: for a model that embeds no texts.
     """
     if not hasattr(model, "get_text_features"):
         raise InputError(

@@ -110,13 +110,13 @@ class TextHead(nn.Module):
     def _scores(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             head = ProjectedHead(directions.to(embeddings.device), self.projection, self.normalise)
-            check_width(head.in_features, embeddings.shape[-1])
+            _check_width(head.in_features, embeddings.shape[-1])
             return head(embeddings.float())
 
     def check_fits(self, target: TargetModel) -> None:
         """Raise an InputError if this head was made for embeddings of another width, as far as that is known."""
         if self.projection is not None:
-            check_width(self.projection.shape[1], target.embed_dim)
+            _check_width(self.projection.shape[1], target.embed_dim)
 
     @checks_choices
     def functionals(
@@ -159,8 +159,7 @@ class TextHead(nn.Module):
         return directions if self.projection is None else directions @ self.projection
 
 
-def check_width(wanted: int, width: int) -> None:
-    """Raise an InputError for embeddings of another width than a text head was made for."""
+def _check_width(wanted: int, width: int) -> None:
     if wanted != width:
         raise InputError(
             f"expected embeddings of width {wanted}, for which this text head was made, got {width}: take the text head"
@@ -212,13 +211,10 @@ def two_towers(
     an image and a text is the cosine that the model computes.
 
     Args:
-        model: a `CLIPModel` or `SiglipModel` of transformers.
+        model: a `CLIPModel` or `SiglipModel` of transformers; an InputError for another.
         tokeniser: its tokeniser or processor, from `AutoTokenizer.from_pretrained` of the same name.
         templates: see `TextHead`.
         image_size: see `as_target`.
-
-    Raises:
-        InputError: for another model.
     """
     name = type(model).__name__
     if name not in ("CLIPModel", "SiglipModel"):
