@@ -148,13 +148,6 @@ def test_the_classes_of_the_images_are_those_of_the_head(make_target, known, nam
         target.check_classes(names)
 
 
-def test_a_distilled_model_embeds_both_of_its_tokens(make_model, images):
-    target = TargetModel(make_model("deit_tiny_distilled_patch16_224"))
-    tokens = target.backbone.forward_features(target.normalise(images))
-    assert target.embed_dim == 48
-    torch.testing.assert_close(target.embed(target.normalise(images)), torch.cat([tokens[:, 0], tokens[:, 1]], 1))
-
-
 def test_attributions_are_not_lost_to_the_rounding_of_logits_in_half_precision(target):
     """Two embeddings that differ by less than bfloat16 can tell apart in a logit are told apart."""
     embeddings = torch.full((2, target.embed_dim), 3.0)
