@@ -66,15 +66,8 @@ def two_logits(head: nn.Module) -> nn.Module:
 def take_head(model: Any) -> nn.Module:
     """Take the classification layer off a timm model: the layer is H, and what remains of the model is G.
 
-    Args:
-        model: a timm classifier, which is changed in place.
-
-    Returns:
-        The layer; a 1 × 1 convolution of pooled maps, as in DPN and BiT, as a linear layer; `NoHead` if the model has
-        none (num_classes=0).
-
-    Raises:
-        InputError: if there are several layers between embeddings and logits.
+    The model, of timm, is changed in place. A 1 × 1 convolution of pooled maps, as in DPN and BiT, becomes a linear
+    layer; `NoHead` stands for none (num_classes=0). An InputError refuses several layers from embeddings to logits.
     """
     weights = set(model.parameters())
     layer: Any = model.get_classifier()

@@ -97,10 +97,7 @@ class Plan:
 
 
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
-    """Build the target that a plan describes, and compare it with the original.
-
-    Returns:
-        The target, in eval mode and on the device of the original, and the largest difference of outputs.
+    """Build the target that a plan describes, in eval mode, and return it with the largest difference of outputs.
 
     Raises:
         Unmapped: if the weights do not fit timm's model, or its outputs differ.

@@ -252,8 +252,7 @@ class TargetModel(nn.Module):
             The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: if layers that do not apply to patches compute the embedding of the image: a distilled DeiT,
-                attention pooling of a CNN, or layers after the pooling.
+            InputError: if other layers embed the image: of a distilled DeiT, or after or in the pooling of a CNN.
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)

@@ -250,11 +250,7 @@ class Probed:
 
 
 def probe(model: nn.Module, image_size: int) -> Probed:
-    """Classify two random images and the mean image, and watch the layers.
-
-    Args:
-        model: a module in eval mode; neither it nor its gradients are changed.
-        image_size: side of its images, in pixels.
+    """Classify two random images and the mean image by a module in eval mode, and watch its layers.
 
     Raises:
         InputError: if the model is not a classifier of normalised float images (B, 3, image_size, image_size), or if
@@ -294,9 +290,7 @@ def probe_images(model: nn.Module, image_size: int) -> Tensor:
 def logits_of(output: Any, name: str) -> Tensor:
     """Take the logits out of what a model returns: a tensor, an output or dictionary with `logits`, or a tuple's first.
 
-    Args:
-        output: what the model returned; an InputError for anything else.
-        name: the model's name, for messages.
+    An InputError names the model for anything else.
 
     >>> logits_of({"logits": torch.ones(2, 5), "loss": None}, "Net").shape
     torch.Size([2, 5])
