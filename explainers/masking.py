@@ -22,7 +22,7 @@ class PatchGrid:
     Args:
         image_size: side of the image, in pixels.
         patch_size: side of a patch, in pixels.
-        differs: if True, the patches may differ from those of the model; see `TargetModel.check_grid`.
+        differs: whether the patches may differ from those of the model, see `TargetModel.check_grid`.
     """
 
     image_size: int = 224
@@ -56,10 +56,6 @@ class PatchGrid:
 def neighbourhoods(grid: PatchGrid, hops: int) -> Tensor:
     """Compute N(z) of every patch z: the patches at most `hops` steps away, diagonals included (TVE, Section 2).
 
-    Args:
-        grid: the patches of an image.
-        hops: radius of N(z), in patches; 0 or more.
-
     Returns:
         Boolean, (N, N). Row z is True on N(z); `hops=0` gives the identity matrix.
 
@@ -87,8 +83,8 @@ def most_important(order: Tensor, levels: int, until: float = 1.0) -> Tensor:
 
     Args:
         order: patch numbers of each image, the most important first, (B, N).
-        levels: Q, the number of sparsities, at least 2.
-        until: the largest sparsity, at most 1.
+        levels: Q, see `level_sizes`.
+        until: see `level_sizes`.
 
     Returns:
         Boolean, (B, Q, N), True on S*.
@@ -146,18 +142,15 @@ def masked_forward(
     fill: Tensor | float = 0.0,
     chunk_size: int = 256,
 ) -> Tensor:
-    """Apply `function` to every image under each of its M masks.
+    """Apply a function of images (b, C, H, W) → (b, ...) to every image under each of its M masks, (B, M, ...).
 
     Args:
-        function: function of normalised images (b, C, H, W) → (b, ...).
+        function: function of normalised images.
         images: normalised images, (B, C, H, W).
         keep: visible patches, boolean (B, M, N).
         grid: the patches of an image.
         fill: value of hidden pixels, see `mask_pixels`.
         chunk_size: maximum number b of masked images in one call, which bounds the memory.
-
-    Returns:
-        The results of `function`, (B, M, ...).
 
     Sum the pixels of the upper row, and the last pixel alone:
 

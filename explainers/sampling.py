@@ -11,19 +11,13 @@ from torch import Tensor
 
 from explainers.runtime.modes import finest_dtype
 
-_MULTIPLIERS = 0x7FEB352D, 0x846CA68B  # constants of the integer hash "lowbias32" by Chris Wellons
 _UINT32 = 0xFFFFFFFF
 
 
 def uniform(counter: Tensor, seed: int) -> Tensor:
-    """Hash every integer of `counter` to a number in [0, 1): equal inputs give equal numbers.
+    """Hash every integer of `counter`, int64, to a number in [0, 1): equal inputs give equal numbers.
 
-    Args:
-        counter: integers to hash, int64, any shape.
-        seed: seed of the hash, an integer; only its lowest 32 bits count.
-
-    Returns:
-        The numbers, with the shape of `counter`: float64, or float32 on devices without it.
+    Only the lowest 32 bits of the seed count. The numbers are float64, or float32 on devices without it.
 
     >>> draws = uniform(torch.tensor([3, 4, 3]), seed=0)
     >>> bool(draws[0] == draws[2]), bool(draws[0] == draws[1])
@@ -62,8 +56,8 @@ def stream(purpose: Purpose, seed: int, epoch: int) -> int:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """Hash integers in [0, 2³²) to integers in [0, 2³²); no two inputs have the same output."""
-    for shift, multiplier in zip((16, 15), _MULTIPLIERS, strict=True):
+    """Hash integers in [0, 2³²) one to one by Chris Wellons' "lowbias32"."""
+    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         bits = ((bits ^ (bits >> shift)) * multiplier) & _UINT32
     return bits ^ (bits >> 16)
 
@@ -75,10 +69,10 @@ def random_patches(index: Tensor, num_patches: int, count: int, seed: int) -> Te
         index: index of each image in the data set, (B,).
         num_patches: N, the number of patches per image.
         count: number of patches to draw for each image, at most N.
-        seed: seed of the draw, a different one for every epoch, see `stream`.
+        seed: a different one for every epoch, see `stream`.
 
     Returns:
-        Patch numbers, int64, (B, count), in 0 ... N − 1.
+        Patch numbers, int64, (B, count).
 
     The draws of image 1 do not depend on the other images of its batch:
 

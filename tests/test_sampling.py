@@ -29,13 +29,6 @@ def test_numbers_of_neighbours_have_nothing_to_do_with_each_other():
         assert torch.corrcoef(torch.stack([numbers, others]))[0, 1].abs() < 0.03
 
 
-def test_a_number_does_not_depend_on_its_neighbours():
-    counter = torch.tensor([7, 2**34, 0, 195])
-    together = uniform(counter, 5)
-    assert together.tolist() == [uniform(counter[i : i + 1], 5).item() for i in range(4)]
-    assert torch.equal(uniform(counter.flip(0), 5).flip(0), together)
-
-
 @pytest.mark.parametrize("start", [0, 2**33 + 1])
 def test_patches_of_an_image_are_different_and_in_the_grid(start):
     patches = random_patches(start + torch.arange(500), num_patches=49, count=7, seed=2)

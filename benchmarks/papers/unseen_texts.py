@@ -13,8 +13,7 @@ from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.text import TextExplainer, TextHead
 from explainers.text.encoders import stored_encoder, text_embeddings
-from explainers.text.fitting import RIDGE, class_rows_of_texts
-from explainers.text.ridge import unseen_rows
+from explainers.text.fitting import RIDGE, class_rows_of_texts, unseen_rows
 
 
 def unseen_head(target: TargetModel, embeddings: str | Path, prompts: str | Path, ridge: float = RIDGE) -> nn.Linear:

@@ -36,8 +36,7 @@ class CorruptImage(InputError):
 def as_rgb(image: Image.Image) -> Image.Image:
     """Convert to 3 channels of 8 bits. Grey is repeated, transparent pixels show white, 16 bits keep their high byte.
 
-    Raises:
-        InputError: if the brightest possible value is unknown: floats, more than 16 bits, or 8 or 12 bits in 16.
+    An InputError for floats, more than 16 bits, or 8 or 12 bits in 16, whose brightest possible value is unknown.
 
     >>> as_rgb(Image.fromarray(np.array([[0x8102]], dtype=np.uint16))).getpixel((0, 0))
     (129, 129, 129)
@@ -76,7 +75,7 @@ def formats() -> list[str]:
 
 
 @contextmanager
-def errors_of_image(name: str | Path, size: Callable[[], int]) -> Iterator[None]:
+def _name_errors(name: str | Path, size: Callable[[], int]) -> Iterator[None]:
     """Raise a CorruptImage that names the image, and its size in bytes, for what Pillow raises in the block."""
     try:
         yield
@@ -86,43 +85,31 @@ def errors_of_image(name: str | Path, size: Callable[[], int]) -> Iterator[None]
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk, the permissions or the open files says nothing about the image
         reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
-        raise CorruptImage(
-            f"{name}: expected an image, got {size()} bytes that cannot be decoded ({reason})"
-        ) from error
+        message = f"{name}: expected an image, got {size()} bytes that cannot be decoded ({reason})"
+        raise CorruptImage(message) from error
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
+def _open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image file, of which only the header is read; a CorruptImage names it for what fails in the block."""
-    with errors_of_image(path, lambda: path.stat().st_size), Image.open(path, formats=formats()) as image:
+    with _name_errors(path, lambda: path.stat().st_size), Image.open(path, formats=formats()) as image:
         yield image
 
 
 def decode(path: Path) -> Image.Image:
-    """Decode an image file in its own mode, with its stored rows and columns.
-
-    Raises:
-        CorruptImage: if the bytes cannot be decoded.
-    """
-    with opened(path) as image:
+    """Decode an image file in its own mode, with its stored rows and columns; a CorruptImage if that fails."""
+    with _open_image(path) as image:
         image.load()
     return image
 
 
 def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
-    """Decode the bytes of an image that nobody here has chosen, to upright RGB, see `read_image`.
+    """Decode the bytes of an image file that nobody here has chosen, to upright RGB, see `read_image`.
 
-    A larger JPEG is decoded at a half, a quarter or an eighth of its size, at which it has at most `most_pixels`.
-
-    Args:
-        name: name of its file, for messages.
-        data: bytes of the file.
-        most_pixels: largest number of pixels that are decoded.
-
-    Raises:
-        CorruptImage: if the bytes cannot be decoded, or the image is too large.
+    A larger JPEG is decoded at a half, a quarter or an eighth of its size, at which it has at most `most_pixels`; a
+    CorruptImage refuses other images of more pixels, and bytes that cannot be decoded.
     """
-    with warnings.catch_warnings(), errors_of_image(name, lambda: len(data)):
+    with warnings.catch_warnings(), _name_errors(name, lambda: len(data)):
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is lower
         image = Image.open(io.BytesIO(data), formats=formats())
         factor = next((each for each in (1, 2, 4) if image.width * image.height <= most_pixels * each**2), 8)
@@ -131,16 +118,12 @@ def decode_upload(name: str, data: bytes, most_pixels: int) -> Image.Image:
             most = f"{most_pixels / 1e6:.3g} megapixels"
             raise CorruptImage(f"{name}: expected at most {most}, got {image.width} x {image.height}: make it smaller")
         image.load()
-    return upright_rgb(name, image)
+    return _as_upright_rgb(name, image)
 
 
 def stored_size(path: Path) -> tuple[int, int]:
-    """Height and width of an image file, of which only the header is read.
-
-    Raises:
-        CorruptImage: if the header cannot be read.
-    """
-    with opened(path) as image:
+    """Height and width of an image file, of which only the header is read."""
+    with _open_image(path) as image:
         return image.height, image.width
 
 
@@ -155,11 +138,10 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
     Raises:
         CorruptImage: if the bytes cannot be decoded, or the brightest possible value is unknown.
     """
-    return upright_rgb(path, decode(path), upright)
+    return _as_upright_rgb(path, decode(path), upright)
 
 
-def upright_rgb(name: str | Path, image: Image.Image, upright: bool = True) -> Image.Image:
-    """Turn a decoded image to RGB, see `read_image`; a CorruptImage names it."""
+def _as_upright_rgb(name: str | Path, image: Image.Image, upright: bool = True) -> Image.Image:
     if upright:
         turn_upright(image)
     try:
@@ -182,8 +164,7 @@ def resize_short_side(image: Image.Image, size: int) -> Image.Image:
     >>> resize_short_side(Image.new("RGB", (400, 200)), 100).size
     (200, 100)
     """
-    width, height = scaled(image.size, size)
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+    return image.resize(scaled(image.size, size), Image.Resampling.BICUBIC)
 
 
 def scaled(size: tuple[int, int], short_side: int) -> tuple[int, int]:
@@ -204,11 +185,9 @@ def middle_square(
     >>> middle_square(Image.new("RGB", (400, 200)), 100).size
     (100, 100)
     """
-    width, height = image.size
-    short = min(image.size)
-    if max(image.size) > ELONGATED * short:
-        left = max(0, (width - ELONGATED * short) // 2)
-        top = max(0, (height - ELONGATED * short) // 2)
+    (width, height), most = image.size, ELONGATED * min(image.size)
+    if max(image.size) > most:
+        left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
         image = image.crop((left, top, width - left, height - top))
     width, height = scaled(image.size, size)
     left, top = round((width - size) / 2), round((height - size) / 2)

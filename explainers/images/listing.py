@@ -24,29 +24,21 @@ def endings() -> frozenset[str]:
 
 
 def list_images(roots: Sequence[Path]) -> list[list[Path]]:
-    """List all images below each folder, sorted by folder, then by name.
+    """List all images below each folder, sorted by folder, then by name; a root that is a file is its only image.
 
     Warnings count and name what is left out: files that are not decoded, links that lead nowhere, pipes, sockets
     and devices, and folders that cannot be read. Hidden files are left out too (macOS writes ._image1.png). Links are
     followed, but each real folder is visited once, and no folder that contains the root.
-
-    Args:
-        roots: folders, or files of single images.
-
-    Returns:
-        The images of each root; a root that is a file is its only image.
     """
     listed = [list_files(root) if root.is_dir() else ([root], []) for root in roots]
     others = {path for files, _ in listed for path in files if path.suffix.lower() not in endings()} - set(roots)
     heif = any(path.suffix.lower() in (".heic", ".heif") for path in others)
     advice = "; for .heic, pip install pillow-heif" if heif else ""
     unreadable = [path for _, paths in listed for path in paths]
+    kinds = "links that lead nowhere, pipes, sockets, devices, or folders that are closed to you"
     for paths, reason in (
         (sorted(others), f"Pillow does not read{advice}"),
-        (
-            unreadable,
-            "cannot be read: links that lead nowhere, pipes, sockets, devices, or folders that are closed to you",
-        ),
+        (unreadable, f"cannot be read: {kinds}"),
     ):
         if paths:
             warnings.warn(f"left out: {several(paths)} that {reason}", stacklevel=3)
@@ -83,32 +75,24 @@ def list_files(root: Path) -> tuple[list[Path], list[Path]]:
             continue
         subfolders = []
         for entry in entries:
-            if _is(entry.is_dir):  # which asks the disk about links alone
+            if _holds(entry.is_dir):  # which asks the disk about links alone
                 subfolders.append(entry.path)
             elif not entry.name.startswith("."):
-                (files if _is(entry.is_file) else unreadable).append(Path(entry.path))
+                (files if _holds(entry.is_file) else unreadable).append(Path(entry.path))
         waiting += reversed(subfolders)
     return files, unreadable
 
 
-def _is(kind: Callable[[], bool]) -> bool:
+def _holds(test: Callable[[], bool]) -> bool:
     """What `is_dir` or `is_file` of an entry says; False for a loop of links, for which they raise an error."""
     try:
-        return kind()
+        return test()
     except OSError:
         return False
 
 
 def existing_folder(root: str | Path, expected: str) -> Path:
-    """Return `root` as a path.
-
-    Args:
-        root: the folder.
-        expected: what it should contain, for the message.
-
-    Raises:
-        InputError: if it is not a folder.
-    """
+    """Return `root` as a path, or raise an InputError that says what the folder should contain: `expected`."""
     if not Path(root).is_dir():
         raise InputError(f"expected a folder {expected}, got {root}, which is not a folder; correct the path")
     return Path(root)

@@ -10,15 +10,7 @@ T = TypeVar("T")
 
 
 def delivered(batches: Iterable[T], num_workers: int) -> Iterator[T]:
-    """Yield the batches of a loader.
-
-    Args:
-        batches: the batches.
-        num_workers: number of the loader's processes.
-
-    Raises:
-        InputError: if the shared memory is full.
-    """
+    """Yield the batches of a loader of `num_workers` processes; an InputError if the shared memory is full."""
     try:
         yield from batches
     except RuntimeError as error:

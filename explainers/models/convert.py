@@ -4,16 +4,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 import explainers.models.huggingface as huggingface
 import explainers.models.torchvision_models as torchvision_models
 from explainers.errors import InputError
 from explainers.models.fetching import timm_model
-from explainers.models.mapping import Plan, Unmapped, map_to_timm
+from explainers.models.mapping import Inputs, Plan, Statistics, Unmapped, channels, check_image_size, map_to_timm
 from explainers.models.model import TargetModel
+from explainers.models.names import list_names
 from explainers.models.plain import plain_target
-from explainers.models.settings import Inputs, Statistics, check_image_size, override_settings
 from explainers.runtime.modes import keep_random_state, ordinary_tensors
 
 
@@ -54,8 +55,8 @@ def as_target(
     if image_size is not None:
         check_image_size(image_size)
     if isinstance(model, str):
-        return override_settings(TargetModel(timm_model(model, weights)).float().eval(), mean, std, image_size, classes)
-    if not isinstance(model, nn.Module):
+        model, weights = timm_model(model, weights), None
+    elif not isinstance(model, nn.Module):
         raise InputError(
             f"expected a model, or the name of a timm model, got {type(model).__name__}: give a torch.nn.Module, a name"
             " such as vit_tiny_patch16_224, or a TargetModel"
@@ -63,49 +64,63 @@ def as_target(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     library = type(model).__module__.partition(".")[0]
     if library in LIBRARIES and not hasattr(model, "timm_model"):
-        return _convert(model, *LIBRARIES[library], weights, mean, std, image_size, classes)
+        inputs = LIBRARIES[library].inputs_of(model, weights, image_size).override(mean, std, classes)
+        return _convert(model, LIBRARIES[library].plan, inputs)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a module: load its weights before")
     if library == "transformers":
         inputs = huggingface.inputs_of_wrapped(model).override(mean, std, classes)
-        inner = TargetModel(model.timm_model).float().eval()
-        return override_settings(inner, inputs.mean, inputs.std, image_size, inputs.classes)
+        model, mean, std, classes = model.timm_model, inputs.mean, inputs.std, inputs.classes
     if hasattr(model, "reset_classifier"):
-        return override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
+        return _override_settings(TargetModel(model).float().eval(), mean, std, image_size, classes)
     return plain_target(model, mean, std, image_size, classes)
 
 
-LIBRARIES = {
-    "torchvision": (torchvision_models.inputs_of, torchvision_models.plan),
-    "transformers": (huggingface.inputs_of, huggingface.plan),
-}
-"""Name of a library → functions that return the images that a model of it takes, and plan its conversion."""
+LIBRARIES: dict[str, Any] = {"torchvision": torchvision_models, "transformers": huggingface}
+"""Name of a library → module that tells which images a model of it takes, and plans its conversion."""
 
 
-def _convert(
-    model: nn.Module,
-    inputs_of: Callable[..., Inputs],
-    plan: Callable[[nn.Module, Inputs], Plan],
-    weights: Any,
-    mean: Statistics,
-    std: Statistics,
-    image_size: int | None,
-    classes: Sequence[str],
-) -> TargetModel:
+def _convert(model: nn.Module, plan: Callable[[nn.Module, Inputs], Plan], inputs: Inputs) -> TargetModel:
     """Convert a model of another library to timm's architecture, or take it as it is, and say which in one line."""
-    name, inputs = type(model).__name__, inputs_of(model, weights, image_size).override(mean, std, classes)
+    target = None
     try:
-        planned = plan(model, inputs)
-        target, difference = map_to_timm(model, planned)
+        target, difference = map_to_timm(model, plan(model, inputs))
+        became = f"is computed in timm's architecture, with outputs that differ by at most {difference:.0g}"
     except Unmapped as reason:
-        _say(
-            f"{name} stays as it is, because {reason}: it has methods that mask images or take gradients of pixels"
-            f" and feature maps, and all metrics, but no methods of transformers; {inputs}"
+        became = (
+            f"stays as it is, because {reason}: it has methods that mask images or take gradients of pixels"
+            " and feature maps, and all metrics, but no methods of transformers"
         )
-        return plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
-    _say(f"{name} is computed in timm's architecture, with outputs that differ by at most {difference:.0g}; {inputs}")
+    print(f"{type(model).__name__} {became}; {inputs}", file=sys.stderr, flush=True)
+    return target or plain_target(model, inputs.mean, inputs.std, inputs.image_size, inputs.classes)
+
+
+def _override_settings(
+    target: TargetModel, mean: Statistics, std: Statistics, image_size: int | None, classes: Sequence[str]
+) -> TargetModel:
+    """Give a target, which is changed in place, other settings than its own; see `as_target`."""
+    config = dict(target.backbone.pretrained_cfg)  # a copy; timm reads the settings of a model from it
+    for name, given in (("mean", mean), ("std", std)):
+        if given is not None:
+            values = channels(name, given, len(getattr(target, name)))
+            config[name] = tuple(values)
+            getattr(target, name).copy_(torch.tensor(values)[:, None, None])
+    target.backbone.pretrained_cfg = config
+    if image_size is not None:
+        _resize(target, image_size)
+    if classes:
+        target.classes = list_names(classes, target.num_classes)
     return target
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _resize(target: TargetModel, image_size: int) -> None:
+    """Change the size of the images that a target takes; a transformer interpolates its positions."""
+    backbone = target.backbone
+    try:
+        if hasattr(backbone, "set_input_size"):
+            backbone.set_input_size(img_size=(image_size, image_size))
+        backbone.pretrained_cfg["input_size"] = (len(target.mean), image_size, image_size)
+        target.check_grid(target.grid)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"expected image_size that {target.name} can take, got {image_size}: {reason}") from error

@@ -6,13 +6,12 @@ No connection is opened for weights that are on this machine; a download is anno
 import copy
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from safetensors import safe_open
 from timm.models import PretrainedCfg, get_pretrained_cfg, load_checkpoint
 from timm.models import load_state_dict as read_checkpoint
 from torch import nn
@@ -24,13 +23,12 @@ from explainers.saved.weights import check_floating, save_weights
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 """Files of weights that can be read without running what they hold."""
-
 ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 """Names of a model's weights on the Hub, in the order in which timm looks for them."""
 
 
 def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
-    """Build a model of timm with its weights.
+    """Build a model of timm with its weights, in eval mode.
 
     Args:
         name: name in timm, with or without the tag of its weights. The tag also decides the normalisation of images;
@@ -38,9 +36,6 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
         weights: file of weights, .safetensors or .pth, whose classification layer decides the number of classes; a file
             without that layer gives a model without a head. `None` takes the weights that timm names: from the cache,
             or downloaded.
-
-    Returns:
-        The model, in eval mode.
 
     Raises:
         InputError: if timm has no model of this name or no weights for it, if there is no connection to download them,
@@ -64,13 +59,7 @@ def timm_model(name: str, weights: str | Path | None = None) -> nn.Module:
 
 
 def create_model(model_name: str, pretrained: bool = False, **settings: Any) -> nn.Module:
-    """Build a model as `timm.create_model` does, but without a connection if its weights are in the cache.
-
-    Args:
-        model_name: name in timm.
-        pretrained: whether to load weights.
-        **settings: further arguments of `timm.create_model`.
-    """
+    """Build a model by the arguments of `timm.create_model`, but without a connection for weights in the cache."""
     overlay: dict[str, Any] = dict(settings.pop("pretrained_cfg_overlay", None) or {})
     if pretrained and not settings.get("checkpoint_path") and not overlay.get("file") and is_in_timm(model_name):
         overlay |= {"file": str(pretrained_file(model_name)), "custom_load": False}
@@ -87,26 +76,18 @@ def is_in_timm(name: str) -> bool:
 
 
 def similar_targets(name: str, files: Sequence[str] = ()) -> str:
-    """Suggest the most similar names of files and of timm's models, or say which there are.
-
-    Args:
-        name: a name that is neither.
-        files: names of files that are targets too.
-    """
+    """Suggest the names of files and of timm's models that are most similar to another name, or say which there are."""
     tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if tags:  # the model exists, and its weights do not
         return meant(name, tags)
     suggestion = meant(name, [*files, *timm.list_models(), *timm.list_pretrained()])
-    every = ", ".join([*files, "all names of timm.list_models()"])
-    return suggestion if suggestion.startswith("did you mean") else f"there are {every}"
+    if suggestion.startswith("did you mean"):
+        return suggestion
+    return f"there are {', '.join([*files, 'all names of timm.list_models()'])}"
 
 
 def pretrained_file(name: str) -> Path:
-    """The file of the weights that timm names for a model: from the cache, or downloaded into it.
-
-    Raises:
-        InputError: if there are no such weights, or no connection.
-    """
+    """The file of the weights that timm names for a model: from the cache, or downloaded into it."""
     config = pretrained_config(name)
     if not config.hf_hub_id and not config.url:
         raise InputError(f"expected weights of {name}, got none: timm has none to download; give weights=FILE")
@@ -122,11 +103,7 @@ def pretrained_file(name: str) -> Path:
 
 
 def pretrained_config(name: str) -> PretrainedCfg:
-    """What timm knows of a model's weights: where they are, how images are normalised, the number of classes.
-
-    Raises:
-        InputError: if timm has no model of this name; the message names similar ones.
-    """
+    """What timm knows of a model's weights: where they are, how images are normalised, the number of classes."""
     if not is_in_timm(name):
         raise InputError(f"expected the name of a model of timm, got {name}: {similar_targets(name)}")
     return get_pretrained_cfg(name) or PretrainedCfg(architecture=name.partition(".")[0])
@@ -180,37 +157,19 @@ def _check_file(weights: str | Path) -> Path:
 
 
 def _count_classes(file: Path, classifier: Any) -> int:
-    """The number of classes in a file of weights; 0 without a classification layer.
-
-    Args:
-        file: the file.
-        classifier: name of that layer, or names of several, such as DeiT's two.
-
-    Raises:
-        InputError: for a damaged file, and weights that are not floating-point numbers.
-    """
+    """The number of classes in a file of weights, by its `classifier`, one layer or several; 0 without that layer."""
     layer = classifier if isinstance(classifier, str) else next(iter(classifier or ("head",)))
     try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as tensors:
-                parts = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
-                sizes = {key: part.get_shape() for key, part in parts.items()}
-                kinds = {key: part.get_dtype() for key, part in parts.items()}
-        else:
-            checkpoint = read_checkpoint(str(file))  # timm reads weights only, and no programs
-            sizes = {key: tuple(getattr(value, "shape", ())) for key, value in checkpoint.items()}
-            kinds = {key: str(value.dtype) for key, value in checkpoint.items() if isinstance(value, torch.Tensor)}
+        checkpoint = read_checkpoint(str(file))  # timm reads weights only, and no programs
+        weights = {key: value for key, value in checkpoint.items() if isinstance(value, torch.Tensor)}
     except Exception as error:  # bytes that are no weights raise nearly any error
         raise InputError(
             f"expected weights in {file}, got a damaged file, or one that holds programs: write it again, as"
             " .safetensors"
         ) from error
-    check_floating(kinds, file)
-    return _rows(sizes, f"{layer}.weight")
-
-
-def _rows(sizes: Mapping[str, Sequence[int]], name: str) -> int:
-    return sizes[name][0] if sizes.get(name) else 0
+    check_floating({key: str(value.dtype) for key, value in weights.items()}, file)
+    weight = weights.get(f"{layer}.weight", torch.zeros(0))
+    return weight.shape[0] if weight.dim() else 0
 
 
 def difference(error: Exception) -> str:
@@ -229,12 +188,7 @@ def difference(error: Exception) -> str:
 
 
 def save_target(target: TargetModel, path: Path) -> None:
-    """Write backbone and head to one safetensors file, which timm can load as a checkpoint of the original model.
-
-    Args:
-        target: the model, with a linear head or a `DistilledHead`.
-        path: the file to write.
-    """
+    """Write backbone and head, linear or distilled, to one file, which timm can load as a checkpoint of its model."""
     weights, head = target.backbone.state_dict(), target.head
     layers = target.backbone.pretrained_cfg["classifier"]
     layers = (layers,) if isinstance(layers, str) else layers
@@ -248,14 +202,11 @@ def save_target(target: TargetModel, path: Path) -> None:
 
 
 def load_target(target: TargetModel, path: str | Path) -> TargetModel:
-    """Load the backbone and head that `save_target` wrote.
+    """Load the backbone and head that `save_target` wrote as a new model, in eval mode.
 
     Args:
         target: a model of the same architecture and number of classes; it is not changed.
         path: the file to read.
-
-    Returns:
-        A new model, in eval mode.
 
     Raises:
         InputError: if the file does not exist, or holds another model or another number of classes.

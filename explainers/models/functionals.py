@@ -18,7 +18,7 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
     """Compute the functional W_y of every class of a linear head, without its bias.
 
     Args:
-        head: embeddings (..., D) → logits (..., K).
+        head: embeddings (..., D) → logits (..., K); an InputError unless it is linear.
         embed_dim: D.
         like: a tensor on the device of the head.
         directions: also take a head that divides embeddings by their length, such as CLIP's or one of prototypes. Its
@@ -26,9 +26,6 @@ def class_rows(head: Callable[[Tensor], Tensor], embed_dim: int, like: Tensor, d
 
     Returns:
         W, (K, D).
-
-    Raises:
-        InputError: if the head is not linear.
 
     >>> class_rows(torch.nn.Linear(3, 2), 3, torch.zeros(1)).shape
     torch.Size([2, 3])
@@ -78,11 +75,11 @@ def score_functionals(
         return wanted
     with torch.autocast(rows.device.type, enabled=False):
         if classes is not None:
-            return wanted - _alternatives(rows, logits / temperature, classes)
+            return wanted - _mean_alternatives(rows, logits / temperature, classes)
         p = (logits / temperature).softmax(-1)[..., None]  # (B, K, 1)
         others = (p.mT @ rows - p * rows) / (1 - p).clamp(min=1e-9)  # exact enough for all but the predicted class
         top = logits.argmax(-1)
-        others[torch.arange(len(others)), top] = _alternatives(rows, logits / temperature, top)
+        others[torch.arange(len(others)), top] = _mean_alternatives(rows, logits / temperature, top)
     return wanted - others
 
 
@@ -92,22 +89,13 @@ def head_functionals(
     temperature: float | None = None,
     classes: Tensor | None = None,
 ) -> Tensor:
-    """Compute the functional v that explains the score of a class of a head, see `score_functionals`, at an embedding.
+    """Compute the functional v that explains the score of a class of a head at embeddings e, (B, D).
 
-    The score of a cosine head, such as CLIP's, is explained for a constant length |P e|. It then has the factor
-    scale / |P e| of the image, see `cosine_functionals`.
-
-    Args:
-        head: embeddings (..., D) → logits (..., K): a linear head, or a `ProjectedHead`.
-        embeddings: e, (B, D).
-        temperature: see `score_functionals`.
-        classes: (B,); `None` for all classes.
-
-    Returns:
-        v, (B, D), or (B, K, D) for all classes; float32.
+    The other arguments and the result are those of `score_functionals`. The score of a cosine head, such as CLIP's, is
+    explained for a constant length |P e|. It then has the factor scale / |P e| of the image, see `cosine_functionals`.
 
     Raises:
-        InputError: for a head of another kind.
+        InputError: for a head that is neither linear nor a `ProjectedHead`.
 
     >>> head_functionals(torch.nn.Linear(3, 2), torch.zeros(4, 3)).shape
     torch.Size([4, 2, 3])
@@ -123,7 +111,7 @@ def head_functionals(
         return cosine_functionals(embeddings, directions[:, None], head.projection)[:, 0]
 
 
-def _alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:
+def _mean_alternatives(rows: Tensor, logits: Tensor, classes: Tensor) -> Tensor:
     """The mean row of all classes but one for each image, with softmax weights: (B, D)."""
     return logits.scatter(1, classes[:, None], -torch.inf).softmax(-1) @ rows
 

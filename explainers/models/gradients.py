@@ -25,11 +25,7 @@ def check_gradients(target: TargetModel, what: Hashable) -> Iterator[None]:
     Quantised layers do, and those that compute inside `torch.no_grad`. Gradients that pass by them, over skip
     connections, are none of the model. A layer whose output does not depend on the values of its input cuts nothing.
 
-    A layer of the backbone is checked once, because hooks on all layers make every pass slower.
-
-    Args:
-        target: the model.
-        what: what is computed, if layers may need a gradient in one computation that they do not need in another.
+    A layer of the backbone is checked once for each computation (`what`): hooks on all layers make every pass slower.
     """
     passed = _passed.setdefault(target, {}).setdefault(what, WeakSet())
     new = [(name, layer) for name, layer in _layers(target.backbone) if layer not in passed]
@@ -53,8 +49,8 @@ def gradient_at(inputs: Tensor, scores: Tensor, target: TargetModel, where: str)
 
 def no_gradient(target: TargetModel, where: str) -> UnsupportedModel:
     """The error for a model without a gradient at one of its parts."""
-    wanted = "a model whose layers all have gradients"
-    return UnsupportedModel(wanted, f"{target.name} without one at {where}", BY_MASKS)
+    got = f"{target.name} without one at {where}"
+    return UnsupportedModel("a model whose layers all have gradients", got, BY_MASKS)
 
 
 def _layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

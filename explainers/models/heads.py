@@ -15,13 +15,8 @@ from explainers.saved.weights import check_floating, read_weights, save_weights
 
 
 class DistilledHead(nn.Module):
-    """DeiT's two linear heads, one on each half of the embedding; the logits are their mean.
+    """DeiT's two linear heads, on the class and the distillation token, the halves of the embedding; logits are means.
 
-    Args:
-        head: head on the class token, the first half of the embedding.
-        head_dist: head on the distillation token, the second half.
-
-    >>> import torch
     >>> DistilledHead(nn.Identity(), nn.Identity())(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
     [[2.0, 3.0]]
     """
@@ -41,7 +36,6 @@ class NoHead(nn.Module):
     """Stands for the head of a model without one, such as DINOv2: such a model embeds images, and does not classify."""
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Raise an InputError."""
         raise InputError(
             "expected a model with a classification layer, got one without: fit one with `python train.py"
             " experiment=linear_head`, and give its file as target.head=..., or give a layer, as in TargetModel(model,"
@@ -55,7 +49,6 @@ def two_logits(head: nn.Module) -> nn.Module:
     Their softmax is (1 − sigmoid(z), sigmoid(z)), so their cross entropy is the binary cross entropy of z. The
     attributions of class 0 are those of class 1 with the other sign. Other heads are returned as they are.
 
-    >>> import torch
     >>> sigmoid = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(sigmoid.weight, 4.0)
     >>> two_logits(sigmoid)(torch.tensor([[1.0]])).tolist()
@@ -73,14 +66,8 @@ def two_logits(head: nn.Module) -> nn.Module:
 def take_head(model: Any) -> nn.Module:
     """Take the classification layer off a timm model: the layer is H, and what remains of the model is G.
 
-    Args:
-        model: a timm classifier, which is changed in place.
-
-    Returns:
-        The layer; `NoHead` if the model has none (num_classes=0).
-
-    Raises:
-        InputError: if there are several layers between embeddings and logits.
+    The model, of timm, is changed in place. A 1 × 1 convolution of pooled maps, as in DPN and BiT, becomes a linear
+    layer; `NoHead` stands for none (num_classes=0). An InputError refuses several layers from embeddings to logits.
     """
     weights = set(model.parameters())
     layer: Any = model.get_classifier()
@@ -96,15 +83,10 @@ def take_head(model: Any) -> nn.Module:
             " take another, such as a ViT, DeiT, Swin or ResNet, or give a head to train, as in"
             f" TargetModel(model, head=torch.nn.Linear({model.head_hidden_size}, classes))"
         )
-    return _as_linear(layer) if isinstance(layer, nn.Conv2d) else layer
-
-
-def _as_linear(convolution: nn.Conv2d) -> nn.Linear:
-    """Convert a 1 × 1 convolution on pooled feature maps, as in DPN, DLA and BiT, to a linear layer on embeddings."""
-    linear = nn.Linear(convolution.in_channels, convolution.out_channels, convolution.bias is not None)
-    linear.load_state_dict(
-        {name: weight.reshape(linear.get_parameter(name).shape) for name, weight in convolution.state_dict().items()}
-    )
+    if not isinstance(layer, nn.Conv2d):
+        return layer
+    linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None)
+    linear.load_state_dict({name: weight.reshape(weight.shape[:2]) for name, weight in layer.state_dict().items()})
     return linear
 
 
@@ -113,9 +95,6 @@ def load_head(path: str | Path) -> tuple[nn.Linear, Identity]:
 
     Returns:
         The head, and its identity as `save_head` wrote it; the identity is empty if another program wrote the file.
-
-    Raises:
-        InputError: if the file does not exist or holds other tensors.
     """
     if not Path(path).is_file():
         raise InputError(f"no head at {path}: fit one first, with `python train.py experiment=linear_head`")

@@ -16,25 +16,28 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError
 from explainers.models.heads import DistilledHead
-from explainers.models.mapping import Plan, Table, Unmapped, Weights, join_weights, linear_part, rename_weights
-from explainers.models.settings import Inputs
+from explainers.models.mapping import (
+    Inputs,
+    Mapped,
+    Plan,
+    Table,
+    Unmapped,
+    Weights,
+    join_weights,
+    linear_part,
+    rename_weights,
+)
 
 FIRST_TOKEN = ("vit", "deit")
 """Families whose own pooled output is another than the embedding that their heads read: the class token."""
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
-    """Plan how a model of transformers becomes a model of timm.
+    """Plan how a model of transformers becomes a model of timm; `Unmapped` if timm has no such architecture.
 
-    Args:
-        model: the model, with or without a classification layer.
-        inputs: the images that it takes. For another size than the model's own, positions are interpolated as the model
-            itself does it.
-
-    Raises:
-        Unmapped: if timm has no such architecture.
+    For images of another size than the model's own, positions are interpolated as the model itself does it.
     """
-    family, name = family_of(model), type(model).__name__
+    family, name = _find_family(model), type(model).__name__
     if family not in FAMILIES or "MaskedImageModeling" in name or name.endswith("Backbone"):
         raise Unmapped(f"only models of {', '.join(FAMILIES)} of transformers that classify or embed are converted")
     config = getattr(model.config, "vision_config", model.config)
@@ -47,21 +50,16 @@ def plan(model: Any, inputs: Inputs) -> Plan:
     except (AttributeError, KeyError) as error:
         raise Unmapped(f"it is not built as the {family} of transformers that is known here ({error})") from error
     outputs = partial(_outputs, family=family, interpolates=size != own)
-    return Plan(_name(model), architecture, arguments, named, _head(model), outputs, inputs)
+    on_the_hub = str(getattr(model.config, "_name_or_path", "") or name).rstrip("/").rpartition("/")[2]
+    return Plan(on_the_hub, architecture, arguments, named, _head(model), outputs, inputs)
 
 
 def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
     """Return the images that a model of transformers takes, as far as its family says it.
 
-    Args:
-        model: the model.
-        weights: refused; the model has its own.
-        image_size: side of the images in pixels; None takes that of the config.
-
-    Raises:
-        InputError: for weights, or for a model that embeds texts too.
+    An InputError refuses weights, because the model has its own, and a model that embeds texts too.
     """
-    family = family_of(model)
+    family = _find_family(model)
     if weights is not None:
         raise InputError("expected weights for the name of a timm model, got a model of transformers: drop weights")
     if hasattr(model, "vision_model") and hasattr(model, "text_model"):
@@ -82,13 +80,7 @@ def inputs_of_wrapped(model: Any) -> Inputs:
     return Inputs(None, stated.get("mean"), stated.get("std"), "those of its config", classes)
 
 
-def _name(model: Any) -> str:
-    """Return the last part of a model's name on the Hub, or the name of its class."""
-    path = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    return str(path).rstrip("/").rpartition("/")[2]
-
-
-def family_of(model: Any) -> str:
+def _find_family(model: Any) -> str:
     """Return the folder in transformers that a model's class is from, such as `vit`."""
     parts = type(model).__module__.split(".")
     return parts[2] if len(parts) > 2 else ""
@@ -103,9 +95,8 @@ def own_size(config: Any) -> int | None:
 
 def class_names(config: Any) -> list[str]:
     """Return the names of the classes, or none if transformers made them up: LABEL_0, LABEL_1 ..."""
-    names = {int(index): str(name) for index, name in config.id2label.items()}
-    made_up = all(name == f"LABEL_{index}" for index, name in names.items())
-    return [] if made_up or sorted(names) != list(range(len(names))) else [names[index] for index in range(len(names))]
+    names = [name for _, name in sorted((int(index), str(name)) for index, name in config.id2label.items())]
+    return [] if names == [f"LABEL_{index}" for index in range(len(names))] else names
 
 
 def _head(model: Any) -> nn.Module | None:
@@ -143,8 +134,7 @@ def _outputs(model: Any, images: Tensor, family: str, interpolates: bool) -> Ten
     outputs = model(pixel_values=images, **({"interpolate_pos_encoding": True} if interpolates and accepts else {}))
     for name in ("logits", "image_embeds"):
         if getattr(outputs, name, None) is not None:
-            found: Tensor = getattr(outputs, name)
-            return found
+            return getattr(outputs, name)
     pooled: Tensor | None = outputs.last_hidden_state[:, 0] if family in FIRST_TOKEN else outputs.pooler_output
     if pooled is None:
         raise Unmapped("it was built without pooling, and therefore has no embedding")
@@ -204,9 +194,6 @@ ACTIVATIONS = {
 HALF = timm.data.IMAGENET_INCEPTION_MEAN, timm.data.IMAGENET_INCEPTION_STD
 IMAGENET = timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD
 CLIP = timm.data.OPENAI_CLIP_MEAN, timm.data.OPENAI_CLIP_STD
-
-Mapped = tuple[str, dict[str, Any], Weights]
-"""Name of an architecture in timm, the arguments of its size, and the weights by timm's names."""
 
 
 def _vit(model: Any, config: Any, weights: Weights, image_size: int) -> Mapped:
@@ -310,9 +297,8 @@ FAMILIES: dict[str, tuple[Callable[..., Mapped], tuple[tuple[float, ...], tuple[
 
 def _blocks(weights: Weights, table: Table) -> Weights:
     """Rename the weights of a transformer, and join queries, keys and values."""
-    return join_weights(
-        rename_weights(weights, (*OUTSIDE, *COMMON, *table)), ("attn.q", "attn.k", "attn.v"), "attn.qkv"
-    )
+    named = rename_weights(weights, (*OUTSIDE, *COMMON, *table))
+    return join_weights(named, ("attn.q", "attn.k", "attn.v"), "attn.qkv")
 
 
 def _sizes(config: Any, named: Weights, image_size: int) -> dict[str, Any]:

@@ -33,12 +33,9 @@ def zero_to_one(images: Tensor) -> Tensor:
 
 
 def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
-    """Raise an InputError unless all labels are from 0 to K − 1; −1, the label of an unlabelled image, is refused, too.
+    """Raise an InputError unless all labels, integers (B,), are from 0 to K − 1; −1 stands for an unlabelled image.
 
-    Args:
-        labels: labels of images, integers (B,).
-        num_classes: K, the number of classes.
-        otherwise: what the message recommends to users without labels, such as a setting.
+    `otherwise` is what the message recommends to users without labels, such as a setting.
     """
     lowest, highest = torch.stack(labels.aminmax()).tolist()
     if lowest < 0 or highest >= num_classes:
@@ -49,15 +46,7 @@ def check_labels(labels: Tensor, num_classes: int, otherwise: str) -> None:
 
 
 def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor:
-    """Check the classes to explain, and return them as int64.
-
-    Args:
-        classes: the class to explain in each image, integers (B,).
-        images: the images, (B, C, H, W).
-        num_classes: K, the number of classes.
-
-    Raises:
-        InputError: unless `classes` holds one integer from 0 to K − 1 for each image.
+    """Return the classes to explain as int64; an InputError unless they are one integer from 0 to K − 1 for each image.
 
     >>> checked_classes(torch.tensor([2], dtype=torch.int32), torch.zeros(1, 3, 4, 4), num_classes=3).dtype
     torch.int64
@@ -83,12 +72,7 @@ def checked_classes(classes: Tensor, images: Tensor, num_classes: int) -> Tensor
 
 
 def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
-    """Raise an InputError unless functionals of the embedding have the shape (B, D), or (B, V, D).
-
-    Args:
-        functionals: one functional v for each image, (B, D), or V for each image, (B, V, D); floating point.
-        images: the images, (B, C, H, W).
-        width: D, the width of the embedding.
+    """Raise an InputError unless there is one functional of the embedding for each image, (B, D), or V, (B, V, D).
 
     >>> check_functionals(torch.zeros(1, 8), torch.zeros(1, 3, 4, 4), width=8)
     """
@@ -101,10 +85,7 @@ def check_functionals(functionals: Tensor, images: Tensor, width: int) -> None:
 
 
 def functionals_at(functionals: Functionals, images: Tensor, width: int) -> Callable[[Tensor], Tensor]:
-    """A function of the embeddings (B, D) → functionals (B, V, D), checked; V is 1 for functionals (B, D).
-
-    The arguments are those of `check_functionals`.
-    """
+    """A function of the embeddings (B, D) → functionals (B, V, D), checked; V is 1 for functionals (B, D)."""
     if isinstance(functionals, Tensor):
         check_functionals(functionals, images, width)
         given = functionals if functionals.dim() == 3 else functionals[:, None]
@@ -119,5 +100,4 @@ def functionals_at(functionals: Functionals, images: Tensor, width: int) -> Call
 
 
 def _name(values: Tensor) -> str:
-    """Return the name of a tensor's type, such as float32."""
     return str(values.dtype).removeprefix("torch.")

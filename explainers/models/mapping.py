@@ -1,9 +1,9 @@
-"""A model of another library in timm's architecture, with the same outputs."""
+"""What models of other libraries take, and the same models in timm's architecture, with the same outputs."""
 
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import timm
@@ -13,7 +13,10 @@ from torch.nn import functional as F
 
 from explainers.errors import InputError
 from explainers.models.model import TargetModel
-from explainers.models.settings import Inputs, class_names
+from explainers.models.names import list_names
+
+Statistics = float | Sequence[float] | None
+"""Mean or standard deviation of pixels from 0 to 1: one for all channels, or one for each; None for the model's own."""
 
 Table = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
 """Patterns of names, and what replaces them, in this order; None drops the weights whose names match."""
@@ -24,6 +27,46 @@ TOLERANCE = 1e-3
 """Largest difference of outputs that counts as rounding, relative to how far the outputs of images differ."""
 PROBE_SIDES = (1, 2, 4, 16)
 """Sides of the noise in each probe image, before it is enlarged: outputs differ far more than those of fine noise."""
+
+Mapped = tuple[str, dict[str, Any], Weights]
+"""Name of an architecture in timm, the arguments of its size, and the weights by timm's names."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images that a model of another library takes, and the names of its classes.
+
+    Args:
+        image_size: height and width of the images in pixels; None if not known.
+        mean: mean of pixels from 0 to 1; None if not known.
+        std: their standard deviation; None if not known.
+        origin: where mean and standard deviation come from, for messages.
+        classes: names of the classes, in the order of the logits; empty if they are not known.
+    """
+
+    image_size: int | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    origin: str
+    classes: Sequence[str] = ()
+
+    def override(self, mean: Statistics, std: Statistics, classes: Sequence[str]) -> "Inputs":
+        """Override mean, standard deviation and names by those that the user gives; see `as_target`."""
+        given = [name for name, value in (("mean", mean), ("std", std)) if value is not None]
+        origin = {0: self.origin, 1: f"{' '.join(given)} as given, else {self.origin}", 2: "as given"}[len(given)]
+        return replace(
+            self,
+            mean=self.mean if mean is None else channels("mean", mean, 3),
+            std=self.std if std is None else channels("std", std, 3),
+            origin=origin,
+            classes=classes or self.classes,
+        )
+
+    def __str__(self) -> str:
+        if self.mean is None or self.std is None:
+            return "mean and std not known"
+        mean, std = (" ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
+        return f"mean {mean}, std {std} ({self.origin})"
 
 
 class Unmapped(Exception):  # noqa: N818 - not an error: such a model becomes a plain target
@@ -54,17 +97,14 @@ class Plan:
 
 
 def map_to_timm(original: nn.Module, plan: Plan) -> tuple[TargetModel, float]:
-    """Build the target that a plan describes, and compare it with the original.
-
-    Returns:
-        The target, in eval mode and on the device of the original, and the largest difference of outputs.
+    """Build the target that a plan describes, in eval mode, and return it with the largest difference of outputs.
 
     Raises:
         Unmapped: if the weights do not fit timm's model, or its outputs differ.
         InputError: if the original fails on images of this size.
     """
     target = _build(plan).to(next(original.parameters()).device)
-    difference = largest_difference(original, plan, target)
+    difference = _compare_outputs(original, plan, target)
     if not difference < TOLERANCE:
         raise Unmapped(f"the outputs of timm's {plan.architecture} with its weights differ by {difference:.1g}")
     return target, difference
@@ -86,19 +126,21 @@ def _build(plan: Plan) -> TargetModel:
     }
     target = TargetModel(model, None if plan.head is None else copy.deepcopy(plan.head).cpu().float())
     if plan.inputs.classes:
-        target.classes = class_names(plan.inputs.classes, target.num_classes)
+        target.classes = list_names(plan.inputs.classes, target.num_classes)
     return target.eval()
 
 
 @torch.no_grad()
-def largest_difference(original: nn.Module, plan: Plan, target: TargetModel) -> float:
+def _compare_outputs(original: nn.Module, plan: Plan, target: TargetModel) -> float:
     """Compute the largest difference of outputs for probe images, relative to how far the images' outputs differ."""
     copied = copy.deepcopy(original).eval().float()
-    images = probe_images(target.grid.image_size).to(target.mean.device)
+    size, generator = target.grid.image_size, torch.Generator().manual_seed(0)
+    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
+    images = torch.cat([F.interpolate(each, size=(size, size), mode="bilinear") for each in noise])
+    images = images.to(target.mean.device)
     try:
         expected = plan.outputs(copied, images)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        size = target.grid.image_size
         raise InputError(
             f"expected a model of images of {size} × {size} pixels, got {type(original).__name__}, which fails on them"
             f" ({' '.join(str(error).split())[:120]}): give image_size, or drop it"
@@ -109,13 +151,6 @@ def largest_difference(original: nn.Module, plan: Plan, target: TargetModel) -> 
         raise Unmapped(f"its outputs have the shape {list(expected.shape)}, those of timm's model {list(found.shape)}")
     spread = (expected - expected.mean(0)).abs().max().clamp(min=1e-6 * expected.abs().max() + 1e-12)
     return float((found - expected).abs().max() / spread)
-
-
-def probe_images(image_size: int) -> Tensor:
-    """Draw normalised images of coarse and fine noise, (B, 3, S, S), the same in each call."""
-    generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(1, 3, side, side, generator=generator) for side in PROBE_SIDES]
-    return torch.cat([F.interpolate(each, size=(image_size, image_size), mode="bilinear") for each in noise])
 
 
 def linear_part(head: nn.Module) -> nn.Module | None:
@@ -154,11 +189,6 @@ def rename_weights(weights: Mapping[str, Tensor], table: Table) -> Weights:
 def join_weights(weights: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> Weights:
     """Join weights whose layers timm computes as one: `a.q.weight`, `a.k.weight`, `a.v.weight` → `a.qkv.weight`.
 
-    Args:
-        weights: name → weight.
-        parts: names of the layers, in the order of their outputs in the joined layer.
-        whole: name of the joined layer.
-
     >>> join_weights({"q.weight": torch.zeros(1, 2), "v.weight": torch.ones(1, 2)}, ["q", "v"], "qv")
     {'qv.weight': tensor([[0., 0.],
             [1., 1.]])}
@@ -170,3 +200,26 @@ def join_weights(weights: Mapping[str, Tensor], parts: Sequence[str], whole: str
             prefix, kind = first[1] or "", first[2]
             rest[f"{prefix}{whole}.{kind}"] = torch.cat([rest.pop(f"{prefix}{part}.{kind}") for part in parts])
     return rest
+
+
+def channels(name: str, given: Any, count: int) -> list[float]:
+    """Return one number for each of `count` channels.
+
+    >>> channels("std", 0.5, 3)
+    [0.5, 0.5, 0.5]
+    """
+    values = [given] * count if isinstance(given, int | float) else list(given)
+    fits = len(values) == count and all(isinstance(value, int | float) for value in values)
+    if not fits or not all(value > 0 if name == "std" else 0 <= value <= 1 for value in values):
+        allowed = "above 0" if name == "std" else "from 0 to 1"
+        raise InputError(
+            f"expected {name} of pixels from 0 to 1, {count} numbers {allowed}, got {given}: give, for example,"
+            f" {name}=0.5, and divide those of pixels to 255 by 255"
+        )
+    return [float(value) for value in values]
+
+
+def check_image_size(image_size: Any) -> None:
+    """Raise an InputError unless the side of an image is a number of pixels."""
+    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
+        raise InputError(f"expected image_size as a number of pixels, such as 224, got {image_size!r}")

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from explainers.errors import InputError, UnsupportedModel
 from explainers.masking import PatchGrid
-from explainers.models.grids import check_grid, own_grid
 from explainers.models.heads import DistilledHead, load_head, take_head, two_logits
 from explainers.models.inputs import zero_to_one
 from explainers.runtime.modes import ordinary_tensors
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.weights import check_finite, check_identity
+
+DEFAULT_PATCH = 16
+"""Side of a patch in pixels where a model has no patches of its own: CNNs, and Swin, whose maps have several sizes."""
 
 
 class TargetModel(nn.Module):
@@ -75,12 +77,7 @@ class TargetModel(nn.Module):
         check_finite(plain, self.name)
 
     def _check_head(self, path: str | Path, fitted: Identity) -> None:
-        """Raise an InputError if the head does not fit the backbone.
-
-        Args:
-            path: file of the head, for messages.
-            fitted: identity of the backbone on which the head was fitted; empty if unknown.
-        """
+        """Raise an InputError for a head of another width, or that was fitted on another backbone than this one."""
         width = getattr(self.head, "in_features", self.embed_dim)
         if width != self.embed_dim:
             raise InputError(
@@ -111,11 +108,10 @@ class TargetModel(nn.Module):
     def check_classes(self, names: Sequence[str]) -> None:
         """Compare the classes of a data set with those of the head: by name if both are known, otherwise by number.
 
+        If they differ, an InputError is raised: a label would mean another class than the logit with its index.
+
         Args:
             names: class names in the order of the labels; empty for a data set without classes.
-
-        Raises:
-            InputError: if they differ, because a label would then mean another class than the logit with its index.
         """
         if names and (list(names) != self.classes if self.classes else len(names) != self.num_classes):
             shown = [f"{', '.join(some[:5])}{', ...' * (len(some) > 5)}" for some in (self.classes, list(names))]
@@ -125,16 +121,60 @@ class TargetModel(nn.Module):
             )
 
     @property
+    def patch_size(self) -> int | None:
+        """Side of the model's own patches in pixels; `None` if its maps have several sizes, as in CNNs and Swin."""
+        sizes = {level.get("reduction") for level in getattr(self.backbone, "feature_info", [])} - {None}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
     def grid(self) -> PatchGrid:
-        """The grid that follows from the model, see `grids.own_grid`."""
-        return own_grid(self.backbone)
+        """The grid that follows from the model.
+
+        A model without patches of its own has patches of 16 pixels. If it takes images of any size, its images are the
+        largest ones up to the size of its training that these patches cover.
+
+        Raises:
+            InputError: if the images are not square, or do not consist of the model's patches.
+
+        >>> import timm
+        >>> TargetModel(timm.create_model("test_vit")).grid, TargetModel(timm.create_model("test_resnet")).grid.side
+        (PatchGrid(image_size=160, patch_size=16, differs=False), 10)
+        """
+        embed, config = getattr(self.backbone, "patch_embed", None), timm.data.resolve_model_data_config(self.backbone)
+        height, width = getattr(embed, "img_size", None) or config["input_size"][1:]
+        if height != width:
+            raise InputError(
+                f"expected a model of square images, got one of {height} × {width} pixels: set"
+                f" ++target.model.img_size={min(height, width)}"
+            )
+        default: int = getattr(self.backbone, "default_patch_size", DEFAULT_PATCH)
+        patch = self.patch_size or default
+        covered = height - height % patch
+        if covered != height and (self.patch_size or getattr(embed, "strict_img_size", False)):
+            raise InputError(
+                f"expected a model whose images consist of patches of {patch} pixels, got images of {height} ×"
+                f" {height}: set ++target.model.img_size={covered}"
+            )
+        return PatchGrid(covered, patch)
 
     def check_grid(self, grid: PatchGrid) -> None:
         """Raise an InputError unless a grid has the image and patch size of this model, or allows others by `differs`.
 
         CNNs and Swin have feature maps of several sizes, so they accept patches of any size.
         """
-        check_grid(self.backbone, self.name, grid)
+        embed, side = getattr(self.backbone, "patch_embed", None), grid.image_size
+        images = getattr(embed, "img_size", None) if getattr(embed, "strict_img_size", False) else None
+        if images is not None and images != (side, side):
+            raise InputError(
+                f"expected a grid of images of {images[0]} × {images[1]} pixels, as {self.name} takes, got {side} ×"
+                f" {side}: set grid.image_size={images[0]}, or ++target.model.img_size={side}"
+            )
+        if self.patch_size not in (None, grid.patch_size) and not grid.differs:
+            raise InputError(
+                f"expected a grid of patches of {self.patch_size} pixels, as {self.name} has, got {grid.patch_size}:"
+                f" set grid.patch_size={self.patch_size}, or ++grid.differs=true (PatchGrid(..., differs=True)) to"
+                " allow another"
+            )
 
     @property
     def num_classes(self) -> int:
@@ -157,10 +197,7 @@ class TargetModel(nn.Module):
         return f"{self.name}.{tag}" if tag else self.name
 
     def backbone_identity(self) -> Identity:
-        """Describe G: the architecture, its settings and weights, and the normalisation of its input.
-
-        Values computed with one backbone are invalid for any other.
-        """
+        """Describe G: the architecture, its settings and weights, and the normalisation of its input."""
         mean, std = ([round(value, 6) for value in part.flatten().tolist()] for part in (self.mean, self.std))
         return {
             "backbone": self.name,
@@ -211,15 +248,11 @@ class TargetModel(nn.Module):
 
         With attention pooling, as in SigLIP, each patch is pooled alone, like an image of one patch.
 
-        Args:
-            normalised: images, (B, C, H, W).
-
         Returns:
             The embeddings of the images (B, D) and of the patches (B, N', D), row by row.
 
         Raises:
-            InputError: if layers that do not apply to patches compute the embedding of the image: a distilled DeiT,
-                attention pooling of a CNN, or layers after the pooling.
+            InputError: if other layers embed the image: of a distilled DeiT, or after or in the pooling of a CNN.
         """
         features = self.backbone.forward_features(normalised)
         embeddings = self.pool(features)
@@ -242,9 +275,7 @@ class TargetModel(nn.Module):
     def map_channels(self, blocks: Sequence[int]) -> list[int]:
         """Return the number of channels of each feature map that `embed_with_maps` returns for `blocks`.
 
-        Raises:
-            UnsupportedModel: if the model has no feature maps.
-            InputError: if `blocks` is empty, not in ascending order, or names a block that the model does not have.
+        An UnsupportedModel is raised if there are no feature maps, an InputError for other than some blocks in order.
         """
         if not blocks:
             raise InputError(f"expected blocks of {self.name} to read, got none: give one or more, such as blocks=[0]")

@@ -14,14 +14,9 @@ from explainers.saved.files import printable
 
 
 def class_names(target: Any, of_data: Sequence[str] = ()) -> list[str]:
-    """Readable names of all classes of a model, in the order of its logits.
+    """The `readable_names` of all classes of a model, in the order of its logits.
 
-    Args:
-        target: the explained model; a head that was trained here knows the names of its classes.
-        of_data: names of the classes in a data set, used if they are as many.
-
-    Returns:
-        See `readable_names`. A classifier of ImageNet has timm's names; unknown classes are called `class 0`.
+    They are those of its head, or of a data set (`of_data`) of as many classes, or timm's for ImageNet; else `class 0`.
     """
     count = target.num_classes
     names = list(target.classes or (of_data if len(of_data) == count else ()))
@@ -41,41 +36,47 @@ def readable_names(classes: Sequence[str]) -> list[str]:
     >>> readable_names(["n01440764", "polar_bear", "n99999999"])
     ['tench', 'polar bear', 'n99999999']
     """
-    names = [_describe(name).split(", ")[0] if _wnid(name) else printable(name.replace("_", " ")) for name in classes]
+    names = [
+        _describe(name).split(", ")[0] if _is_wnid(name) else printable(name.replace("_", " ")) for name in classes
+    ]
     count = Counter(name.lower() for name in names)
     return [
-        _describe(original, detailed=True) if count[name.lower()] > 1 and _wnid(original) else name
+        _describe(original, detailed=True) if count[name.lower()] > 1 and _is_wnid(original) else name
         for original, name in zip(classes, names, strict=True)
     ]
 
 
-def _wnid(name: str) -> bool:
+def list_names(classes: Sequence[str], count: int) -> list[str]:
+    """The names of classes that a user gives, of which an InputError wants one for each of `count` classes."""
+    if isinstance(classes, str) or len(classes) != count:
+        given = repr(classes) if isinstance(classes, str) else f"{len(classes)}"
+        raise InputError(
+            f"expected a list of names of the model's {count} classes, got {given}: give one for each logit, in order"
+        )
+    return [str(name) for name in classes]
+
+
+def _is_wnid(name: str) -> bool:
     return re.fullmatch(r"n\d{8}", name) is not None
 
 
 def _describe(wnid: str, detailed: bool = False) -> str:
     """What WordNet calls a wnid: its names, and with `detailed` its definition; an unknown one stays as it is."""
     try:
-        return _wordnet().label_name_to_description(wnid, detailed)
+        return _load_wordnet().label_name_to_description(wnid, detailed)
     except KeyError:
         return wnid
 
 
 @cache
-def _wordnet() -> timm.data.ImageNetInfo:
+def _load_wordnet() -> timm.data.ImageNetInfo:
     return timm.data.ImageNetInfo()
 
 
 def class_index(wanted: int | str, names: Sequence[str], setting: str = "classes") -> int:
     """Find a class by its name, in capital or small letters, or by its index.
 
-    Args:
-        wanted: name or index.
-        names: the name of each class of the model.
-        setting: name of the argument that `wanted` comes from, for messages.
-
-    Raises:
-        InputError: if the class does not exist, with the names that have it as a word, or otherwise are most like it.
+    An InputError about `setting` for a class that does not exist names those that have it as a word, or are most alike.
 
     >>> class_index("Polar_bear", ["zebra", "polar bear"])
     1

@@ -46,7 +46,7 @@ def masked_outputs(
     `normalised` and to the weights, unless the caller disables them.
 
     Args:
-        target: the model that embeds the masked images.
+        target: the model that embeds the masked images; an InputError if it does not support this removal.
         function: function of embeddings (b, D) → (b, ...), for example `target.classify`.
         normalised: normalised images, (B, C, H, W).
         keep: visible patches, boolean (B, M, N).
@@ -56,25 +56,16 @@ def masked_outputs(
 
     Returns:
         The results of `function`, (B, M, ...).
-
-    Raises:
-        InputError: if the target does not support this removal.
     """
     check_removal(target, removal)
-    if removal == "drop":
+    fill = -target.mean / target.std if removal == "black" else 0.0
 
-        def embed(images: Tensor, masks: Tensor) -> Tensor:
-            return embed_visible(target, images, masks)
+    def compute(images: Tensor, masks: Tensor) -> Tensor:
+        if removal == "drop":
+            return function(embed_visible(target, images, masks))
+        return function(target.embed(mask_pixels(images, masks, grid, fill)))
 
-    else:
-        fill = -target.mean / target.std if removal == "black" else 0.0
-
-        def embed(images: Tensor, masks: Tensor) -> Tensor:
-            return target.embed(mask_pixels(images, masks, grid, fill))
-
-    return in_chunks(
-        lambda images, masks: function(embed(images, masks)), normalised, keep, chunk_size, by_size=removal == "drop"
-    )
+    return in_chunks(compute, normalised, keep, chunk_size, by_size=removal == "drop")
 
 
 @checks_choices
@@ -106,8 +97,7 @@ def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tens
     Args:
         target: a model for which `check_removal` accepts `drop`.
         normalised: normalised images, (b, C, H, W).
-        keep: visible patches, boolean (b, N), as many in every row. A patch is one patch of the model, or a square of
-            several.
+        keep: visible patches, boolean (b, N), as many in every row. A patch is one of the model's, or a square of them.
 
     Returns:
         The embeddings, (b, D).
@@ -118,7 +108,7 @@ def embed_visible(target: TargetModel, normalised: Tensor, keep: Tensor) -> Tens
         raise ValueError(f"expected the same number of visible patches in every image, got {sizes.tolist()}")
     if sizes[0] == 0 and not _pools_prefix(target.backbone):
         return target.embed(torch.zeros_like(normalised))
-    with _only(target, keep):
+    with _drop_hidden_tokens(target, keep):
         return target.embed(normalised)
 
 
@@ -129,7 +119,7 @@ def _pools_prefix(backbone: Any) -> bool:
 
 
 @contextmanager
-def _only(target: TargetModel, keep: Tensor) -> Iterator[None]:
+def _drop_hidden_tokens(target: TargetModel, keep: Tensor) -> Iterator[None]:
     """Inside this context, only prefix tokens and the tokens of visible patches enter the blocks of a timm model.
 
     timm calls `patch_drop` after the position embedding. An instance attribute hides the submodule of that name without
@@ -138,7 +128,7 @@ def _only(target: TargetModel, keep: Tensor) -> Iterator[None]:
     prefix, attributes = target.backbone.num_prefix_tokens, vars(target.backbone)
 
     def drop(tokens: Tensor) -> Any:
-        visible = _at_tokens(target, keep, tokens.shape[1] - prefix)
+        visible = _expand_to_tokens(target, keep, tokens.shape[1] - prefix)
         index = visible.nonzero()[:, 1].view(len(keep), int(visible[0].sum()))
         first = torch.arange(prefix, device=index.device).expand(len(keep), -1)
         kept = tokens.take_along_dim(torch.cat([first, prefix + index], 1)[..., None], 1)
@@ -153,7 +143,7 @@ def _only(target: TargetModel, keep: Tensor) -> Iterator[None]:
         attributes.update(before)
 
 
-def _at_tokens(target: TargetModel, keep: Tensor, tokens: int) -> Tensor:
+def _expand_to_tokens(target: TargetModel, keep: Tensor, tokens: int) -> Tensor:
     """Convert masks of patches (b, N) to masks of the target's patch tokens, (b, tokens)."""
     side, own = isqrt(keep.shape[-1]), isqrt(tokens)
     if own**2 != tokens or own % side:

@@ -8,11 +8,10 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm
 from timm.models.resnet import BasicBlock, Bottleneck
-from torch import Tensor, nn
+from torch import nn
 
 from explainers.errors import InputError
-from explainers.models.mapping import Plan, Table, Unmapped, Weights, linear_part, rename_weights
-from explainers.models.settings import Inputs
+from explainers.models.mapping import Inputs, Mapped, Plan, Table, Unmapped, Weights, linear_part, rename_weights
 
 VIT: Table = (
     (r"^heads\.", None),
@@ -59,25 +58,21 @@ CONVNEXT: Table = (
 )
 
 
-def _vit(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
-    named = rename_weights(weights, VIT)
+def _vit(model: Any, weights: Weights, image_size: int) -> Mapped:
     first = model.encoder.layers[0]
-    return (
-        "vit_base_patch16_224",
-        {
-            "img_size": image_size,
-            "patch_size": model.patch_size,
-            "embed_dim": model.hidden_dim,
-            "depth": len(model.encoder.layers),
-            "num_heads": first.num_heads,
-            "mlp_ratio": model.mlp_dim / model.hidden_dim,
-            "norm_layer": partial(LayerNorm, eps=first.ln_1.eps),
-        },
-        named,
-    )
+    sizes = {
+        "img_size": image_size,
+        "patch_size": model.patch_size,
+        "embed_dim": model.hidden_dim,
+        "depth": len(model.encoder.layers),
+        "num_heads": first.num_heads,
+        "mlp_ratio": model.mlp_dim / model.hidden_dim,
+        "norm_layer": partial(LayerNorm, eps=first.ln_1.eps),
+    }
+    return "vit_base_patch16_224", sizes, rename_weights(weights, VIT)
 
 
-def _swin(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _swin(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = model.features[1::2]
     first = stages[0][0]
     named = rename_weights(weights, SWIN)
@@ -87,37 +82,31 @@ def _swin(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str,
             query, _, value = named.pop(name).chunk(3)
             prefix = name.removesuffix("qkv.bias")
             named |= {f"{prefix}q_bias": query, f"{prefix}v_bias": value}
-    return (
-        "swinv2_tiny_window8_256" if second_version else "swin_tiny_patch4_window7_224",
-        {
-            "img_size": image_size,
-            "patch_size": model.features[0][0].kernel_size[0],
-            "embed_dim": model.features[0][0].out_channels,
-            "depths": tuple(len(stage) for stage in stages),
-            "num_heads": tuple(stage[0].attn.num_heads for stage in stages),
-            "window_size": tuple(first.attn.window_size),
-            "mlp_ratio": first.mlp[0].out_features / first.mlp[0].in_features,
-            "norm_layer": partial(nn.LayerNorm, eps=first.norm1.eps),
-        },
-        named,
-    )
+    sizes = {
+        "img_size": image_size,
+        "patch_size": model.features[0][0].kernel_size[0],
+        "embed_dim": model.features[0][0].out_channels,
+        "depths": tuple(len(stage) for stage in stages),
+        "num_heads": tuple(stage[0].attn.num_heads for stage in stages),
+        "window_size": tuple(first.attn.window_size),
+        "mlp_ratio": first.mlp[0].out_features / first.mlp[0].in_features,
+        "norm_layer": partial(nn.LayerNorm, eps=first.norm1.eps),
+    }
+    return "swinv2_tiny_window8_256" if second_version else "swin_tiny_patch4_window7_224", sizes, named
 
 
-def _resnet(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _resnet(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
-    return (
-        "resnet50",
-        {
-            "block": Bottleneck if hasattr(stages[0][0], "conv3") else BasicBlock,
-            "layers": tuple(len(stage) for stage in stages),
-            "cardinality": model.groups,
-            "base_width": model.base_width,
-        },
-        rename_weights(weights, RESNET),
-    )
+    sizes = {
+        "block": Bottleneck if hasattr(stages[0][0], "conv3") else BasicBlock,
+        "layers": tuple(len(stage) for stage in stages),
+        "cardinality": model.groups,
+        "base_width": model.base_width,
+    }
+    return "resnet50", sizes, rename_weights(weights, RESNET)
 
 
-def _convnext(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[str, Any], Weights]:
+def _convnext(model: Any, weights: Weights, image_size: int) -> Mapped:
     stages = model.features[1::2]
     named = rename_weights(weights, CONVNEXT)
     flat = {name: weight.flatten() if name.endswith("gamma") else weight for name, weight in named.items()}
@@ -125,7 +114,7 @@ def _convnext(model: Any, weights: Weights, image_size: int) -> tuple[str, dict[
     return "convnext_tiny", sizes, flat
 
 
-FAMILIES: dict[str, tuple[Callable[..., tuple[str, dict[str, Any], Weights]], Callable[[Any], nn.Module]]] = {
+FAMILIES: dict[str, tuple[Callable[..., Mapped], Callable[[Any], nn.Module]]] = {
     "VisionTransformer": (_vit, lambda model: model.heads),
     "SwinTransformer": (_swin, lambda model: model.head),
     "ResNet": (_resnet, lambda model: model.fc),
@@ -135,15 +124,7 @@ FAMILIES: dict[str, tuple[Callable[..., tuple[str, dict[str, Any], Weights]], Ca
 
 
 def plan(model: Any, inputs: Inputs) -> Plan:
-    """Plan how a model of torchvision becomes a model of timm.
-
-    Args:
-        model: the model.
-        inputs: the images that it takes.
-
-    Raises:
-        Unmapped: if timm has no such architecture.
-    """
+    """Plan how a model of torchvision becomes a model of timm; `Unmapped` if timm has no such architecture."""
     family = type(model).__name__
     if family not in FAMILIES:
         raise Unmapped(f"only {', '.join(FAMILIES)} of torchvision are converted")
@@ -153,12 +134,7 @@ def plan(model: Any, inputs: Inputs) -> Plan:
         head = linear_part(head_of(model))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise Unmapped(f"it is not built as torchvision's {family} is ({error})") from error
-    return Plan(f"torchvision {family}", architecture, arguments, named, head, _outputs, inputs)
-
-
-def _outputs(model: Any, images: Tensor) -> Tensor:
-    logits: Tensor = model(images)
-    return logits
+    return Plan(f"torchvision {family}", architecture, arguments, named, head, nn.Module.__call__, inputs)
 
 
 def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) -> Inputs:
@@ -168,10 +144,8 @@ def inputs_of(model: Any, weights: Any = None, image_size: int | None = None) ->
         model: the model.
         weights: the entry of torchvision's enumeration that the model was built with, such as
             `ResNet50_Weights.DEFAULT`: its mean, standard deviation, image size and class names are taken.
-        image_size: side of the images in pixels; None takes that of the weights, or of the model, or 224.
-
-    Raises:
-        InputError: for an image size that the model does not take, or for weights of another kind.
+        image_size: side of the images in pixels; None takes that of the model, or of the weights, or 224. An InputError
+            names a size that the model does not take.
     """
     own = getattr(model, "image_size", None)  # of a ViT, whose positions fix it
     if own and image_size not in (None, own):

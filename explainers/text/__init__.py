@@ -2,9 +2,7 @@
 
 from explainers.text.explaining import TextExplainer
 from explainers.text.fitting import fit_text_head
-from explainers.text.heads import TextHead, clip_text_head
-from explainers.text.two_towers import hugging_face_text_head, two_towers
-from explainers.text.zero_shot import zero_shot_head
+from explainers.text.heads import TextHead, clip_text_head, hugging_face_text_head, two_towers, zero_shot_head
 
 __all__ = [
     "TextExplainer",

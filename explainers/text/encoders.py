@@ -70,27 +70,17 @@ def checked_texts(texts: str | Sequence[str]) -> list[str]:
 
 
 def open_clip_encoder(model: str, pretrained: str) -> Encoder:
-    """A text tower of open_clip, on the CPU.
-
-    Args:
-        model: open_clip's name of an architecture.
-        pretrained: open_clip's name of its weights, or a file; empty for random weights.
+    """A text tower of open_clip, on the CPU, built without its log; the arguments are those of a `TextTower`.
 
     Raises:
-        InputError: if a package is not installed.
+        InputError: if a package is not installed, or the weights cannot be loaded.
     """
-    clip, tokenise = _open(model, pretrained)
-    return _in_chunks(lambda texts: clip.encode_text(tokenise(texts)))
-
-
-def _open(model: str, pretrained: str) -> tuple[Any, Any]:
-    """Build a model of open_clip and its tokeniser, without the log of it."""
     open_clip = require_open_clip()
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
         tokenise = open_clip.get_tokenizer(model)
-        return open_clip.create_model(model, pretrained=pretrained or None).eval(), tokenise
+        clip = open_clip.create_model(model, pretrained=pretrained or None).eval()
     except OSError as error:  # no network, or no such file
         reason = str(error).partition("\n")[0][:120]
         raise InputError(
@@ -101,17 +91,15 @@ def _open(model: str, pretrained: str) -> tuple[Any, Any]:
         raise InputError(f"the tokeniser of {model} needs transformers: pip install transformers") from error
     finally:
         logging.disable(disabled)
+    return _in_chunks(lambda texts: clip.encode_text(tokenise(texts)))
 
 
 def transformers_encoder(model: Any, tokeniser: Callable[..., Any]) -> Encoder:
     """The text tower of a model of transformers, which embeds in eval mode and keeps its mode.
 
     Args:
-        model: such as `CLIPModel` or `SiglipModel`, with `get_text_features`.
+        model: such as `CLIPModel` or `SiglipModel`; an InputError for one that embeds no texts.
         tokeniser: its tokeniser or processor, from `AutoTokenizer.from_pretrained` of the same name.
-
-    Raises:
-        InputError: for a model that embeds no texts.
     """
     if not hasattr(model, "get_text_features"):
         raise InputError(
@@ -145,12 +133,11 @@ def _in_chunks(encode: Callable[[list[str]], Tensor]) -> Encoder:
     """An encoder of any number of texts, from one of a few."""
 
     def encoder(texts: Sequence[str]) -> Tensor:
-        chunks = [list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
         parts = []
         with torch.no_grad(), progress("text tower", len(texts), "text", delay=5) as bar:
-            for chunk in chunks:
-                parts.append(F.normalize(encode(chunk).float().cpu(), dim=-1))
-                bar.update(len(chunk))
+            for start in range(0, len(texts), CHUNK):
+                parts.append(F.normalize(encode(list(texts[start : start + CHUNK])).float().cpu(), dim=-1))
+                bar.update(len(parts[-1]))
         return torch.cat(parts)
 
     return encoder

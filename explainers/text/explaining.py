@@ -55,14 +55,14 @@ class TextExplainer(nn.Module):
         """Explain one text (B,), by its number, in each uint8 image (B, C, H, W): heatmaps (B, P, P)."""
         wanted = checked_classes(classes, images, len(self.texts))
 
-        def of_one(embeddings: Tensor) -> Tensor:
+        def select(embeddings: Tensor) -> Tensor:
             return self._functionals(embeddings)[torch.arange(len(wanted)), wanted][:, None]
 
-        return self._explained(images, of_one)[:, 0]
+        return self.explainer.explain(images, select)[:, 0]
 
     def explain_all(self, images: Tensor) -> Tensor:
         """Explain all V texts in uint8 images (B, C, H, W), in one pass of the model: heatmaps (B, V, P, P)."""
-        return self._explained(images, self._functionals)
+        return self.explainer.explain(images, self._functionals)
 
     def scores(self, images: Tensor) -> Tensor:
         """Score uint8 images (B, C, H, W) by all texts: (B, V)."""
@@ -76,9 +76,6 @@ class TextExplainer(nn.Module):
 
     def _functionals(self, embeddings: Tensor) -> Tensor:
         return self.head.functionals(embeddings.detach(), self.texts, self.against, self.temperature, self.length)
-
-    def _explained(self, images: Tensor, functionals: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.explainer.explain(images, functionals)
 
 
 def check_explains_functionals(explainer: Any) -> None:

@@ -1,18 +1,29 @@
-"""Text heads: any text as a linear functional of a backbone's embedding."""
+"""Text heads: any text as a linear functional of a backbone's embedding, and zero-shot classifiers made of texts."""
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from explainers.errors import InputError, check_positive, checks_choices
-from explainers.models import TargetModel
+from explainers.errors import InputError, check_positive, checks_choices, needs
+from explainers.models import TargetModel, as_target
 from explainers.models.functionals import Length, cosine_functionals
 from explainers.models.heads import ProjectedHead
-from explainers.text.encoders import AS_IT_IS, Encoder, checked_texts, open_clip_encoder, text_embeddings
-from explainers.text.towers import text_tower
+from explainers.models.names import readable_names
+from explainers.text.encoders import (
+    AS_IT_IS,
+    TEMPLATES,
+    Encoder,
+    checked_texts,
+    open_clip_encoder,
+    text_embeddings,
+    transformers_encoder,
+)
+from explainers.text.towers import require_open_clip, text_tower
 
 Texts = str | Sequence[str] | Tensor
 """Texts, or their embeddings, unit vectors (V, D')."""
@@ -64,11 +75,7 @@ class TextHead(nn.Module):
         self.known: dict[str, Tensor] = {}
 
     def embed(self, texts: Texts) -> Tensor:
-        """The embeddings of texts, (V, D'), see `KNOWN`.
-
-        Raises:
-            InputError: for an empty text, or embeddings of another width.
-        """
+        """The embeddings of texts, (V, D'), see `KNOWN`; an InputError for an empty text, or one of another width."""
         width = next((len(part) for part in (self.projection, self.centre) if part is not None), None)
         if not isinstance(texts, Tensor):
             texts = checked_texts(texts)
@@ -93,7 +100,7 @@ class TextHead(nn.Module):
         return embedded if self.centre is None else embedded - self.centre
 
     def head(self, texts: Texts) -> ProjectedHead:
-        """A head of a model whose classes are texts, such as a zero-shot classifier."""
+        """A head of a model whose classes are texts, see `zero_shot_head`."""
         return ProjectedHead(self.directions(texts), self.projection, self.normalise, self.scale)
 
     def forward(self, embeddings: Tensor, texts: Texts) -> Tensor:
@@ -103,13 +110,13 @@ class TextHead(nn.Module):
     def _scores(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         with torch.autocast(embeddings.device.type, enabled=False):
             head = ProjectedHead(directions.to(embeddings.device), self.projection, self.normalise)
-            check_width(head.in_features, embeddings.shape[-1])
+            _check_width(head.in_features, embeddings.shape[-1])
             return head(embeddings.float())
 
     def check_fits(self, target: TargetModel) -> None:
         """Raise an InputError if this head was made for embeddings of another width, as far as that is known."""
         if self.projection is not None:
-            check_width(self.projection.shape[1], target.embed_dim)
+            _check_width(self.projection.shape[1], target.embed_dim)
 
     @checks_choices
     def functionals(
@@ -152,8 +159,7 @@ class TextHead(nn.Module):
         return directions if self.projection is None else directions @ self.projection
 
 
-def check_width(wanted: int, width: int) -> None:
-    """Raise an InputError for embeddings of another width than a text head was made for."""
+def _check_width(wanted: int, width: int) -> None:
     if wanted != width:
         raise InputError(
             f"expected embeddings of width {wanted}, for which this text head was made, got {width}: take the text head"
@@ -191,3 +197,112 @@ def clip_text_head(
             f" projects to {width}, got {width}: take towers of one model"
         )
     return TextHead(encode, projection, normalise=True, scale=100.0, templates=templates)
+
+
+def two_towers(
+    model: Any,
+    tokeniser: Callable[..., Any],
+    templates: Sequence[str] = AS_IT_IS,
+    image_size: int | None = None,
+) -> tuple[TargetModel, TextHead]:
+    """Make the two towers of CLIP, TinyCLIP or SigLIP a model to explain and its text head.
+
+    The image tower is computed in timm's architecture, see `as_target`; the text tower stays the caller's. The score of
+    an image and a text is the cosine that the model computes.
+
+    Args:
+        model: a `CLIPModel` or `SiglipModel` of transformers; an InputError for another.
+        tokeniser: its tokeniser or processor, from `AutoTokenizer.from_pretrained` of the same name.
+        templates: see `TextHead`.
+        image_size: see `as_target`.
+    """
+    name = type(model).__name__
+    if name not in ("CLIPModel", "SiglipModel"):
+        raise InputError(
+            f"expected a model of transformers with two towers, CLIPModel or SiglipModel, got {name}: for an image"
+            " tower of timm take clip_text_head(target)"
+        )
+    images = _with_projection(model) if name == "CLIPModel" else model.vision_model
+    target = as_target(images, image_size=image_size)
+    head = clip_text_head(target, templates=templates, encode=transformers_encoder(model, tokeniser))
+    head.scale = model.logit_scale.exp().item()
+    return target, head
+
+
+def _with_projection(model: Any) -> nn.Module:
+    """CLIP's image tower with its projection, made of the parts of a model."""
+    from transformers import CLIPVisionModelWithProjection
+
+    config = copy.deepcopy(model.config.vision_config)
+    config.projection_dim = model.config.projection_dim
+    tower: Any = CLIPVisionModelWithProjection(config)
+    tower.vision_model = model.vision_model
+    tower.visual_projection = model.visual_projection
+    return tower
+
+
+def hugging_face_text_head(target: TargetModel, name: str, templates: Sequence[str] = TEMPLATES) -> TextHead:
+    """The text head of an image tower of timm, by the text tower of a model on the Hugging Face Hub.
+
+    For towers that open_clip lacks, such as TinyCLIP's: `wkcn/TinyCLIP-ViT-8M-16-Text-3M-YFCC15M`.
+
+    Args:
+        target: the image tower; that it belongs to the text tower is not checked.
+        name: name of a model with two towers, or its folder.
+        templates: see `TextHead`.
+
+    Raises:
+        InputError: if transformers is not installed, or cannot load the model.
+    """
+    needs("transformers", "hub", f"the text tower of {name}")
+    from transformers import AutoModel, AutoTokenizer
+
+    try:
+        model, tokeniser = (kind.from_pretrained(name) for kind in (AutoModel, AutoTokenizer))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"expected a model of the Hugging Face Hub, or a folder, got {name}: {reason:.200}") from error
+    return clip_text_head(target, templates=templates, encode=transformers_encoder(model, tokeniser))
+
+
+def zero_shot_head(
+    target: TargetModel,
+    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
+    text_head: Callable[[TargetModel], TextHead] | None = None,
+) -> ProjectedHead:
+    """Make the classes of a data set the classes of an image tower, by the texts of their names.
+
+    The logits are 100 times the cosine of the image and the mean embedding of the prompts of each class. By default the
+    classes are ImageNet's, with the names and the 80 templates of OpenAI, which open_clip has: 80,000 texts.
+
+    Args:
+        target: the image tower.
+        classes: names of the classes in the data set, in the order of the labels; `None` for `names`, or without them
+            for ImageNet's 1000.
+        names: what stands for the classes in the prompts; `None` for `readable_names` of `classes`.
+        templates: prompts, with `{}` where the name belongs; `None` for OpenAI's, such as `a bad photo of a {}.`
+        text_head: builds the text head of the tower; `None` for `clip_text_head`. Its own templates are not read.
+
+    Returns:
+        The head, whose `class_names` are those of the data set.
+
+    Raises:
+        InputError: unless there is one name for each class, or if open_clip is needed and not installed.
+    """
+    if classes is None and names is None:
+        classes = ImageNetInfo("imagenet-1k").label_names()  # numbers of WordNet, in the order of the labels
+        names = require_open_clip().IMAGENET_CLASSNAMES
+    classes = list(names or () if classes is None else classes)
+    names = readable_names(classes) if names is None else list(names)
+    if len(names) != len(classes) or len(names) < 2:
+        raise InputError(
+            f"expected a name for each of at least 2 classes, got {len(classes)} classes and {len(names)} names"
+        )
+    if templates is None:
+        templates = [template("{}") for template in require_open_clip().OPENAI_IMAGENET_TEMPLATES]
+    texts = clip_text_head(target) if text_head is None else text_head(target)
+    head = texts.head(text_embeddings(texts.encode, names, templates))
+    head.class_names = tuple(classes)
+    return head

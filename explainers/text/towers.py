@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from timm import list_pretrained
 from torch import nn
 
-from explainers.errors import InputError
+from explainers.errors import InputError, needs
 from explainers.models import TargetModel
 
 
@@ -19,11 +19,10 @@ class TextTower(NamedTuple):
 
 
 def require_open_clip() -> Any:
-    """Import open_clip, which is optional; raise an InputError with installation advice if it is missing."""
-    try:
-        import open_clip
-    except ImportError as error:
-        raise InputError("text heads need open_clip: pip install transferable-explainers[clip]") from error
+    """Import open_clip, which is optional."""
+    needs("open_clip", "clip", "text heads")
+    import open_clip
+
     return open_clip
 
 
@@ -45,11 +44,10 @@ def text_tower(target: TargetModel, model: str | None = None, pretrained: str | 
         if pretrained is not None:
             towers = list(dict.fromkeys(TextTower(tower.model, pretrained) for tower in towers))
         if len(towers) != 1:
-            raise InputError(_several_or_none(target, towers))
+            raise _ambiguous(target, towers)
         model, pretrained = towers[0]
-    tower = TextTower(model, pretrained)
-    check_towers(target, tower)
-    return tower
+    check_towers(target, TextTower(model, pretrained))
+    return TextTower(model, pretrained)
 
 
 def towers_of(target: TargetModel) -> list[TextTower]:
@@ -67,9 +65,9 @@ def towers_of(target: TargetModel) -> list[TextTower]:
         own = tag.removeprefix("v2_").removesuffix("_i18n").replace("_", "")
         alike = [tower for tower in named if own and tower.pretrained.replace("_", "").startswith(own)]
         known = [tower for tower in alike if _may_be_of(target, tower.model)]
-    known = [tower for tower in known if _quick_gelu(tower.model) == _needs_quick_gelu(target, tower)]
-    exact = [tower for tower in known if tower.pretrained == tag]
-    return exact or known
+    image = computes_quick_gelu(target.backbone)  # so do weights of which open_clip does not say it
+    known = [t for t in known if _quick_gelu(t.model) == bool(_weights_config(t).get("quick_gelu", image))]
+    return [tower for tower in known if tower.pretrained == tag] or known
 
 
 def check_towers(target: TargetModel, tower: TextTower) -> None:
@@ -93,7 +91,7 @@ def check_towers(target: TargetModel, tower: TextTower) -> None:
     known = towers_of(target)
     if known and weights in tags and tower not in known:
         raise InputError(
-            f"expected the text tower of {_image_name(target)}, which is {' '.join(known[0])}, got {model} {weights}:"
+            f"expected the text tower of {target.timm_name}, which is {' '.join(known[0])}, got {model} {weights}:"
             " leave out model and pretrained of the text tower"
         )
     if not _has_layout(target, model):
@@ -122,11 +120,9 @@ def _check_width(target: TargetModel, model: str) -> None:
 
 def _check_activation(target: TargetModel, tower: TextTower) -> None:
     """Compare what both towers compute: GELU, or QuickGELU, with which OpenAI trained."""
-    image = computes_quick_gelu(target.backbone)
-    text = _quick_gelu(tower.model)
-    tag = target.backbone.pretrained_cfg.get("tag")
+    image, text = computes_quick_gelu(target.backbone), _quick_gelu(tower.model)
     if _weights_config(tower).get("quick_gelu") and not image:
-        name = f"{target.name.replace('_clip_', '_clip_quickgelu_')}.{tag}"
+        name = f"{target.name.replace('_clip_', '_clip_quickgelu_')}.{target.backbone.pretrained_cfg.get('tag')}"
         known = name in list_pretrained()
         advice = f"set target.model.model_name={name}" if known else "take the image tower of these weights"
         raise InputError(
@@ -154,13 +150,7 @@ def _quick_gelu(model: str) -> bool:
 
 def _weights_config(tower: TextTower) -> dict[str, Any]:
     """What open_clip says of weights: their page, and whether they need QuickGELU; empty if it does not know them."""
-    config: dict[str, Any] = require_open_clip().get_pretrained_cfg(*tower)
-    return config or {}
-
-
-def _needs_quick_gelu(target: TargetModel, tower: TextTower) -> bool:
-    """Whether weights were trained with QuickGELU: as open_clip says, or else as the image tower computes."""
-    return bool(_weights_config(tower).get("quick_gelu", computes_quick_gelu(target.backbone)))
+    return require_open_clip().get_pretrained_cfg(*tower) or {}
 
 
 def _has_layout(target: TargetModel, model: str) -> bool:
@@ -185,17 +175,12 @@ def _may_be_of(target: TargetModel, model: str) -> bool:
     return plain and size and version and _has_layout(target, model)
 
 
-def _image_name(target: TargetModel) -> str:
-    """timm's name of an image tower with that of its weights."""
-    return ".".join(filter(None, (target.name, target.backbone.pretrained_cfg.get("tag"))))
-
-
-def _several_or_none(target: TargetModel, towers: list[TextTower]) -> str:
-    """The message where no text tower follows, or several."""
+def _ambiguous(target: TargetModel, towers: list[TextTower]) -> InputError:
+    """The error where no text tower follows, or several."""
     alike = [name for name in require_open_clip().list_models() if _may_be_of(target, name)]
     listed = " or ".join(" ".join(tower) for tower in towers)
     advice = listed or f"models of its layout are {', '.join(alike) or 'none'}"
-    return (
-        f"expected an image tower with one known text tower, as target=clip_vit_b32 has, got {_image_name(target)}: set"
+    return InputError(
+        f"expected an image tower with one known text tower, as target=clip_vit_b32 has, got {target.timm_name}: set"
         f" the text tower's model and pretrained to open_clip's names of it ({advice})"
     )

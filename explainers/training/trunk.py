@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from explainers.errors import check_positive
 from explainers.masking import PatchGrid, check_hops, neighbourhoods
 from explainers.models import TargetModel
-from explainers.models.grids import own_patch_size
 
 
 def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
@@ -71,7 +70,7 @@ def spaced_blocks(target: TargetModel, count: int) -> list[int]:
     [1, 2, 3, 5]
     """
     stages = list(range(len(list(getattr(target.backbone, "feature_info", [])))))
-    if own_patch_size(target.backbone) is None:
+    if target.patch_size is None:
         return stages[-3:]
     count = min(count, len(stages))
     return [round(len(stages) * part / count) - 1 for part in range(1, count + 1)]

@@ -41,8 +41,7 @@ def blocks():
 def test_a_quantised_layer_is_named(blocks, method):
     block = 1 if method == "GradCAM" else 0
     line = (
-        f"expected a model whose layers all have gradients, got vit_tiny_patch16_224 without one at blocks.{block}"
-        r".attn.qkv \(Linear\): take a method by masks, such as RISE or Occlusion"
+        rf"layers all have gradients, got vit_tiny_.* at blocks.{block}.attn.qkv \(Linear\): take a method by masks, "
     )
     with pytest.raises(UnsupportedModel, match=line):
         posthoc.build(method, blocks, blocks.grid)(IMAGES, CLASSES)
@@ -111,9 +110,7 @@ class Places(nn.Module):
 def test_a_branch_without_a_graph_is_named_and_one_that_reads_no_values_is_none():
     settings = {"mean": 0.5, "std": 0.5, "image_size": 32}
     for method in ("Saliency", "IntegratedGradients"):
-        with pytest.raises(
-            UnsupportedModel, match=r"without one at model.cut \(WithoutGraph\): take a method by masks"
-        ):
+        with pytest.raises(UnsupportedModel, match=r"without one at model.cut \(WithoutGraph\): take a method by"):
             explainers.explain(IMAGES[0], as_target(Halves(WithoutGraph()), **settings), method=method)
         assert explainers.explain(IMAGES[0], as_target(Halves(Places()), **settings), method=method).heatmap.std() > 0
 

@@ -2,97 +2,69 @@
 
 import pytest
 import torch
-from torch import nn
 
 from explainers.vectors.patches import patch_means
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+SIGLIP = "vit_base_patch16_siglip_224"
 
 
-def listen(module):
-    """What a module answers from now on."""
-    answers = []
-    module.register_forward_hook(lambda *call: answers.append(call[-1]))
-    return answers
+def last_tokens(prefix):
+    return lambda model, seen: (seen[:, 0], seen[:, prefix:])
+
+
+def averaged(model, seen):
+    """Patches are normalised as their average is."""
+    return model.fc_norm(seen[:, 1:].mean(1)), model.fc_norm(seen[:, 1:])
+
+
+def pooled(model, seen):
+    """Patches are pooled like an image of one patch."""
+    return model.attn_pool(seen), torch.stack([model.attn_pool(seen[:, z : z + 1]) for z in range(16)], 1)
+
+
+def row_by_row(model, seen):
+    side = seen.shape[1]
+    return seen.mean((1, 2)), torch.stack([seen[:, z // side, z % side] for z in range(side**2)], 1)
+
+
+PATCHES = {
+    "ViT": ("vit_tiny_patch16_224", {}, "norm", last_tokens(1)),
+    "DeiT": ("deit_tiny_patch16_224", {}, "norm", last_tokens(1)),
+    "registers": ("vit_small_patch14_reg4_dinov2", {}, "norm", last_tokens(5)),
+    "average": ("vit_tiny_patch16_224", {"global_pool": "avg"}, "blocks.1", averaged),
+    "SigLIP": (SIGLIP, {"num_classes": 3}, "norm", pooled),
+    "Swin": ("swin_tiny_patch4_window7_224", SWIN, "norm", row_by_row),
+    "ResNet": ("test_resnet", {}, "layer4", lambda model, seen: row_by_row(model, seen.permute(0, 2, 3, 1))),
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "tokens"),
-    [("vit_tiny_patch16_224", 1), ("deit_tiny_patch16_224", 1), ("vit_small_patch14_reg4_dinov2", 5)],
-)
-def test_patches_of_a_vit_are_its_last_tokens_in_one_pass(make_target, images, name, tokens):
-    target = make_target(name)
-    normalised = target.normalise(images)
-    answers = listen(target.backbone.norm)
+@pytest.mark.parametrize(("name", "arguments", "layer", "expected"), PATCHES.values(), ids=PATCHES)
+def test_embeddings_of_image_and_patches_follow_from_the_last_layer_in_one_pass(
+    make_target, name, arguments, layer, expected
+):
+    target, answers, side = make_target(name, **arguments), [], 96 if name == "test_resnet" else 32
+    normalised = target.normalise(torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8))
+    target.backbone.get_submodule(layer).register_forward_hook(lambda *call: answers.append(call[-1]))
     embeddings, patches = target.embed_with_patches(normalised)
     (seen,) = answers
+    assert patches.shape[1] == (9 if side == 96 else 16)
+    for found, wanted in zip((embeddings, patches), expected(target.backbone, seen), strict=True):
+        torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(embeddings, target.embed(normalised))
-    torch.testing.assert_close(embeddings, seen[:, 0])
-    assert patches.shape == (5, 16, 24)
-    for patch in range(16):
-        torch.testing.assert_close(patches[:, patch], seen[:, tokens + patch])
 
 
 @torch.no_grad()
-def test_patches_of_an_averaging_vit_are_normalised_as_their_average_is(make_target, images):
-    target = make_target(global_pool="avg")
-    norm = target.backbone.fc_norm
-    assert isinstance(norm, nn.LayerNorm)
-    answers = listen(target.backbone.blocks[-1])
-    embeddings, patches = target.embed_with_patches(target.normalise(images))
-    (seen,) = answers
-    torch.testing.assert_close(embeddings, norm(seen[:, 1:].mean(1)))
-    for patch in range(16):
-        torch.testing.assert_close(patches[:, patch], norm(seen[:, 1 + patch]))
-
-
-@torch.no_grad()
-def test_patches_of_siglip_are_pooled_like_an_image_of_one_patch(make_target, images):
-    target = make_target("vit_base_patch16_siglip_224", num_classes=3)
-    answers = listen(target.backbone.norm)
-    embeddings, patches = target.embed_with_patches(target.normalise(images))
-    (seen,) = answers
-    torch.testing.assert_close(embeddings, target.backbone.attn_pool(seen))
-    for patch in range(16):
-        torch.testing.assert_close(patches[:, patch], target.backbone.attn_pool(seen[:, patch : patch + 1]))
-    single = make_target("vit_base_patch16_siglip_224", num_classes=3, img_size=8)
+def test_an_image_of_one_patch_is_pooled_as_this_patch(make_target, images):
+    single = make_target(SIGLIP, num_classes=3, img_size=8)
     embeddings, patches = single.embed_with_patches(single.normalise(images[..., :8, :8]))
     torch.testing.assert_close(patches[:, 0], embeddings)
 
 
-@torch.no_grad()
-def test_patches_of_a_swin_are_read_row_by_row(make_target, images):
-    target = make_target("swin_tiny_patch4_window7_224", **SWIN)
-    answers = listen(target.backbone.norm)
-    embeddings, patches = target.embed_with_patches(target.normalise(images))
-    (seen,) = answers
-    assert patches.shape == (5, 16, 24)
-    for patch in range(16):
-        torch.testing.assert_close(patches[:, patch], seen[:, patch // 4, patch % 4])
-    torch.testing.assert_close(embeddings, patches.mean(1))
-
-
-@torch.no_grad()
-def test_the_mean_of_a_resnets_patches_is_the_embedding(make_target):
-    target = make_target("test_resnet")
-    images = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
-    answers = listen(target.backbone.layer4)
-    embeddings, patches = target.embed_with_patches(target.normalise(images))
-    (seen,) = answers
-    assert patches.shape == (2, 9, 96)
-    for patch in range(9):
-        torch.testing.assert_close(patches[:, patch], seen[:, :, patch // 3, patch % 3])
-    torch.testing.assert_close(patches.mean(1), embeddings)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [
-        ("deit_tiny_distilled_patch16_224", {}),
-        ("test_convnext", {}),
-        ("test_efficientnet", {"num_classes": 3}),
-    ],
+    [("deit_tiny_distilled_patch16_224", {}), ("test_convnext", {}), ("test_efficientnet", {"num_classes": 3})],
 )
 def test_models_whose_patches_go_another_way_than_their_images_are_refused(make_target, images, name, arguments):
     target = make_target(name, **arguments)

@@ -123,9 +123,8 @@ def test_the_target_has_the_logits_of_the_module_which_stays_as_it_is(kind, imag
     assert all(weight.grad is None and not weight.is_meta for weight in target.parameters())
     assert not any(part.training or part._forward_hooks for part in target.modules())
 
-    normalised = (images / 255 - torch.tensor([0.4, 0.5, 0.6])[:, None, None]) / torch.tensor([0.2, 0.3, 0.25])[
-        :, None, None
-    ]
+    mean, std = (torch.tensor(STATED[key])[:, None, None] for key in ("mean", "std"))
+    normalised = (images / 255 - mean) / std
     with torch.no_grad():
         expected = logits_of(model.eval()(normalised))
         torch.testing.assert_close(target(images), expected, rtol=1e-4, atol=1e-5)
@@ -225,69 +224,31 @@ class NotForConstants(Net):
 
 
 WRONG = {
-    "a list": (Net(list), {}, r"expected logits \(B, K\) of Net, as a tensor, .* got list: wrap"),
-    "one dimension": (
-        Net(lambda y: y[:, 0]),
-        {},
-        r"expected floating-point logits .* got float32 of shape \[3\] for 3",
-    ),
-    "class numbers": (Net(lambda y: y.argmax(1)), {}, r"expected floating-point logits .* got int64 of shape \[3\]"),
-    "not a number": (Net(lambda y: y * torch.nan), {}, "expected finite logits of Net, got NaN or infinity for random"),
-    "constant images": (NotForConstants(), {}, "expected finite logits .* got NaN or infinity for the mean image"),
-    "probabilities": (
-        Net(lambda y: y.softmax(-1)),
-        {},
-        "expected logits of Net, got probabilities, which sum to 1: leave",
-    ),
-    "random": (Random(), {}, "expected Random to give an image the same logits at every call .*F.dropout"),
-    "batches": (OfBatch(), {}, "expected OfBatch to give an image the same logits .* in every batch, got a difference"),
-    "another size": (
-        Net(),
-        {"image_size": 28},
-        r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run",
-    ),
-    "one channel": (
-        nn.Conv2d(1, 5, 3),
-        {},
-        "got Conv2d, which raises RuntimeError: Given groups=1.*: give the image_size",
-    ),
-    "half precision": (
-        Net().half(),
-        {},
-        r"got Net, which raises RuntimeError: .*: give .* in float32 \(model.float\(\)\)",
-    ),
-    "an error inside": (Net(lambda y: {}[len(y)]), {}, "expected a classifier .* got Net, which raises KeyError: 3: "),
-    "no weights": (Net().to("meta"), {}, "expected Net with weights, got one on the meta device: load its weights"),
-    "a lock": (
-        Locked(),
-        {},
-        "expected a module that copy.deepcopy can copy, got Locked, which raises TypeError: cannot",
-    ),
-    "no module": (lambda x: x, {}, "expected a torch.nn.Module, got function: wrap it in a module"),
-    "no statistics": (Net(), {"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
-    "nothing stated": (
-        Net(),
-        dict.fromkeys(STATED),
-        "got no mean and no std and no image_size: give as_target.model, mean=",
-    ),
-    "pixels to 255": (
-        Net(),
-        {"mean": (123.7, 116.3, 103.5)},
-        "expected mean of pixels from 0 to 1, .* divide those of",
-    ),
-    "no size": (Net(), {"image_size": "32"}, "expected image_size as a number of pixels, such as 224, got '32'"),
-    "a prime size": (
-        Net(),
-        {"image_size": 227},
-        "expected an image_size that patches of 2 to 16 pixels divide, got 227",
-    ),
-    "class names": (Net(), {"classes": ["cat", "dog"]}, "expected a list of names of the model's 5 classes, got 2"),
+    "a list": (Net(list), r"expected logits \(B, K\) of Net, as a tensor, .* got list: wrap"),
+    "class numbers": (Net(lambda y: y.argmax(1)), r"expected floating-point logits .* got int64 of shape \[3\] for 3"),
+    "not a number": (Net(lambda y: y * torch.nan), "expected finite logits of Net, got NaN or infinity for random"),
+    "constant images": (NotForConstants(), "expected finite logits .* got NaN or infinity for the mean image"),
+    "probabilities": (Net(lambda y: y.softmax(-1)), "expected logits of Net, got probabilities, which sum to 1: leave"),
+    "random": (Random(), "expected Random to give an image the same logits at every call .*F.dropout"),
+    "batches": (OfBatch(), "expected OfBatch to give an image the same logits .* in every batch, got a difference"),
+    "half precision": (Net().half(), r"got Net, which raises RuntimeError: .*: give .* in float32 \(model.float\(\)\)"),
+    "an error inside": (Net(lambda y: {}[len(y)]), "expected a classifier .* got Net, which raises KeyError: 3: "),
+    "no weights": (Net().to("meta"), "expected Net with weights, got one on the meta device: load its weights"),
+    "a lock": (Locked(), "expected a module that copy.deepcopy can copy, got Locked, which raises TypeError: cannot"),
 }
+STATED_WRONGLY = [
+    ({"image_size": 28}, r"expected a classifier of .* \(B, 3, 28, 28\), got Net, which raises Run"),
+    ({"mean": None}, "expected mean, std and image_size .* Net was trained, got no mean: give"),
+    (dict.fromkeys(STATED), "got no mean and no std and no image_size: give as_target.model, mean="),
+    ({"image_size": 227}, "expected an image_size that patches of 2 to 16 pixels divide, got 227"),
+]
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_no_classifier_of_such_images_is_refused(wrong):
-    model, settings, message = WRONG[wrong]
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [(model, {}, message) for model, message in WRONG.values()] + [(Net(), *each) for each in STATED_WRONGLY],
+)
+def test_what_is_no_classifier_of_such_images_is_refused(model, settings, message):
     with pytest.raises(InputError, match=message) as error:
         plain_target(model, **STATED | settings)
     assert "\n" not in str(error.value)
@@ -295,9 +256,7 @@ def test_what_is_no_classifier_of_such_images_is_refused(wrong):
 
 def test_a_grid_of_images_that_the_module_does_not_take_is_refused():
     target = plain_target(Net(), **STATED)
-    with pytest.raises(
-        InputError, match="^expected a grid of images of 32 × 32 pixels, as Net takes, got 64 × 64: set"
-    ):
+    with pytest.raises(InputError, match="^expected a grid of images of 32 × 32 pixels, as Net takes, got 64 × 64:"):
         posthoc.RISE(target, PatchGrid(64, 8))
     with pytest.raises(InputError, match="^expected a ViT for removal=drop, got Net, which cannot drop tokens: take"):
         posthoc.Occlusion(target, target.grid, removal="drop")

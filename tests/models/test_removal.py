@@ -176,14 +176,3 @@ def test_pixels_are_removed_as_by_hand(make_target, removal):
             seen = only(images[image], keep[image, mask].nonzero().flatten().tolist(), 4, fill)
             expected = target.classify(target.embed(seen[None]))[0]
             torch.testing.assert_close(found[image, mask], expected, rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-def test_full_batches_run_at_the_length_of_their_masks(make_target):
-    target, images = make_target(), torch.randn(4, 3, 32, 32)
-    shapes = []
-    target.backbone.blocks[0].register_forward_hook(lambda module, args, output: shapes.append(tuple(output.shape[:2])))
-    sizes = torch.tensor([0, 16, 4, 16, 9])
-    keep = (torch.arange(16) < sizes[:, None]).expand(4, -1, -1)
-    masked_outputs(target, target.classify, images, keep, PatchGrid(32, 8), "drop", chunk_size=5)
-    assert shapes == [(4, 1), (4, 5), (4, 10), (5, 17), (3, 17)]

@@ -25,19 +25,8 @@ EXPERIMENTS = ("linear_head", "full_finetuning")
 RUN = (*QUIET, "logger=csv", "trainer.max_epochs=1", "trainer.precision=32-true")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_target_and_every_data_set_composes_with_every_experiment(experiment, tmp_path):
-    for target, data in zip(TARGETS, DATA, strict=True):
-        cfg = composed(f"experiment={experiment}", f"target={target}", f"data={data}", folder=tmp_path)
-        resolved = OmegaConf.to_container(cfg.data, resolve=True)
-        reads = resolved if "image_size" in resolved else resolved["val"]
-        assert reads["image_size"] == cfg.grid.image_size and resolved["batch_size"] == 256
-        assert cfg.module.num_classes is None
-
-
 def test_a_target_and_a_data_set_have_the_image_size_in_common_and_nothing_else():
-    """So that all pairs compose where each composes with one of the others: there is no file for a pair."""
+    """So that all pairs compose, because each composes with one of the others (`test_configs.py`)."""
     for path in (ROOT / "configs/target").glob("*.yaml"):
         assert {*OmegaConf.load(path)} <= {"defaults", "target", "blocks", "direct", "grid"}
     for path in [ROOT / "configs/names/data.yaml", *(ROOT / "configs/data").glob("*.yaml")]:
@@ -75,18 +64,13 @@ def test_a_target_can_be_explained_by_the_light_network(name, tmp_path):
 def test_full_finetuning_has_the_hyperparameters_of_table_2(tmp_path):
     cfg = composed("experiment=full_finetuning", folder=tmp_path)
     classifier = cfg.module
-    assert classifier.optimizer == {
-        "_target_": "torch.optim.AdamW",
-        "_partial_": True,
-        "lr": 2e-4,
-        "weight_decay": 0.05,
-    }
+    adam = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 2e-4, "weight_decay": 0.05}
+    assert classifier.optimizer == adam
     assert classifier.scheduler._target_.endswith("warmup_linear") and classifier.scheduler.warmup == 0.05
     assert (classifier.tune, cfg.data.batch_size, cfg.trainer.max_epochs) == ("all", 256, 5)
     head = composed("experiment=linear_head", "module.optimizer.lr=2e-4", "trainer.max_epochs=5", folder=tmp_path)
-    assert OmegaConf.to_container(head.module, resolve=True) == OmegaConf.to_container(
-        OmegaConf.merge(classifier, {"tune": "head"}), resolve=True
-    ) | {"target": OmegaConf.to_container(head.target)}
+    expected = OmegaConf.to_container(OmegaConf.merge(classifier, {"tune": "head"}), resolve=True)
+    assert OmegaConf.to_container(head.module, resolve=True) == expected | {"target": dict(head.target)}
     assert (head.data.batch_size, head.trainer.max_epochs) == (256, 5)
 
 
@@ -126,22 +110,14 @@ CLASSES = {"folder": 3, "mura": 2, "cifar100": 100, "digits": 10}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@pytest.mark.parametrize("data", CLASSES)
+@pytest.mark.parametrize(("data", "experiment"), zip(CLASSES, 2 * EXPERIMENTS, strict=True))
 def test_a_head_has_the_classes_of_the_data_set_without_being_told(
-    experiment, data, data_dir, tmp_path, trained, monkeypatch
+    data, experiment, data_dir, tmp_path, trained, monkeypatch
 ):
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
     options = SMALL_DIGITS if data == "digits" else ("data.num_workers=0", f"data_dir={data_dir}")
-    train(
-        f"experiment={experiment}",
-        "target=tiny",
-        f"data={data}",
-        *options,
-        *RUN,
-        f"cache_dir={tmp_path / 'cache'}",
-        folder=tmp_path / "run",
-    )
+    options += (f"experiment={experiment}", "target=tiny", f"data={data}", f"cache_dir={tmp_path / 'cache'}")
+    train(*options, *RUN, folder=tmp_path / "run")
     (classifier,) = trained
     assert classifier.target.head.out_features == CLASSES[data]
     assert classifier.tune == ("head" if experiment == "linear_head" else "all")

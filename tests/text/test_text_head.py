@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 from explainers import posthoc
-from explainers.anyhead import AnyHead, AnyHeadNetwork
 from explainers.errors import InputError
 from explainers.models import TargetModel
 from explainers.text import TextExplainer, TextHead, clip_text_head
@@ -93,29 +92,6 @@ def without_head(target):
     return model
 
 
-def explainers_of(target, grid):
-    network = AnyHeadNetwork(target, grid, [0, 1], width=12, depth=1)
-    return [
-        posthoc.build("DecompX-PLUS", target, grid),
-        posthoc.build("DirectPaths", target, grid),
-        AnyHead(target, grid, lambda *_: network).eval(),
-    ]
-
-
-def test_many_texts_are_explained_as_one_by_one(target, grid, images, head):
-    directions = F.normalize(torch.randn(60, 10, generator=torch.Generator().manual_seed(1)), dim=-1)
-    for explainer in explainers_of(target, grid):
-        together = TextExplainer(explainer, head, directions, against=WORDS)
-        all_maps = together.explain_all(images)
-        assert all_maps.shape == (5, 60, 4, 4)
-        for text in (0, 7, 59):
-            alone = TextExplainer(explainer, head, directions[text : text + 1], against=WORDS).explain_all(images)
-            torch.testing.assert_close(all_maps[:, text], alone[:, 0], rtol=1e-3, atol=1e-5)
-            chosen = together(images, torch.full((5,), text))
-            torch.testing.assert_close(chosen, alone[:, 0], rtol=1e-3, atol=1e-5)
-        assert together.scores(images).shape == (5, 60)
-
-
 def test_each_text_is_embedded_once():
     asked = []
 
@@ -152,10 +128,7 @@ def test_what_is_wrong_with_texts_is_said_in_one_line(target, grid, images, head
         (lambda: head.functionals(torch.ones(2, 9), ["cat"]), "take the text head of this backbone"),
         (lambda: head.functionals(embeddings, ["cat"], "cat"), "got the same text alone"),
         (lambda: TextExplainer(posthoc.RISE(target, grid, masks=4), head, WORDS), "got RISE, which explains classes"),
-        (
-            lambda: clip_text_head(target, encode=encode_cat),
-            "texts of width 24, as vit_tiny_.* got 7",
-        ),
+        (lambda: clip_text_head(target, encode=encode_cat), "texts of width 24, as vit_tiny_.* got 7"),
     ]
     for call, line in cases:
         with pytest.raises(InputError, match=line) as raised:
