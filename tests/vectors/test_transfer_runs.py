@@ -2,11 +2,12 @@
 
 import copy
 from functools import partial
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from commands import csv_rows
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from safetensors.torch import save_file
 from toys import Marked, exported, marked_splits, validate, vector_module
 
@@ -84,6 +85,14 @@ def test_the_curve_is_a_history_of_csv_rows(build, tmp_path):
     for row, expected in zip(rows, sorted(module.sweep, key=lambda row: row["lambda_2"]), strict=True):
         logged = {name: float(row[f"sweep/{name}"]) for name in expected}
         assert logged == pytest.approx(expected, abs=1e-6)
+
+
+def test_wandb_draws_the_curve_over_lambda_2(build, tmp_path):
+    run = MagicMock()
+    validate(build(lambda_2=[0.5, 1.0]), logger=WandbLogger(experiment=run, save_dir=tmp_path))
+    run.define_metric.assert_any_call("sweep/*", step_metric="sweep/lambda_2")
+    logged = [call.args[0] for call in run.log.call_args_list if "sweep/lambda_2" in call.args[0]]
+    assert [row["sweep/lambda_2"] for row in logged] == [0, 0.5, 1]
 
 
 def test_it_warns_where_the_tasks_point_apart_and_not_otherwise(build, target, three_files, caplog):
