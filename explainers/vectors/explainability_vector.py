@@ -18,9 +18,20 @@ from explainers.saved.identity import Identity, recipe
 from explainers.saved.weights import save_weights
 from explainers.training.sources import Pixels, complete
 from explainers.training.state_dicts import State
-from explainers.vectors import lambda_sweep
 from explainers.vectors.fixed_head import select_explained
-from explainers.vectors.lambda_sweep import Point, PointMetrics, Row, name_numbers
+from explainers.vectors.lambda_sweep import (
+    Point,
+    PointMetrics,
+    Row,
+    best_point,
+    curvature,
+    name_numbers,
+    read_point,
+    report,
+    restorations,
+    restored,
+    sweep_points,
+)
 from explainers.vectors.model_files import (
     TRANSFERRED,
     compute_vectors,
@@ -87,7 +98,7 @@ class ExplainabilityVector(LightningModule):
     ) -> None:
         super().__init__()
         sources = list_sources(predicting, explaining)
-        self.points = lambda_sweep.sweep_points(lambda_1, lambda_2, ratios, len(sources))
+        self.points = sweep_points(lambda_1, lambda_2, ratios, len(sources))
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
         self.tolerance = tolerance
@@ -129,7 +140,7 @@ class ExplainabilityVector(LightningModule):
         weights = transfer(self.theta_base, self.theta_onto, self.tau(point), *point[:2])
         self.model.target.backbone.load_state_dict(weights)
         head = self.model.target.head
-        head.projection = lambda_sweep.restored(self.projection, self.restorations.get(point))
+        head.projection = restored(self.projection, self.restorations.get(point))
         head.patch_scale.fill_(self.patch_scale)
         return self.model.target
 
@@ -154,7 +165,7 @@ class ExplainabilityVector(LightningModule):
         """Fit the projections of all points but the unchanged one."""
         if self.restore:
             data = getattr(self.trainer, "datamodule")  # noqa: B009, Lightning does not declare it
-            self.restorations = lambda_sweep.restorations(self.points, self._load, data, self.restore)
+            self.restorations = restorations(self.points, self._load, data, self.restore)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, self.points)
@@ -164,17 +175,17 @@ class ExplainabilityVector(LightningModule):
         results = [self._metrics(point).result() for point in self.points]
         self.sweep = [name_numbers(point) | values for point, (values, _) in zip(self.points, results, strict=True)]
         self.unchanged_factor = results[0][1]
-        best = lambda_sweep.best_point(self.sweep, self.tolerance, self.select)
-        self.best = lambda_sweep.read_point(best)
+        best = best_point(self.sweep, self.tolerance, self.select)
+        self.best = read_point(best)
         self.log_dict({f"val/{name}": value for name, value in (best | self.cosines).items()})
-        self.log("val/curvature", lambda_sweep.curvature(self.sweep))
+        self.log("val/curvature", curvature(self.sweep))
         for name, value in self.cosines.items():
             if value < 0:
                 log.warning(
                     f"the transfer may hurt: the {name} of the source's and the target's task vectors is {value:.2f},"
                     " below 0; take a source that is more like the target"
                 )
-        lambda_sweep.report(self.trainer, self.sweep, best, self.select)
+        report(self.trainer, self.sweep, best, self.select)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._measure(batch, dict.fromkeys([self.unchanged, self.best]))
