@@ -188,6 +188,14 @@ def grid():
 
 
 @pytest.fixture
+def three_files(target, grid, tmp_path):
+    """Files of the three models of a transfer, by their role."""
+    from toys import three_models
+
+    return three_models(target, grid, tmp_path)
+
+
+@pytest.fixture
 def images():
     import torch
 

@@ -28,7 +28,7 @@ from explainers.results import read_results
 from explainers.results.settings import explainers_of
 from explainers.sampling import stream
 from explainers.transformer import blocks
-from explainers.tve.meta_attribution import TVELoss
+from explainers.tve.tve import TVELoss
 from explainers.vectors import ExplainabilityVector
 
 # Inner functions: their callers have checked the choice, and pass it on for every batch, layer or chunk

@@ -25,7 +25,7 @@ from explainers.shapley.coalition_values import CoalitionValues
 from explainers.text.encoders import text_embeddings
 from explainers.transformer.rules import Rules
 from explainers.tve import TVE, LightNetwork, Oracle, PaperNetwork
-from explainers.tve.meta_attribution import TVELoss
+from explainers.tve.tve import TVELoss
 from explainers.vectors import ExplainabilityVector, SelfExplaining
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import prototypes_of

@@ -9,13 +9,15 @@ from lightning import Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from datamodules.images import Images
 from explainers.anyhead import AnyHead, CoalitionTeacher
 from explainers.anyhead.network import AnyHeadNetwork
-from explainers.shapley import Shapley, ShapleyLoss
+from explainers.shapley import Shapley, ShapleyLabels, ShapleyLoss
 from explainers.training import ExplainerTraining
 from explainers.training.trunk import at_patches
 from explainers.tve import TVE, TVELoss
-from explainers.tve.light_network import LightNetwork
+from explainers.tve.tve import LightNetwork
+from explainers.vectors import ExplainabilityVector
 from explainers.vectors.fixed_head import FixedHead
 from explainers.vectors.projections import simplex
 from explainers.vectors.self_explaining import SelfExplaining
@@ -165,6 +167,20 @@ def three_models(base, grid, folder, **settings):
         "explaining": explaining,
         "onto": exported(base, grid, folder / "onto", seed=3, **settings),
     }
+
+
+def vector_module(target, grid, files, **settings):
+    """A transfer between three models, or with `predicting` and `explaining` in `settings` of others."""
+    labels = partial(ShapleyLabels, budget=20)
+    usual = {"lambda_1": [1.0], "lambda_2": [0.0, 0.5, 1.0], "labels": labels, "k": 3}
+    return ExplainabilityVector(copy.deepcopy(target), grid, **(usual | files | settings))
+
+
+def validate(module, data=None, **settings):
+    """Sweep, over images of `marked_splits` by default; return the trainer."""
+    trainer = Trainer(**({"accelerator": "cpu"} | SILENT | settings))
+    trainer.validate(module, Images(**marked_splits()[1]) if data is None else data, verbose=False)
+    return trainer
 
 
 def marked_splits():

@@ -38,8 +38,8 @@ class AnyHead(NetworkExplainer):
         target: the model to explain.
         grid: the patches that are explained.
         network: builds the network that predicts c_z, from the target and the grid.
-        weights: file of a trained network (see `export`).
-        allow_finetuned_backbone: accept `weights` that were trained for other weights of the same backbone.
+        weights: see `NetworkExplainer`.
+        allow_finetuned_backbone: see `NetworkExplainer`.
         temperature: t of the score z_y − t log Σ_{k ≠ y} exp(z_k / t) that is explained, for logits z. 1: the log-odds
             of the class; infinity: its logit relative to the mean of the others; `None`: its logit.
         blend: in eval mode, share of the untrained network, which adds all paths with weight 1, from 0 to 1; the errors
@@ -119,15 +119,12 @@ class AnyHead(NetworkExplainer):
         return self._explained(images, self._functionals)
 
     def explain(self, images: Tensor, functionals: Functionals) -> Tensor:
-        """Explain linear functionals v · G(x) of the embedding.
+        """Explain linear functionals v · G(x) of the embedding of uint8 images (B, C, H, W).
 
         Args:
             images: uint8, (B, C, H, W).
-            functionals: v, (B, D), or (B, V, D) for several of each image; or a function of the embeddings (B, D) →
-                (B, V, D).
-
-        Returns:
-            (B, P, P) or (B, V, P, P).
+            functionals: v, (B, D): heatmaps (B, P, P); or (B, V, D), or a function of the embeddings (B, D) →
+                (B, V, D): heatmaps (B, V, P, P).
         """
         self.grid.check(images)
         of_embeddings = functionals_at(functionals, images, self.target.embed_dim)
@@ -135,14 +132,11 @@ class AnyHead(NetworkExplainer):
         return heatmaps[:, 0] if isinstance(functionals, Tensor) and functionals.dim() == 2 else heatmaps
 
     def explain_tasks(self, images: Tensor, heads: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Explain the class that each of J classifiers on this backbone predicts, in one pass of the network.
+        """Explain the class that each of J classifiers on this backbone predicts, in one pass: heatmaps (B, J, P, P).
 
         Args:
             images: uint8, (B, C, H, W).
-            heads: J classifiers, embeddings (..., D) → logits (..., K), linear or cosine heads; K may differ.
-
-        Returns:
-            Heatmaps, (B, J, P, P).
+            heads: J linear or cosine heads, embeddings (..., D) → logits (..., K); K may differ.
         """
 
         def functionals_of(rows: dict[str, Tensor]) -> Tensor:
@@ -183,8 +177,8 @@ class AnyHead(NetworkExplainer):
     def calibrate(self, rows: dict[str, Tensor], loss: Teacher) -> None:
         """Set the scale of the network's outputs from the first batches of all processes.
 
-        Weights from a file may have been trained by a teacher with larger or smaller attributions, and paths have
-        another scale. The squared error of α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
+        A file's teacher may have had larger or smaller attributions, and paths have another scale. The squared error of
+        α c_z is quadratic in α, so its values at −1, 0 and 1 give its minimum.
         """
         if self.untrained and not self.network.direct:
             self.network.scale.copy_(of_all_processes(loss.unit(rows)).mean())

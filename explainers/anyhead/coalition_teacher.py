@@ -48,20 +48,11 @@ def coalition_errors(vectors: Tensor, rows: dict[str, Tensor], fit: Fit) -> tupl
     return root * errors, root * difference
 
 
-def coalition_loss(errors: Tensor, difference: Tensor, rows: Tensor, functionals: Tensor) -> Tensor:
-    """Compute the unexplained part of the squared differences of scores: 1 for vectors of 0, if they are not shifted.
-
-    The loss is the mean of two ratios: one for all functionals, one for one functional of each image. Squares are
-    summed over images and coalitions before the division, so that an image that no mask changes has no effect. The
-    arguments are those of `coalition_sums`.
-    """
-    of_errors, of_differences = coalition_sums(errors, difference, rows, functionals)
-    return (of_errors / of_differences).mean()
-
-
 def coalition_sums(errors: Tensor, difference: Tensor, rows: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:
     """Sum squared errors and differences of scores over images and coalitions: for all functionals, and for one of each
-    image, (2,) each.
+    image, (2,) each. The loss is the mean of their two ratios, the unexplained part of the differences.
+
+    So an image that no mask changes has no effect, and vectors of 0, if they are not shifted, have a loss of 1.
 
     Args:
         errors: (B, M, D), see `coalition_errors`.
@@ -82,7 +73,6 @@ class CoalitionTeacher:
     """A teacher: a source (see `sources`) of embeddings G(x_S) of images with only a coalition S of patches.
 
     It needs no backward pass, and works with any backbone. One embedding teaches the attributions of all functionals.
-
     Rows: `keep` (B, M, N), coalitions, drawn anew every epoch; `difference` (B, M, D), their embeddings minus those of
     their complements; `blank` (B, D), the embedding of no patch.
 
@@ -103,7 +93,7 @@ class CoalitionTeacher:
             `isotropic`: all directions alike. See `FunctionalSampler.of`.
         vocabulary: with `texts`, texts, or the path of a text file with one a line; `None` for the names of the classes
             of ImageNet.
-        text_head: with `texts`, builds a text head from the target; `None` for `clip_text_head`, with templates.
+        text_head: with `texts`, builds a text head from the target; `None` for `clip_text_head`.
         chunk_size: maximum number of masked images in memory.
         seed: seed of the draws.
     """
@@ -134,8 +124,6 @@ class CoalitionTeacher:
             )
         for removal in removals:
             check_removal(target, removal)
-        if fit == "mixed" and pairs < 2:
-            raise InputError(f"expected at least 2 pairs for fit=mixed, one of each kind, got {pairs}")
         if fit == "ranking" and functionals == "images":
             raise InputError("expected fit=regions with functionals=images, which rank no patches, got fit=ranking")
         self.learned = FunctionalSampler(functionals, target, vocabulary, text_head, stream("functionals", seed, 0))
@@ -196,19 +184,14 @@ class CoalitionTeacher:
         return outputs.float()
 
     def loss(self, vectors: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The error of predicted vectors c_z (B, N, D), see `coalition_loss`."""
-        with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
-            return coalition_loss(*self._compared(vectors, rows))
+        """The error of predicted vectors c_z (B, N, D), see `coalition_sums`."""
+        errors, differences = self.loss_sums(vectors, rows)
+        return (errors / differences).mean()
 
     def loss_sums(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The sums of `loss`, see `coalition_sums`."""
-        with torch.autocast(vectors.device.type, enabled=False):
-            return coalition_sums(*self._compared(vectors, rows))
-
-    def _compared(self, vectors: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `coalition_sums` takes."""
-        learned = self.learned.of(rows["embedding"], rows["index"])
-        return *coalition_errors(vectors.float(), rows, self.fit), *learned
+        with torch.autocast(vectors.device.type, enabled=False):  # sums over all patches
+            errors, difference = coalition_errors(vectors.float(), rows, self.fit)
+            return coalition_sums(errors, difference, *self.learned.of(rows["embedding"], rows["index"]))
 
     def unit(self, rows: dict[str, Tensor]) -> Tensor:
         """The standard deviation of the entries of c_z with which their sums vary as much as the embeddings."""

@@ -47,13 +47,10 @@ def random_functionals(kinds: Functionals, rows: Tensor, logits: Tensor, index: 
     classes, width = rows.shape
     centred = rows - rows.mean(0)
     ranked = logits.argsort(-1, descending=True)
+    places = torch.arange(max(classes, width), device=index.device)
     functionals = []
     for position, kind in enumerate(kinds):
-        draws = uniform(
-            (index[:, None] * len(kinds) + position) * max(classes, width)
-            + torch.arange(max(classes, width), device=index.device),
-            seed,
-        )
+        draws = uniform((index[:, None] * len(kinds) + position) * len(places) + places, seed)
         if kind == "predicted":
             functional = centred[ranked[:, 0]]
         elif kind == "other":
@@ -71,19 +68,15 @@ def random_functionals(kinds: Functionals, rows: Tensor, logits: Tensor, index: 
 
 
 def likely_classes(logits: Tensor, index: Tensor, count: int, seed: int) -> Tensor:
-    """Draw classes of every image: the predicted one, and for every fourth draw one of the `LIKELY` next ones.
+    """Draw classes (B, count) of every image: the predicted one, and for every fourth one of the `LIKELY` next ones.
+
+    >>> likely_classes(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([7]), count=4, seed=0)
+    tensor([[1, 1, 1, 2]])
 
     Args:
         logits: (B, K), K at least 2.
-        index: index of each image in the data set, (B,).
+        index: see `random_functionals`, as for `seed`.
         count: number of classes for each image.
-        seed: see `random_functionals`.
-
-    Returns:
-        (B, count).
-
-    >>> likely_classes(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([7]), count=4, seed=0).shape
-    torch.Size([1, 4])
     """
     places = torch.arange(count, device=index.device)
     draws = uniform(index[:, None] * count + places, seed)
@@ -109,10 +102,7 @@ def vocabulary_of(given: Sequence[str] | str | None) -> list[str]:
     """The texts of a vocabulary: a list, the lines of a text file, or by default the names of ImageNet's 1000 classes.
 
     Raises:
-        InputError: unless there are two texts, at least.
-
-    >>> vocabulary_of(["a cat", "a dog"])
-    ['a cat', 'a dog']
+        InputError: for a file that does not exist, or fewer than two texts.
     """
     if given is None:
         return readable_names(ImageNetInfo().label_names())
@@ -130,10 +120,7 @@ class FunctionalSampler:
     """Draws the functionals v on which the loss compares predicted and true vectors, for a batch of images.
 
     Args:
-        kind: see `CoalitionTeacher`.
-        target: the model whose embeddings are explained.
-        vocabulary: see `CoalitionTeacher`.
-        text_head: see `CoalitionTeacher`.
+        kind: see `functionals` of `CoalitionTeacher`, as for the other arguments.
         seed: seed of the draws of `isotropic`.
     """
 
@@ -168,10 +155,6 @@ class FunctionalSampler:
         of the batch, and the nearest other one; for a batch of one image as `isotropic`. `isotropic`: all directions,
         and a random one.
 
-        Args:
-            embeddings: G(x), (B, D).
-            index: index of each image in the data set, (B,).
-
         Returns:
             Rows (K, D), relative to their mean, and v (B, D).
         """
@@ -187,17 +170,7 @@ class FunctionalSampler:
         return torch.eye(width, device=embeddings.device), isotropic(index, 1, width, self.seed)[:, 0]
 
     def likely(self, embeddings: Tensor, index: Tensor, count: int, seed: int) -> Tensor:
-        """Draw functionals of each image alone: of the classes or texts of `likely_classes`, or random ones.
-
-        Args:
-            embeddings: G(x), (B, D).
-            index: index of each image in the data set, (B,).
-            count: number of functionals of each image.
-            seed: see `random_functionals`.
-
-        Returns:
-            v, (B, count, D).
-        """
+        """Draw functionals (B, count, D) of each image alone: of the `likely_classes` or texts, or random ones."""
         if self.kind == "isotropic":
             return isotropic(index, count, embeddings.shape[-1], seed)
         rows, logits = self._rows(embeddings.detach().float())
@@ -232,10 +205,6 @@ def nearest_others(embeddings: Tensor) -> Tensor:
 
 
 def isotropic(index: Tensor, count: int, width: int, seed: int) -> Tensor:
-    """Draw functionals with normal entries, which depend on the index of the image alone: (B, count, D).
-
-    >>> isotropic(torch.tensor([7]), count=2, width=3, seed=0).shape
-    torch.Size([1, 2, 3])
-    """
+    """Draw functionals with normal entries, which depend on the index of the image alone: (B, count, D)."""
     numbers = index[:, None] * count * width + torch.arange(count * width, device=index.device)
     return normal(uniform(numbers, seed)).unflatten(1, (count, width))

@@ -35,13 +35,8 @@ class AnyHeadNetwork(nn.Module):
         depth: number of residual layers.
         heads: number of scores of each feature map.
         head_width: width of queries and keys, in channels.
-        direct: indices of the blocks whose paths are added, in ascending order; none for models other than
-            transformers.
+        direct: indices of the blocks of a transformer whose paths are added, in ascending order.
         paths: `direct` for direct paths; `flow` for paths through later MLPs and other patches, of the last blocks.
-
-    Raises:
-        InputError: for blocks that the model does not have, paths that are not known, or flow through other blocks
-            than the last ones.
     """
 
     scale: Tensor

@@ -24,11 +24,8 @@ class Classifier(TrainingModule):
     Args:
         target: the model, of which a copy gets another head and is trained.
         num_classes: number of classes of the task; `None` takes the classes of the trainer's datamodule.
-        optimizer: builds the optimiser from the parameters to train.
-        scheduler: builds the schedule from the optimiser and the number of steps.
+        optimizer: this, `scheduler`, `min_crop` and `seed`: see `TrainingModule`.
         tune: `head` trains the classifier and freezes the backbone; `all` is full fine-tuning.
-        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
-        seed: seed of the random crops.
     """
 
     @checks_choices

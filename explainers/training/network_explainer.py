@@ -38,6 +38,9 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         grid: the patches that are explained.
         network: builds the network from the target and the grid. It keeps its arguments as attributes, see
             `identity.recipe`; those in its attribute `initial` choose initial weights alone.
+        weights: of subclasses: file of a trained network (see `export`).
+        allow_finetuned_backbone: of subclasses: accept `weights` that were trained for other weights of the same
+            backbone.
     """
 
     READING: ClassVar[tuple[str, ...]] = ()
@@ -50,7 +53,6 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
     """Whether trained weights depend on the backbone alone, so that they explain every head on it."""
 
     allow_finetuned_backbone: bool = False
-    """Accept weights that were trained for other weights of the same backbone."""
 
     untrained: bool = True
     """Whether the network has its initial weights, and none of a file."""
@@ -149,11 +151,19 @@ class NetworkExplainer(nn.Module, Pretrained, ABC):
         return own | recipe(self, without=(*own, *WEIGHTS, *self.READING))
 
     def check_identity(self, saved: Identity, path: str) -> None:
-        """Raise an InputError unless weights with the identity `saved` may be used by this module."""
-        if self.serves_every_head:
-            check_backbone(saved, self.identity(), path, self.allow_finetuned_backbone)
-        else:
-            check_identity(saved, self.identity(), path)
+        """Raise an InputError unless weights with the identity `saved`, of a file, may be used by this explainer."""
+        own = self.identity()
+        if not self.serves_every_head:
+            return check_identity(saved, own, path)
+        target = saved.get("target", {})
+        weights, trained = own["target"]["backbone_sha256"], str(target.get("backbone_sha256"))
+        check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
+        if trained != weights and not self.allow_finetuned_backbone:
+            raise InputError(
+                f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
+                f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it anyway (TVE-PT) with"
+                " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead"
+            )
 
     def export(self, folder: Path) -> Path:
         """Write the trained network to `explainer.safetensors`, which `explainers.load` reads.
@@ -181,27 +191,3 @@ def of_all_processes(values: Tensor) -> Tensor:
     parts = [torch.empty_like(values) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, values)
     return torch.stack(parts)
-
-
-def check_backbone(saved: Identity, own: Identity, path: str, allow_finetuned: bool) -> None:
-    """Compare the identity of weights that belong to a backbone, whatever its head, with that of a module.
-
-    Args:
-        saved: identity in the file.
-        own: identity of the module; both describe the backbone as `target`.
-        path: name of the file, for the message.
-        allow_finetuned: accept weights that were trained for other weights of the same backbone.
-
-    Raises:
-        InputError: if they differ in anything else than what is allowed.
-    """
-    target = saved.get("target", {})
-    weights = own["target"]["backbone_sha256"]
-    trained = str(target.get("backbone_sha256"))
-    check_identity(saved | {"target": target | {"backbone_sha256": weights}}, own, path)
-    if trained != weights and not allow_finetuned:
-        raise InputError(
-            f"{path} was trained on other weights of {own['target']['backbone']} (SHA-256 {trained[:12]}) than this"
-            f" target's ({weights[:12]}): if those are fine-tuned ones, transfer it anyway (TVE-PT) with"
-            " allow_finetuned_backbone=true, or fine-tune it with experiment=tve_finetune or anyhead"
-        )

@@ -1,47 +1,15 @@
-"""The result of `configure_optimizers`, and learning rate schedules with a linear warm-up, counted in steps."""
+"""Learning rate schedules with a linear warm-up, counted in steps."""
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from explainers.errors import InputError
-
-if TYPE_CHECKING:
-    from lightning.pytorch.utilities.types import OptimizerLRScheduler
-
 OptimizerBuilder = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerBuilder = Callable[[Optimizer, int], LRScheduler]
-
-
-def configure(
-    parameters: Iterable[nn.Parameter],
-    optimizer: OptimizerBuilder | None,
-    scheduler: SchedulerBuilder | None,
-    total_steps: float,
-) -> "OptimizerLRScheduler":
-    """Build an optimiser and its schedule, in the form that Lightning expects of `configure_optimizers`.
-
-    The schedule advances after every step, not after every epoch.
-
-    Args:
-        parameters: the parameters to train.
-        optimizer: builds the optimiser from the parameters.
-        scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
-        total_steps: number of steps of the whole training.
-
-    Raises:
-        InputError: if `optimizer` is `None`.
-    """
-    if optimizer is None:
-        raise InputError("training needs an optimizer, and none was given")
-    built = optimizer(parameters)
-    if scheduler is None:
-        return built
-    return {"optimizer": built, "lr_scheduler": {"scheduler": scheduler(built, int(total_steps)), "interval": "step"}}
 
 
 def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
@@ -50,7 +18,7 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
     Args:
         optimizer: the optimiser whose learning rate is scheduled.
         total_steps: number of steps of the whole training.
-        warmup: length of the warm-up: a fraction of the steps if below 1, otherwise a number of steps.
+        warmup: a fraction of the steps if below 1, otherwise a number of steps.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
@@ -68,9 +36,7 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) 
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, warmup: float = 0.05) -> LRScheduler:
-    """Build a schedule: linear warm-up, then a linear decrease to 0 (TVE, Table 2), with the arguments of
-    `warmup_cosine`.
-    """
+    """Build a schedule: linear warm-up, then a linear decrease to 0 (TVE, Table 2); see `warmup_cosine`."""
     rising, falling = _split(total_steps, warmup)
     return WarmUp(optimizer, rising, LinearLR(optimizer, 1.0, 0.0, falling))
 
@@ -86,11 +52,6 @@ class WarmUp(SequentialLR):
 
     A resumed run keeps the length and learning rate of its own config, and restores only the step. Torch's schedules
     would restore the length of the interrupted run, and a cosine would rise again after its end.
-
-    Args:
-        optimizer: the optimiser whose learning rate is scheduled.
-        rising: number of steps of the warm-up.
-        falling: the schedule of the steps after the warm-up.
     """
 
     def __init__(self, optimizer: Optimizer, rising: int, falling: LRScheduler) -> None:

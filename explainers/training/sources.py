@@ -37,14 +37,11 @@ class Source(Protocol):
         ...
 
     def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
-        """Compute the rows of a batch.
+        """Compute the rows of a batch, name → tensor (B, ...).
 
         Args:
             batch: holds `image`, uint8 (B, C, H, W), and `index`, the index of each image in the data set, (B,).
             epoch: number of the epoch, for sources with random draws.
-
-        Returns:
-            Name of each row → tensor (B, ...).
         """
         ...
 
@@ -74,11 +71,6 @@ class Loss(Source, Protocol):
 def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0) -> dict[str, Tensor]:
     """Return the batch with the rows of all sources. A source is computed if any of its rows is missing.
 
-    Args:
-        batch: the batch, see `Source`.
-        sources: the sources whose rows the batch must hold.
-        epoch: number of the epoch, for sources with random draws.
-
     >>> complete({"image": torch.zeros(1, 3, 2, 2), "embedding": torch.ones(1, 4)}, [Pixels()]).keys()
     dict_keys(['image', 'embedding'])
     """
@@ -89,17 +81,16 @@ def complete(batch: dict[str, Tensor], sources: Sequence[Source], epoch: int = 0
 
 
 class Features:
-    """The source of the embeddings and feature maps of a frozen target, from one forward pass.
+    """The source of the outputs of a frozen target, from one forward pass.
 
     Rows: `embedding` (B, D), a feature map `map_0`, `map_1`, ... (B, N', C) of each of `blocks`, and `direct`
     (B, L, N', D), the paths of the L blocks `direct`.
 
     Args:
         target: the frozen model.
-        blocks: indices of the blocks whose feature maps are rows; none by default.
-        direct: indices of the blocks whose paths are a row; none by default.
-        paths: `direct` for direct paths, see `direct_paths`; `flow` for paths through later MLPs and other patches, see
-            `path_flow`, of the last blocks.
+        blocks: indices of the blocks whose feature maps are rows.
+        direct: indices of the blocks whose paths are a row.
+        paths: `direct` for `direct_paths`; `flow` for `path_flow`, of the last blocks.
     """
 
     entries = ("image",)
@@ -124,10 +115,7 @@ class Features:
 
     @torch.no_grad()
     def read(self, images: Tensor) -> tuple[dict[str, Tensor], Callable[[Tensor | None], Tensor] | None]:
-        """Compute all rows but `direct`, which a few functionals do not need.
-
-        Args:
-            images: uint8, (B, C, H, W).
+        """Compute all rows of uint8 images (B, C, H, W) but `direct`, which a few functionals do not need.
 
         Returns:
             The rows, and a function of functionals v, (B, V, D) → v · `direct`, (B, L, N', V), or of `None` → `direct`.
@@ -157,11 +145,7 @@ class Features:
 
 
 class Pixels:
-    """The source of the images, for networks that use no output of the target. Row: `image`, uint8 (B, C, H, W).
-
-    >>> Pixels()({"image": torch.zeros(1, 3, 2, 2, dtype=torch.uint8), "index": torch.tensor([0])}).keys()
-    dict_keys(['image'])
-    """
+    """The source of the images, for networks that use no output of the target. Row: `image`, uint8 (B, C, H, W)."""
 
     provides = ("image",)
     entries = ("image",)

@@ -19,9 +19,9 @@ from explainers.sampling import stream, uniform
 from explainers.saved.identity import Identity, weights_hash
 from explainers.saved.weights import check_finite, check_identity, first_not_finite
 from explainers.training.network_explainer import NetworkExplainer, of_all_processes
-from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder, configure
+from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Loss, Source, complete
-from explainers.training.state_dicts import check_alike, part, with_part, without_part
+from explainers.training.state_dicts import check_alike, part
 
 
 def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: float = 0.2) -> Tensor:
@@ -31,15 +31,10 @@ def random_resized_crop(images: Tensor, index: Tensor, seed: int, min_scale: flo
     [3/4, 4/3], as in torchvision's RandomResizedCrop. A side longer than that of the image is shortened to it.
 
     Args:
-        images: uint8, (B, C, H, W).
+        images: uint8, (B, C, H, W), as the result.
         index: index of each image in the data set, (B,); `index` and `seed` determine the crop.
         seed: a different one for every epoch, see `sampling.stream`.
         min_scale: area of the smallest crop, as a fraction of the image.
-
-    Returns:
-        uint8, (B, C, H, W).
-
-    Equal index and seed give equal crops:
 
     >>> images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(3, 1, 8, 8)
     >>> crops = random_resized_crop(images, index=torch.tensor([5, 5, 6]), seed=0)
@@ -80,8 +75,6 @@ class TrainingModule(LightningModule):
         seed: seed of the random crops, and of dropout and stochastic depth.
         frozen: names of the frozen submodules.
     """
-
-    frozen: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -176,12 +169,17 @@ class TrainingModule(LightningModule):
         return f" (learning rate {max(rates):.3g}): {attempts}; {kept}"
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Build the optimiser of all parameters that require gradients, and its schedule."""
-        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return configure(trainable, self.optimizer, self.scheduler, self.trainer.estimated_stepping_batches)
+        """Build the optimiser of all parameters that require gradients, and its schedule, which counts steps."""
+        if self.optimizer is None:
+            raise InputError("training needs an optimizer, and none was given")
+        optimizer = self.optimizer([parameter for parameter in self.parameters() if parameter.requires_grad])
+        if self.scheduler is None:
+            return optimizer
+        schedule = self.scheduler(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def identity(self) -> Identity:
-        """Return the hash of each frozen part; trained weights are valid only with the same frozen parts."""
+        """The hash of each frozen part; trained weights are valid only with the same frozen parts."""
         return {f"{name}_sha256": weights_hash(self.get_submodule(name)) for name in self.frozen}
 
     def check_identity(self, saved: Identity, path: str) -> None:
@@ -194,8 +192,9 @@ class TrainingModule(LightningModule):
         Raises:
             InputError: if a weight is not finite; the earlier file then stays.
         """
-        for frozen in self.frozen:
-            checkpoint["state_dict"] = without_part(checkpoint["state_dict"], frozen)
+        frozen = tuple(f"{name}." for name in self.frozen)
+        weights = {name: value for name, value in checkpoint["state_dict"].items() if not name.startswith(frozen)}
+        checkpoint["state_dict"] = weights
         name = first_not_finite(checkpoint["state_dict"])
         if name is not None:
             got = f"NaN or infinity in {name} after step {self.global_step}"
@@ -209,7 +208,8 @@ class TrainingModule(LightningModule):
         self.check_identity(checkpoint.get("identity", {}), "the checkpoint")
         check_finite(checkpoint["state_dict"], "the checkpoint")
         for name in self.frozen:
-            checkpoint["state_dict"] = with_part(checkpoint["state_dict"], name, self.get_submodule(name))
+            weights = self.get_submodule(name).state_dict()
+            checkpoint["state_dict"] |= {f"{name}.{key}": value for key, value in weights.items()}
         check_alike(self.state_dict(), checkpoint["state_dict"], "the checkpoint")
 
 
@@ -232,10 +232,7 @@ class ExplainerTraining(TrainingModule):
         explainer: the explainer, which is changed in place.
         loss: builds what is minimised, a `Loss`, from the target and the grid of the explainer, such as `TVELoss`,
             `ShapleyLoss`, or a teacher of `explainers.anyhead`.
-        optimizer: builds the optimiser from the parameters to train.
-        scheduler: builds the schedule from the optimiser and the number of steps; `None` for a constant learning rate.
-        min_crop: area of the smallest random crop of a training image, as a fraction; `None` for whole images.
-        seed: seed of the random crops, and of dropout and stochastic depth.
+        optimizer: this and the rest: see `TrainingModule`.
     """
 
     def __init__(
@@ -290,11 +287,9 @@ class ExplainerTraining(TrainingModule):
             metric.reset()
 
     def identity(self) -> Identity:
-        """What the weights of the explainer are valid for, see `NetworkExplainer.identity`."""
         return self.explainer.identity()
 
     def check_identity(self, saved: Identity, path: str) -> None:
-        """Raise an InputError unless a checkpoint, called `path`, has weights that the explainer may use."""
         self.explainer.check_identity(saved, path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -14,14 +14,7 @@ from explainers.models import TargetModel
 
 
 def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
-    """Select the tokens of some patches.
-
-    Args:
-        tokens: (B, N, ...).
-        patches: indices of the patches, (B, Z); `None` for all of them.
-
-    Returns:
-        (B, Z, ...), in the order of `patches`; `tokens` if `patches` is `None`.
+    """Select the tokens (B, N, ...) of patches with the indices (B, Z): (B, Z, ...); `None` for all of them.
 
     >>> at_patches(torch.tensor([[[0, 1], [2, 3], [4, 5]]]), torch.tensor([[2, 0]])).tolist()
     [[[4, 5], [0, 1]]]
@@ -30,16 +23,9 @@ def at_patches(tokens: Tensor, patches: Tensor | None) -> Tensor:
 
 
 def on_grid(feature_map: Tensor, side: int) -> Tensor:
-    """Resample a square feature map to the resolution of the patches.
+    """Resample a square feature map (B, N', C) to the resolution of `side` x `side` patches, (B, N, C).
 
-    Args:
-        feature_map: (B, N', C), positions row by row; N' is a square number.
-        side: P, patches per side.
-
-    Returns:
-        (B, N, C): bilinear with antialiasing; `feature_map` itself if N' = N.
-
-    From 2 × 2 positions to a single patch, which is their mean:
+    The resampling is bilinear with antialiasing. From 2 × 2 positions to a single patch, which is their mean:
 
     >>> on_grid(torch.tensor([[[1.0], [2.0], [3.0], [6.0]]]), side=1).round(decimals=4).tolist()
     [[[3.0]]]
@@ -58,10 +44,8 @@ def default_blocks(target: TargetModel) -> list[int]:
 
 
 def spaced_blocks(target: TargetModel, count: int) -> list[int]:
-    """Return evenly spaced blocks with the last one, as `forward_intermediates` of timm numbers them.
-
-    They are `count` blocks of a transformer, at most all, or the last three stages of a model whose maps have several
-    sizes, such as a Swin or ResNet.
+    """Return `count` evenly spaced blocks of a transformer with the last one, as timm's `forward_intermediates` numbers
+    them; of a model whose maps have several sizes, such as a Swin or ResNet, the last three stages.
 
     >>> import timm
     >>> spaced_blocks(TargetModel(timm.create_model("test_resnet", num_classes=2)), count=4)
@@ -77,11 +61,7 @@ def spaced_blocks(target: TargetModel, count: int) -> list[int]:
 
 
 def small_linear(width_in: int, width: int) -> nn.Linear:
-    """Build a last layer with outputs near 0, so that the untrained network predicts nearly its trivial guess.
-
-    >>> small_linear(2, 3).bias.tolist()
-    [0.0, 0.0, 0.0]
-    """
+    """Build a last layer with outputs near 0, so that the untrained network predicts nearly its trivial guess."""
     layer = nn.Linear(width_in, width)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)

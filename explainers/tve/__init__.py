@@ -1,9 +1,7 @@
 """TVE: learns the meta-attributions of a backbone once, then explains any classifier on that backbone."""
 
-from explainers.tve.light_network import LightNetwork
-from explainers.tve.meta_attribution import TVELoss
 from explainers.tve.oracle import Oracle
 from explainers.tve.paper_network import PaperNetwork
-from explainers.tve.tve import TVE
+from explainers.tve.tve import TVE, LightNetwork, TVELoss
 
 __all__ = ["TVE", "LightNetwork", "Oracle", "PaperNetwork", "TVELoss"]

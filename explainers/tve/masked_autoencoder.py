@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.layers import build_sincos2d_pos_embed
@@ -22,9 +21,6 @@ from explainers.errors import InputError, check_positive
 from explainers.masking import PatchGrid
 from explainers.saved.weights import check_finite
 from explainers.share.pretrained import HUB
-
-PUBLISHED = "facebook/vit-mae-"
-"""Beginning of the names of the published weights on the Hugging Face Hub, which need no `hf://`."""
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository that may hold the weights; the first one that exists is fetched."""
@@ -52,29 +48,25 @@ def read_mae(source: str) -> dict[str, Tensor]:
     """Read weights of a masked autoencoder, under the names of the official files (facebookresearch/mae).
 
     Args:
-        source: path of an official file (.pth) or of one of Hugging Face's (.bin, .safetensors); `facebook/vit-mae-...`
-            or `hf://user/name`, a repository of the Hugging Face Hub; or the name of a timm model, an encoder alone.
+        source: path of an official file (.pth) or of one of Hugging Face's (.bin, .safetensors), or `hf://user/name`, a
+            repository of the Hugging Face Hub.
 
     Raises:
-        InputError: if there is no such file, repository or model, or a file is damaged, of another kind or not finite.
+        InputError: if there is no such file or repository, or a file is damaged, of another kind or not finite.
     """
-    if Path(source).is_file() or source.startswith((HUB, PUBLISHED)):
-        path = Path(source) if Path(source).is_file() else _downloaded(source)
-        weights = _read_file(path)
-        check_finite(weights, path)
-        return official_names(weights)
-    if timm.is_model(source.partition(".")[0]):
-        return timm.create_model(source, pretrained=True, num_classes=0).state_dict()
-    raise InputError(
-        f"expected weights of a masked autoencoder in a file, on the Hugging Face Hub (hf://facebook/vit-mae-base), or"
-        f" of a timm model, got mae={source}, which is none of them: correct the path"
-    )
+    if not Path(source).is_file() and not source.startswith(HUB):
+        raise InputError(
+            f"expected weights of a masked autoencoder in a file, or on the Hugging Face Hub (hf://facebook/vit-mae-base"
+            f"), got mae={source}, which is neither: correct the path"
+        )
+    path = Path(source) if Path(source).is_file() else _download(source)
+    weights = _read_file(path)
+    check_finite(weights, path)
+    return official_names(weights)
 
 
 def official_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of Hugging Face's ViTMAEForPreTraining; other weights stay as they are.
-
-    Queries, keys and values, which are three layers there, become one layer.
+    """Rename the weights of Hugging Face's ViTMAEForPreTraining, and join queries, keys and values; others stay.
 
     >>> parts = {f"vit.encoder.layer.0.attention.attention.{part}.bias": torch.ones(1) for part in ("query", "key")}
     >>> value = {"vit.encoder.layer.0.attention.attention.value.bias": torch.zeros(1)}
@@ -105,26 +97,18 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         return {str(name): value for name, value in saved.items() if isinstance(value, Tensor)}
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as error:
         reason = " ".join(str(error).split())[:100]
-        raise InputError(
-            f"expected weights of a masked autoencoder in {path}, got a file that cannot be read as tensors ({reason}):"
-            " download it again, or give another file"
-        ) from error
+        message = f"expected weights of a masked autoencoder in {path}, got a file that cannot be read as tensors"
+        raise InputError(f"{message} ({reason}): download it again, or give another file") from error
 
 
-def _downloaded(source: str) -> Path:
+def _download(source: str) -> Path:
     """The local copy of the weights of a repository, which are downloaded once."""
-    repository = source.removeprefix(HUB)
-    reason = f"it holds none of {', '.join(FILES)}"
+    reason = ""
     for name in FILES:
         try:
-            return Path(hf_hub_download(repository, name))
-        except EntryNotFoundError as error:
-            if isinstance(error, LocalEntryNotFoundError):
-                reason = "it cannot be reached, and there is no earlier download"
-                break
-        except (OSError, ValueError) as error:  # no repository, no permission, no such name
+            return Path(hf_hub_download(source.removeprefix(HUB), name))
+        except (EntryNotFoundError, OSError, ValueError) as error:  # no file, repository, permission or network
             reason = str(error).strip().partition("\n")[0]
-            break
     raise InputError(
         f"expected weights of a masked autoencoder at {source}, got none from the Hugging Face Hub ({reason}): download"
         f" {FILES[0]} elsewhere and set explainer.network.mae to its path, or to null to start from random weights"
@@ -137,17 +121,8 @@ NORM: Any = partial(nn.LayerNorm, eps=1e-6)  # as in the official masked autoenc
 class MaskedAutoencoder(nn.Module):
     """Encoder and decoder of a masked autoencoder (He et al., 2022), applied to the whole image without masking.
 
-    Attributes are named as in the official checkpoints, so that weights can be loaded by name.
-
-    Args:
-        grid: the patches of an image.
-        width: width of the encoder, in channels.
-        depth: number of blocks of the encoder.
-        heads: number of attention heads of the encoder.
-        decoder_width: width of the decoder, in channels.
-        decoder_depth: number of blocks of the decoder.
-        decoder_heads: number of attention heads of the decoder.
-        reconstruct: end with the layer that reconstructs the pixels of each patch; otherwise with the decoder's tokens.
+    Attributes are named as in the official checkpoints, so that weights can be loaded by name. For the arguments see
+    `PaperNetwork`.
     """
 
     def __init__(
@@ -188,17 +163,10 @@ class MaskedAutoencoder(nn.Module):
         return self.decoder_pred(self.decoder_norm(self.decoder_blocks(tokens)))[:, 1:]
 
     def load(self, weights: Mapping[str, Tensor], source: str) -> list[str]:
-        """Load weights of the encoder, and of the decoder where there are any.
-
-        Args:
-            weights: under their official names, see `read_mae`.
-            source: where they were read, for messages.
-
-        Returns:
-            Names of the tensors that `weights` do not have, which stay as they are.
+        """Load weights of `read_mae`, at least of the encoder; return the names of the tensors that they do not have.
 
         Raises:
-            InputError: for weights of another size, or of another architecture.
+            InputError: for weights of another size, or of another architecture, with `source`.
         """
         shapes = {name: value.shape for name, value in self.state_dict().items()}
         # No patch is masked, and without the layer that reconstructs pixels its weights are not needed
@@ -220,18 +188,10 @@ class MaskedAutoencoder(nn.Module):
 
 
 def sincos_positions(grid: PatchGrid, width: int) -> Tensor:
-    """Compute the fixed sine-cosine position embeddings of MAE.
+    """Compute the fixed sine-cosine position embeddings of MAE, (1, 1 + N, width), for a width that is a multiple of 4.
 
     The first half of the channels encodes the column, and the second half the row. The class token has position 0.
-
-    Args:
-        grid: the patches of an image.
-        width: number of channels, a multiple of 4.
-
-    Returns:
-        (1, 1 + N, width).
-
-    The class token, and the patch of row 0 and column 0: sine and cosine of the column, then of the row:
+    Below, it is followed by the patch of row 0 and column 0:
 
     >>> sincos_positions(PatchGrid(image_size=2, patch_size=1), width=4)[0, :2].tolist()
     [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]]

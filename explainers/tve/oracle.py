@@ -13,7 +13,7 @@ from explainers.models import TargetModel
 from explainers.models.inputs import checked_classes
 from explainers.saved.identity import recipe
 from explainers.saved.weights import read_tensors, save_tensors
-from explainers.tve.meta_attribution import meta_attribution, transfer
+from explainers.tve.tve import meta_attribution, transfer
 
 
 class Oracle(nn.Module):
@@ -23,8 +23,7 @@ class Oracle(nn.Module):
         target: the model to explain.
         grid: the patches that are explained.
         hops: radius of N(z), in patches.
-        cache_dir: folder that stores the meta-attributions of every image. They serve all heads of the backbone, and an
-            interrupted evaluation continues from them. `None` stores nothing.
+        cache_dir: folder that stores the meta-attributions of every image, which serve all heads of the backbone.
         chunk_size: maximum number of masked images in memory.
     """
 

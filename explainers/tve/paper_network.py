@@ -46,24 +46,21 @@ class FFN(nn.Module):
 class PaperNetwork(nn.Module):
     """The paper's explainer: a masked autoencoder and a head of FFN layers for each of g and h (TVE, Appendix H).
 
-    The first FFN layer has no skip connection, because the widths of its input and output differ. The last has no GELU.
-
     The paper's autoencoder has an output of 768 channels. We read them as the 16 × 16 × 3 pixels that it reconstructs
     of each patch, because its decoder is 512 wide, in the published weights too. The released code reads the decoder.
 
     Args:
         target: the model to explain.
         grid: the patches of an image.
-        mae: initial weights of the autoencoders, see `read_mae`, such as hf://facebook/vit-mae-base, which the paper
-            has; `None` for random ones.
+        mae: initial weights of the autoencoders, see `read_mae`; the paper has hf://facebook/vit-mae-base. `None` for
+            random ones.
         width: width of the encoder, in channels.
         depth: number of blocks of the encoder.
         heads: number of attention heads of the encoder.
         decoder_width: width of the decoder, in channels.
         decoder_depth: number of blocks of the decoder.
         decoder_heads: number of attention heads of the decoder.
-        reconstruct: read the pixels that the autoencoder reconstructs, 768 channels for patches of 16 × 16 pixels;
-            otherwise the decoder's tokens of `decoder_width`, as the released code does.
+        reconstruct: read the pixels that the autoencoder reconstructs; otherwise the tokens of the decoder.
         head_layers: number of FFN layers of each head.
         token_mixing: use the head of the released code, see `ffn_layers`.
         shared_trunk: use one autoencoder for both g and h, at half the cost.
@@ -139,7 +136,6 @@ class PaperNetwork(nn.Module):
             )
 
     def _load(self, mae: str) -> None:
-        """Load the initial weights of the autoencoders, and warn of what they lack."""
         weights = read_mae(mae)
         for autoencoder in self.autoencoders:
             missing = autoencoder.load(weights, mae)  # type: ignore[operator]
@@ -151,14 +147,14 @@ class PaperNetwork(nn.Module):
 def ffn_layers(width_in: int, width: int, layers: int, tokens: int = 0) -> list[FFN]:
     """Build the FFN layers of a head.
 
-    The first layer has no skip connection, and the last no GELU. With token mixing, as in the released code, the first
-    also has no GELU, and the last no skip connection.
+    The first layer has no skip connection, because its widths differ, and the last no GELU. With token mixing, as in
+    the released code, the first also has no GELU, and the last no skip connection.
 
     Args:
         width_in: number of channels of the input.
         width: number of channels of the output.
         layers: number of layers, at least 2.
-        tokens: number of tokens N for token mixing, see `FFN`; 0 for none.
+        tokens: see `FFN`.
 
     >>> [layer.skip for layer in ffn_layers(8, 4, layers=4)], [layer.skip for layer in ffn_layers(8, 4, 4, tokens=9)]
     ([False, True, True, True], [False, True, True, False])

@@ -1,9 +1,11 @@
 """Makes a prediction-only model self-explaining without training (Yoshikawa et al., 2025)."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
@@ -11,46 +13,46 @@ from explainers.errors import InputError, check_range, checks_choices
 from explainers.masking import PatchGrid
 from explainers.metrics.agreement import Agreement
 from explainers.models import TargetModel
-from explainers.saved.files import write_atomically
-from explainers.saved.identity import Identity
+from explainers.posthoc import build
+from explainers.saved.identity import Identity, recipe
 from explainers.saved.weights import save_weights
 from explainers.training.sources import Pixels, complete
 from explainers.training.state_dicts import State
+from explainers.vectors.fixed_head import select_explained
 from explainers.vectors.lambda_sweep import (
     Point,
     PointMetrics,
+    Row,
     best_point,
-    checked_ratios,
     curvature,
-    named,
-    point_of,
+    name_numbers,
+    read_point,
     report,
     restorations,
     restored,
     sweep_points,
-    table,
-    warn_if_hurtful,
 )
 from explainers.vectors.model_files import (
     TRANSFERRED,
+    compute_vectors,
     exported_target,
-    listed,
+    list_sources,
     read_parents,
     read_reading,
-    vectors_of,
 )
-from explainers.vectors.patches import explained
 from explainers.vectors.self_explaining import LabelBuilder, SelfExplaining
 from explainers.vectors.task_arithmetic import combine, transfer
+
+log = logging.getLogger(__name__)
 
 
 class ExplainabilityVector(LightningModule):
     """Adds the explainability vectors of one or several source tasks to a model of a target task.
 
     The transferred model has the weights θ_base + λ₁ (θ_onto − θ_base) + λ₂ Σ_m r_m τ_m; with one source, λ₂ τ.
-    Validation measures every point, a combination of λ₁, λ₂ and ratios r_m, in one pass over the images; `best_point`
-    selects one of them, and `export` writes its model. Testing measures this model and the unchanged one, λ₁ = 1 and
-    λ₂ = 0, on images that the selection has not used.
+    Validation measures every point, a combination of λ₁, λ₂ and ratios r_m, in one pass over the images, whose labels
+    are computed once for all points. `best_point` selects one of them, and `export` writes its model. Testing measures
+    this model and the unchanged one, λ₁ = 1 and λ₂ = 0, on images that the selection has not used.
 
     Args:
         target: the base model θ_base, from which all others were fine-tuned.
@@ -63,15 +65,13 @@ class ExplainabilityVector(LightningModule):
         onto: file of the target task's prediction-only model, θ_onto.
         lambda_1: values of λ₁ to try.
         lambda_2: values of λ₂ to try.
-        ratios: ratios of several vectors to try, each with one number per source, such as [[1, 1], [1, 0.5]]. With
-            λ₂ = 1, they are the λ₂ of each source. `None`: all ratios are 1.
         labels: builds the source of the reference attributions from the model of `onto` and the grid: `ShapleyLabels`,
             or `MethodLabels`, which need neither labels nor masked images.
+        ratios: ratios of several vectors to try, each with one number per source, such as [[1, 1], [1, 0.5]]. With
+            λ₂ = 1, they are the λ₂ of each source. `None`: all ratios are 1.
         tolerance: maximum accuracy drop, as a fraction. Without labels, the maximum share of changed predictions.
         select: metric that selects the point.
         k: K of IoU@K.
-        calibrate: multiply the selected model's attributions by the factor that fits the labels of the validation
-            images best, for a source whose teacher computes attributions in other units than `labels`.
         restore: number of training images, without labels, to which the projection of the head is fitted, so that
             predictions stay those of the model of `onto`, see `restoration`; 0 leaves the head as it is, as the paper.
     """
@@ -94,29 +94,22 @@ class ExplainabilityVector(LightningModule):
         tolerance: float = 0.02,
         select: Agreement = "e_rmse",
         k: int = 10,
-        calibrate: bool = False,
         restore: int = 0,
     ) -> None:
         super().__init__()
-        sources = listed(predicting, explaining)
-        self.points = sweep_points(lambda_1, lambda_2, checked_ratios(ratios, len(sources)))
+        sources = list_sources(predicting, explaining)
+        self.points = sweep_points(lambda_1, lambda_2, ratios, len(sources))
         check_range(0, tolerance=tolerance, restore=restore)
         check_range(1, grid.num_patches, k=k)
-        if calibrate and select not in ("iou", "rank_correlation"):
-            raise InputError(
-                "expected module.select=rank_correlation or iou with module.calibrate, because the sweep measures"
-                f" errors without the factor, got {select}"
-            )
         self.tolerance = tolerance
         self.select: Agreement = select
-        self.calibrate = calibrate
         self.restore = restore
 
         parents = read_parents(target, sources, onto)
         self.parent_hashes = {role: parent.sha256 for role, parent in parents.items()}
         self.theta_base = parents["base"].weights
         self.theta_onto = parents["onto"].weights
-        self.taus, self.cosines = vectors_of(parents, sources)
+        self.taus, self.cosines = compute_vectors(parents, sources)
 
         self.model = SelfExplaining(target, grid, alpha=1, weights=onto).requires_grad_(False).eval()
         self.model.target.head.reading, self.patch_scale = read_reading([file for _, file in sources.values()])
@@ -129,17 +122,17 @@ class ExplainabilityVector(LightningModule):
         self.sources = (Pixels(), reference)
 
         self.metrics = nn.ModuleList(PointMetrics(k) for _ in self.points)
-        self.factors = dict.fromkeys(self.points, 1.0)
-        self.sweep: list[dict[str, float]] = []
+        self.sweep: list[Row] = []
         self.unchanged = self.points[0]
         self.best = self.unchanged
+        self.unchanged_factor = 1.0
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
         """Explain with the model of the selected point, see `SelfExplaining.forward`."""
-        self._load(self.best, self.calibrate)
+        self._load(self.best)
         return self.model(images, classes)
 
-    def _load(self, point: Point, calibrate: bool = False) -> TargetModel:
+    def _load(self, point: Point) -> TargetModel:
         """Load the weights of a point into the model, its projection and the scale of its attributions."""
         states = (self.theta_base, self.theta_onto, *self.taus)  # moved to the device in the first call
         states = tuple({name: value.to(self.device) for name, value in state.items()} for state in states)
@@ -148,22 +141,22 @@ class ExplainabilityVector(LightningModule):
         self.model.target.backbone.load_state_dict(weights)
         head = self.model.target.head
         head.projection = restored(self.projection, self.restorations.get(point))
-        head.patch_scale.fill_(self.patch_scale * (self.factors[point] if calibrate else 1))
+        head.patch_scale.fill_(self.patch_scale)
         return self.model.target
 
     def tau(self, point: Point) -> State:
         """The weighted sum of the vectors at a point, without its λ₂."""
         return combine(self.taus, point[2:] or [1.0])
 
-    def _measure(self, batch: dict[str, Tensor], points: Iterable[Point], calibrate: bool = False) -> None:
-        """Update the metrics of some points, the first of which is the unchanged model, which is never calibrated."""
+    def _measure(self, batch: dict[str, Tensor], points: Iterable[Point]) -> None:
+        """Update the metrics of some points, the first of which is the unchanged model."""
         rows = complete(batch, self.sources)
         unchanged = None
         for point in points:
-            self._load(point, calibrate and point != self.unchanged)
+            self._load(point)
             logits, attributions = self.model.predict_and_explain(rows["image"])
             unchanged = logits if unchanged is None else unchanged
-            self._metrics(point).update(logits, unchanged, explained(attributions, rows), rows)
+            self._metrics(point).update(logits, unchanged, select_explained(attributions, rows), rows)
 
     def _metrics(self, point: Point) -> PointMetrics:
         return cast(PointMetrics, self.metrics[self.points.index(point)])
@@ -178,22 +171,24 @@ class ExplainabilityVector(LightningModule):
         self._measure(batch, self.points)
 
     def on_validation_epoch_end(self) -> None:
-        """Select the best point, and log the metrics of all points."""
-        self.sweep = []
-        for point in self.points:
-            values, self.factors[point] = self._metrics(point).result()
-            self.sweep.append(named(point) | values)
+        """Select the best point, log the metrics of all points, and warn of a source that is unlike the target."""
+        results = [self._metrics(point).result() for point in self.points]
+        self.sweep = [name_numbers(point) | values for point, (values, _) in zip(self.points, results, strict=True)]
+        self.unchanged_factor = results[0][1]
         best = best_point(self.sweep, self.tolerance, self.select)
-        self.best = point_of(best)
-        self.log_dict({f"val/{name}": value for name, value in best.items()})
+        self.best = read_point(best)
+        self.log_dict({f"val/{name}": value for name, value in (best | self.cosines).items()})
         self.log("val/curvature", curvature(self.sweep))
         for name, value in self.cosines.items():
-            self.log(f"val/{name}", value)
-            warn_if_hurtful(name, value)
+            if value < 0:
+                log.warning(
+                    f"the transfer may hurt: the {name} of the source's and the target's task vectors is {value:.2f},"
+                    " below 0; take a source that is more like the target"
+                )
         report(self.trainer, self.sweep, best, self.select)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self._measure(batch, dict.fromkeys([self.unchanged, self.best]), self.calibrate)
+        self._measure(batch, dict.fromkeys([self.unchanged, self.best]))
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the unchanged and of the selected model, which may be the same."""
@@ -204,23 +199,58 @@ class ExplainabilityVector(LightningModule):
 
     def provenance(self) -> Identity:
         """Describe the transferred model, with the hashes of the models that it was computed from, and its point."""
-        self._load(self.best, self.calibrate)
+        self._load(self.best)
         hashes = {f"{role}_sha256": value for role, value in self.parent_hashes.items()}
-        return self.model.provenance() | {"alpha": TRANSFERRED, "restore": self.restore} | hashes | named(self.best)
+        own = {"alpha": TRANSFERRED, "restore": self.restore}
+        return self.model.provenance() | own | hashes | name_numbers(self.best)
 
     def export(self, folder: Path) -> Path:
-        """Write the transferred model to `model.safetensors`, the vector and the table of the sweep beside it.
+        """Write the transferred model to `model.safetensors`, and the vector beside it.
 
         `vector.safetensors` is τ; of several sources, the sum Σ_m r_m τ_m of the selected ratios, without λ₂.
         `scaled.safetensors` is the unchanged model, whose attributions are multiplied by their best factor on the
         validation images: the baseline of a transfer.
         """
         if self.sweep:
-            self._load(self.unchanged, calibrate=True)
+            self._load(self.unchanged).head.patch_scale.fill_(self.patch_scale * self.unchanged_factor)
             save_weights(self.model.target.state_dict(), folder / "scaled.safetensors", self.model.provenance())
-        write_atomically(folder / "sweep.md", f"{table(self.sweep, self.best)}\n" if self.sweep else "")
-        ratios = {name: value for name, value in named(self.best).items() if name.startswith("ratio_")}
+        ratios = {name: value for name, value in name_numbers(self.best).items() if name.startswith("ratio_")}
         about = {"backbone": self.model.target.name} | self.parent_hashes | ratios
         save_weights(self.tau(self.best), folder / "vector.safetensors", about)
         identity = self.provenance()
         return save_weights(self.model.target.state_dict(), folder / "model.safetensors", identity)
+
+
+class MethodLabels:
+    """A source (see `sources`) of the heatmaps of a method without training, for the predicted class of each image.
+
+    As the reference of a sweep, it needs neither labels nor KernelSHAP. Its rows are those of `ShapleyLabels`:
+    `explained` (B,) and `shapley` (B, N), here in the units of the method. They rank the points of a sweep by
+    `rank_correlation` or `iou`; errors and factors in these units mean little.
+
+    Args:
+        model: the model to explain.
+        grid: the patches that are explained.
+        method: name of the method, see `posthoc.build`.
+    """
+
+    provides = ("explained", "shapley")
+    entries = ("image",)
+    classes = "predicted"
+    forward_passes = 3  # one, and a backward pass
+
+    def __init__(self, model: TargetModel, grid: PatchGrid, method: str = "DecompX-PLUS") -> None:
+        model.check_grid(grid)
+        self.model = model
+        self.grid = grid
+        self.method = method
+        self.map: Any = build(method, model, grid)
+
+    def __call__(self, batch: dict[str, Tensor], epoch: int = 0) -> dict[str, Tensor]:
+        with torch.no_grad():
+            explained = self.model(batch["image"]).argmax(-1)
+        return {"explained": explained, "shapley": self.map(batch["image"], explained).detach().flatten(1)}
+
+    def key(self) -> Identity:
+        own = {"source": f"heatmaps by {self.method}", "model": self.model.identity()}
+        return recipe(self, without=own) | own

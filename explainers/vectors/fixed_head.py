@@ -4,6 +4,7 @@ A self-explaining model is trained with a fixed head, so that the backbone holds
 arithmetic on the backbone's weights can transfer it (Yoshikawa et al., 2025).
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explainers.errors import InputError, checks_choices
+from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.models.heads import ProjectedHead
 
@@ -27,11 +29,7 @@ class FixedHead(ProjectedHead):
     [[[0.0, 1.0]]]
 
     Args:
-        weight: W, (K, D'), see `ProjectedHead`.
-        projection: see `ProjectedHead`.
-        normalise: see `ProjectedHead`.
-        scale: see `ProjectedHead`.
-        bias: see `ProjectedHead`.
+        weight: W, (K, D'); this and the next four: see `ProjectedHead`.
         reading: how a patch becomes attributions. `patch`: its embedding is treated as the embedding of an image.
             `difference`: the embedding of a blank image is subtracted first, and the length of the image's embedding
             replaces the patch's own, so that a patch without a contribution has attributions of 0. `blank_patch`: the
@@ -82,16 +80,7 @@ class FixedHead(ProjectedHead):
 
 @checks_choices
 def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> FixedHead:
-    """Fix a model's own linear head. Its rows are centred, which changes no probability.
-
-    Args:
-        target: the model.
-        reading: see `FixedHead`.
-        patch_scale: see `FixedHead`.
-
-    Raises:
-        InputError: for a model without a linear head.
-    """
+    """Fix a model's own linear head. Its rows are centred, which changes no probability."""
     if not isinstance(target.head, nn.Linear):
         raise InputError(
             f"expected a linear head to keep, got {type(target.head).__name__} of {target.name}: set"
@@ -109,16 +98,9 @@ def own_head(target: TargetModel, reading: Reading, patch_scale: float) -> Fixed
 def projected_head(
     target: TargetModel, weight: Tensor, normalise: bool, scale: float, reading: Reading, patch_scale: float
 ) -> FixedHead:
-    """Fix a head that multiplies a model's embeddings by W.
+    """Fix a head that multiplies a model's embeddings by W, (K, D').
 
-    Args:
-        target: the model.
-        weight: W, (K, D'). If D' is not D, the width of the model's embeddings, the model's own head projects them to
-            D' first, as CLIP's visual projection does.
-        normalise: see `FixedHead`.
-        scale: see `FixedHead`.
-        reading: see `FixedHead`.
-        patch_scale: see `FixedHead`.
+    If D' is not D, the width of the embeddings, the model's own head projects them to D' first, as CLIP's does.
 
     Raises:
         InputError: if neither the model's embeddings nor the outputs of its own head have the width of W.
@@ -132,3 +114,56 @@ def projected_head(
                 f" {weight.shape[1]}, got a head of {list(projection.shape)}: take CLIP's own image tower"
             )
     return FixedHead(weight, projection, normalise, scale, reading=reading, patch_scale=patch_scale)
+
+
+def embed_as_read(target: TargetModel, grid: PatchGrid, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Embed uint8 images (B, C, H, W) and their patches, for a model with a `FixedHead`.
+
+    Returns:
+        The embeddings of the images, (B, D), and what the head reads of the patches, float32 (B, N, D): their
+        embeddings, minus the embedding or the patches of a blank image.
+    """
+    grid.check(images)
+    normalised = target.normalise(images)
+    if target.head.reading == "patch":
+        embeddings, patches = target.embed_with_patches(normalised)
+        return embeddings, patch_means(patches.float(), grid.side)
+    with_blank = torch.cat([normalised, torch.zeros_like(normalised[:1])])  # 0 is the mean colour
+    embeddings, patches = target.embed_with_patches(with_blank)
+    means = patch_means(patches.float(), grid.side)
+    blank = means[-1:] if target.head.reading == "blank_patch" else embeddings[-1:, None].float()
+    return embeddings[:-1], means[:-1] - blank
+
+
+def patch_means(patches: Tensor, side: int) -> Tensor:
+    """Average the patch embeddings (B, N', D) of a fine grid over the patches of a coarser one: (B, N, D).
+
+    >>> patch_means(torch.arange(16.0).view(1, 16, 1), side=2).flatten().tolist()  # the first is (0 + 1 + 4 + 5) / 4
+    [2.5, 4.5, 10.5, 12.5]
+
+    Raises:
+        InputError: if √N' is not a multiple of `side`, √N.
+    """
+    own = math.isqrt(patches.shape[1])
+    if own % side:
+        raise InputError(
+            f"expected a grid that {own} x {own} patches of the model fit in, got {side} x {side}: set grid.patch_size"
+        )
+    blocks = patches.unflatten(1, (side, own // side, side, own // side))
+    return blocks.mean((2, 4)).flatten(1, 2)
+
+
+def select_explained(attributions: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    """Select the attributions to the class that `ShapleyLabels` explains in each image.
+
+    >>> attributions = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # of two patches to two classes
+    >>> select_explained(attributions, {"explained": torch.tensor([1])}).tolist()
+    [[2.0, 4.0]]
+
+    Args:
+        attributions: attributions to all classes, (B, N, K).
+        rows: the rows of `ShapleyLabels`; without `explained` (B,), all classes are explained.
+    """
+    if "explained" not in rows:
+        return attributions
+    return attributions.take_along_dim(rows["explained"][:, None, None], -1)[..., 0]

@@ -1,6 +1,5 @@
-"""The sweep of λ₁, λ₂ and ratios: measures every point, selects the best one, and reports all of them."""
+"""The sweep of λ₁, λ₂ and ratios: its points, their metrics, the best one, and reports."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -21,122 +20,61 @@ from explainers.vectors.projections import some_images
 Point = tuple[float, ...]
 """(λ₁, λ₂); of a sum of several vectors also the ratio of each."""
 
-RIDGE = 1.0  # strength of the ridge regression, relative to the mean variance of the embeddings
-
-
-def restoration(changed: Tensor, unchanged: Tensor, ridge: float = RIDGE) -> Tensor:
-    """Compute the map R, (D, D), with the least Σ |R e − ê|² + k |R − I|², by ridge regression towards the identity.
-
-    k is `ridge` times Σ |e − mean e|² / D. A fixed head whose projection is multiplied by R computes logits from
-    restored embeddings.
-
-    >>> unchanged = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
-    >>> (restoration(2 * unchanged, unchanged, ridge=0.0) + 0).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
-
-    Args:
-        changed: e, the embeddings of images by the model with the vector, (B, D).
-        unchanged: ê, their embeddings by the model without it, (B, D).
-        ridge: strength, relative to the mean variance of e.
-    """
-    e = changed.double()
-    strength = ridge * (e - e.mean(0)).square().sum() / e.shape[1]
-    identity = torch.eye(e.shape[1], dtype=e.dtype, device=e.device)
-    change = torch.linalg.solve(e.mT @ e + strength * identity, e.mT @ (unchanged.double() - e)).mT
-    return (identity + change).to(changed.dtype)
-
-
-def restored(projection: Tensor | None, restoration: Tensor | None) -> Tensor | None:
-    """The projection P of a fixed head, `None` for none, for embeddings that are restored first: P R."""
-    if restoration is None:
-        return projection
-    return restoration if projection is None else projection @ restoration
-
-
-@torch.no_grad()
-def restorations(points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int) -> dict[Any, Tensor]:
-    """Fit a `restoration` for every point of a sweep but the first, the unchanged model.
-
-    Args:
-        points: the points, or their names.
-        load: loads the weights of a point into a model, and returns it.
-        data: a datamodule; its training images are used without their labels.
-        count: maximum number of images.
-
-    Returns:
-        Point → R, on the device of the model.
-
-    Raises:
-        InputError: without a datamodule.
-    """
-    if data is None:
-        raise InputError("expected a datamodule with training images for restore, got dataloaders: set restore=0")
-    embeddings: list[list[Tensor]] = [[] for _ in points]
-    for batch in some_images(data, "train", count):
-        for point, of_point in zip(points, embeddings, strict=True):
-            target = load(point)
-            of_point.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float())
-    unchanged, *changed = (torch.cat(of_point) for of_point in embeddings)
-    return {point: restoration(each, unchanged) for point, each in zip(points[1:], changed, strict=True)}
-
-
-log = logging.getLogger(__name__)
+Row = dict[str, float]
+"""What is measured at a point, after the numbers of the point."""
 
 
 def sweep_points(
-    lambda_1: Sequence[float], lambda_2: Sequence[float], ratios: Sequence[Sequence[float]] = ((),)
+    lambda_1: Sequence[float],
+    lambda_2: Sequence[float],
+    ratios: Sequence[Sequence[float]] | None = None,
+    sources: int = 1,
 ) -> list[Point]:
     """All combinations of λ₁, λ₂ and ratios, after the unchanged model, λ₁ = 1 and λ₂ = 0.
 
     Without a vector, λ₂ = 0, ratios have no effect, and only the first ones are listed.
 
-    Raises:
-        InputError: if there is no value of λ₁ or λ₂, or a value is given twice.
-
     >>> sweep_points([1.0], [0.0, 0.5])
     [(1.0, 0.0), (1.0, 0.5)]
-    >>> sweep_points([1.0], [0.5], ratios=[[1.0, 1.0], [1.0, 0.2]])
+    >>> sweep_points([1.0], [0.5], ratios=[[1.0, 1.0], [1.0, 0.2]], sources=2)
     [(1.0, 0.0, 1.0, 1.0), (1.0, 0.5, 1.0, 1.0), (1.0, 0.5, 1.0, 0.2)]
+
+    Args:
+        lambda_1: values of λ₁.
+        lambda_2: values of λ₂.
+        ratios: ratios of the vectors; `None`: all are 1. A single vector has none.
+        sources: number of vectors.
+
+    Raises:
+        InputError: for an empty list, a value that is given twice, or ratios that are not one for each source.
     """
     if not lambda_1 or not lambda_2:
         raise InputError(f"expected values of module.lambda_1 and lambda_2, got {lambda_1} and {lambda_2}")
-    each = [tuple(ratio) for ratio in ratios]
+    count = sources if sources > 1 else 0
+    each = [(1.0,) * count] if ratios is None else [tuple(ratio) for ratio in ratios]
+    if not each or any(len(ratio) != count for ratio in each):
+        raise InputError(
+            f"expected lists of {sources} numbers in module.ratios, one for each source, or null for a single one, got"
+            f" {ratios}"
+        )
     check_distinct(lambda_1=lambda_1, lambda_2=lambda_2, ratios=each)
     unchanged = (1.0, 0.0, *each[0])
     points = [(one, two, *ratio) for one, two, ratio in product(lambda_1, lambda_2, each) if two or ratio == each[0]]
     return [unchanged, *(point for point in points if point != unchanged)]
 
 
-def checked_ratios(ratios: Sequence[Sequence[float]] | None, sources: int) -> Sequence[Sequence[float]]:
-    """The ratios of each point of a sum of several vectors; an empty one for a single vector, which has no ratio.
-
-    >>> checked_ratios(None, sources=1), checked_ratios(None, sources=2)
-    ([[]], [[1.0, 1.0]])
-
-    Raises:
-        InputError: if there are ratios for one vector, or not one for each of several.
-    """
-    if sources == 1 and ratios is not None:
-        raise InputError(f"expected module.ratios=null with one source, whose weight is lambda_2, got {ratios}")
-    if ratios is None:
-        return [[1.0] * sources if sources > 1 else []]
-    if not ratios or any(len(ratio) != sources for ratio in ratios):
-        raise InputError(f"expected lists of {sources} numbers in module.ratios, one for each source, got {ratios}")
-    return ratios
-
-
-def named(point: Point) -> dict[str, float]:
+def name_numbers(point: Point) -> Row:
     """Name of each number of a point → number.
 
-    >>> named((1.0, 0.5, 1.0, 0.2))
+    >>> name_numbers((1.0, 0.5, 1.0, 0.2))
     {'lambda_1': 1.0, 'lambda_2': 0.5, 'ratio_1': 1.0, 'ratio_2': 0.2}
     """
     names = ["lambda_1", "lambda_2", *(f"ratio_{number + 1}" for number in range(len(point) - 2))]
     return dict(zip(names, point, strict=True))
 
 
-def point_of(row: dict[str, float]) -> Point:
-    """The point of a row of a sweep, see `named`."""
+def read_point(row: Row) -> Point:
+    """The point of a row, see `name_numbers`."""
     return tuple(value for name, value in row.items() if name.startswith(("lambda_", "ratio_")))
 
 
@@ -174,7 +112,7 @@ class PointMetrics(nn.Module):
         for metric in (*self.agreement.values(), self.best_factor):
             metric.update(attributions, rows["shapley"])  # type: ignore[operator]
 
-    def result(self) -> tuple[dict[str, float], float]:
+    def result(self) -> tuple[Row, float]:
         """Compute the metrics and the best factor over the images of all processes, and reset them."""
         own = {name: getattr(self, name) for name in ("accuracy", "kept", "divergence")}
         metrics: dict[str, Any] = {**own, **self.agreement}
@@ -186,13 +124,13 @@ class PointMetrics(nn.Module):
 
 
 @checks_choices
-def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agreement) -> dict[str, float]:
+def best_point(sweep: Sequence[Row], tolerance: float, select: Agreement) -> Row:
     """The row with the best metric among the rows that lose at most `tolerance` of the first row's accuracy.
 
     Without labels, there is no accuracy, and the share of predictions that are `kept` takes its place.
 
     Args:
-        sweep: metrics of every point; the first one is the unchanged model. Of equal rows, the earlier one is the best.
+        sweep: the rows; the first one is of the unchanged model. Of equal rows, the earlier one is the best.
         tolerance: maximum accuracy drop, as a fraction.
         select: the metric.
 
@@ -200,19 +138,18 @@ def best_point(sweep: Sequence[dict[str, float]], tolerance: float, select: Agre
     >>> best_point(rows, tolerance=0.02, select="iou")
     {'accuracy': 0.89, 'iou': 0.2}
     """
-    accuracy = accuracy_of(sweep)
+    accuracy = _name_accuracy(sweep)
     lowest = sweep[0][accuracy] - tolerance - 1e-6  # for the rounding of float32 accuracies
     sign = 1 if agreement_metrics(k=1)[select].higher_is_better else -1
     allowed = [row for row in sweep if row[accuracy] >= lowest]
     return max(allowed, key=lambda row: -math.inf if math.isnan(row[select]) else sign * row[select])
 
 
-def accuracy_of(sweep: Sequence[dict[str, float]]) -> str:
-    """What is held of a sweep: its `accuracy`, or without labels its predictions that are `kept`."""
+def _name_accuracy(sweep: Sequence[Row]) -> str:
     return "kept" if math.isnan(sweep[0]["accuracy"]) else "accuracy"
 
 
-def curvature(sweep: Sequence[dict[str, float]]) -> float:
+def curvature(sweep: Sequence[Row]) -> float:
     """How sharply the divergence of the predictions rises along the vector: τᵀ F τ, F the information of Fisher.
 
     F is the Hessian of the divergence at the unchanged model. So KL(unchanged ‖ λ₂) ≈ λ₂² τᵀ F τ / 2 for small λ₂; it
@@ -228,62 +165,75 @@ def curvature(sweep: Sequence[dict[str, float]]) -> float:
     return 2 * nearest["divergence"] / nearest["lambda_2"] ** 2
 
 
-def table(sweep: Sequence[dict[str, float]], best: Point) -> str:
-    """The metrics of all points as a Markdown table, in which the best point is marked.
-
-    >>> print(table([{"lambda_1": 1.0, "lambda_2": 0.5, "accuracy": 0.9}], best=(1.0, 0.5)))
-    | lambda_1 | lambda_2 | accuracy | |
-    | --- | --- | --- | --- |
-    | 1.000 | 0.500 | 0.900 | best |
-    """
-    names = list(sweep[0])
-    lines = [f"| {' | '.join(names)} | |", "| --- " * (len(names) + 1) + "|"]
-    for row in _ordered(sweep):
-        mark = "best" if point_of(row) == best else ""
-        lines.append(f"| {' | '.join(f'{row[name]:.3f}' for name in names)} | {mark} |")
-    return "\n".join(lines)
-
-
-def summary(sweep: Sequence[dict[str, float]], best: dict[str, float], select: str) -> str:
+def summary(sweep: Sequence[Row], best: Row, select: str) -> str:
     """One line: the selected point, and how it changes the accuracy and the metric that selected it.
 
     >>> rows = [{"lambda_1": 1.0, "lambda_2": value, "accuracy": 0.9, "iou": value} for value in (0.0, 0.5)]
     >>> summary(rows, rows[1], "iou")
     'best of 2 points: λ₁ = 1, λ₂ = 0.5; accuracy 0.9 → 0.9, iou 0 → 0.5'
     """
-    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (accuracy_of(sweep), select))
-    one, two, *ratios = point_of(best)
+    changes = (f"{name} {sweep[0][name]:.3g} → {best[name]:.3g}" for name in (_name_accuracy(sweep), select))
+    one, two, *ratios = read_point(best)
     point = f"λ₁ = {one:g}, λ₂ = {two:g}"
     if ratios:
         point += f", ratios {' : '.join(f'{ratio:g}' for ratio in ratios)}"
     return f"best of {len(sweep)} points: {point}; {', '.join(changes)}"
 
 
-def report(trainer: Trainer, sweep: Sequence[dict[str, float]], best: dict[str, float], select: str) -> None:
+def report(trainer: Trainer, sweep: Sequence[Row], best: Row, select: str) -> None:
     """Log the metrics of all points as curves over λ₂ to the trainer's loggers, and print the summary."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.define_metric("sweep/*", step_metric="sweep/lambda_2")
-        for step, row in enumerate(_ordered(sweep)):
+        ordered = sorted(sweep, key=lambda row: (row["lambda_1"], *read_point(row)[2:], row["lambda_2"]))
+        for step, row in enumerate(ordered):
             logger.log_metrics({f"sweep/{name}": value for name, value in row.items()}, step)
     if trainer.is_global_zero:
         print(summary(sweep, best, select))
 
 
-def warn_if_hurtful(name: str, cosine: float) -> None:
-    """Warn if the cosine of a source's and the target's task vectors is negative.
+def restoration(changed: Tensor, unchanged: Tensor, ridge: float = 1.0) -> Tensor:
+    """Compute the map R, (D, D), with the least Σ |R e − ê|² + k |R − I|², by ridge regression towards the identity.
+
+    A fixed head whose projection is multiplied by R computes logits from restored embeddings.
+
+    >>> unchanged = torch.tensor([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])
+    >>> (restoration(2 * unchanged, unchanged, ridge=0.0) + 0).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
 
     Args:
-        name: name of the cosine: `cosine_2` is that of the second source.
-        cosine: the cosine.
+        changed: e, the embeddings of images by the model with the vector, (B, D).
+        unchanged: ê, their embeddings by the model without it, (B, D).
+        ridge: k, as a multiple of the mean variance Σ |e − mean e|² / D.
     """
-    if cosine < 0:
-        log.warning(
-            f"the transfer may hurt: the {name} of the source's and the target's task vectors is {cosine:.2f}, below 0;"
-            " take a source that is more like the target"
-        )
+    e = changed.double()
+    strength = ridge * (e - e.mean(0)).square().sum() / e.shape[1]
+    identity = torch.eye(e.shape[1], dtype=e.dtype, device=e.device)
+    change = torch.linalg.solve(e.mT @ e + strength * identity, e.mT @ (unchanged.double() - e)).mT
+    return (identity + change).to(changed.dtype)
 
 
-def _ordered(sweep: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """Order a sweep by λ₁, then by ratios, then by λ₂."""
-    return sorted(sweep, key=lambda row: (row["lambda_1"], *point_of(row)[2:], row["lambda_2"]))
+def restored(projection: Tensor | None, restoration: Tensor | None) -> Tensor | None:
+    """The projection P of a fixed head, `None` for none, for embeddings that are restored first: P R."""
+    if restoration is None:
+        return projection
+    return restoration if projection is None else projection @ restoration
+
+
+@torch.no_grad()
+def restorations(points: Sequence[Any], load: Callable[[Any], TargetModel], data: Any, count: int) -> dict[Any, Tensor]:
+    """Fit a `restoration` for every point of a sweep but the first, the unchanged model: point → R.
+
+    Args:
+        points: the points, or their names.
+        load: loads the weights of a point into a model, and returns it.
+        data: a datamodule; its training images are used without their labels.
+        count: maximum number of images.
+    """
+    embeddings: list[list[Tensor]] = [[] for _ in points]
+    for batch in some_images(data, "train", count):
+        for point, of_point in zip(points, embeddings, strict=True):
+            target = load(point)
+            of_point.append(target.embed(target.normalise(batch["image"].to(target.mean.device))).float())
+    unchanged, *changed = (torch.cat(of_point) for of_point in embeddings)
+    return {point: restoration(each, unchanged) for point, each in zip(points[1:], changed, strict=True)}

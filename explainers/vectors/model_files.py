@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from explainers.errors import InputError, check_distinct
-from explainers.masking import PatchGrid
 from explainers.models import TargetModel
 from explainers.saved.identity import Identity, architecture_hash, weights_hash
 from explainers.saved.records import first_difference
@@ -22,36 +21,12 @@ TRANSFERRED = "transferred"
 """Value of `alpha` in the file of a model that was made by arithmetic instead of training."""
 
 
-def model_identity(target: TargetModel, grid: PatchGrid, alpha: float, base_hash: str) -> Identity:
-    """Describe a self-explaining model; its file holds this beside the weights of the backbone and the head.
-
-    Args:
-        target: the model, with a `FixedHead`.
-        grid: the patches that it explains.
-        alpha: α of its training.
-        base_hash: hash of the weights of the base model's backbone.
-    """
-    return {
-        "class": "SelfExplaining",
-        "grid": {"image_size": grid.image_size, "patch_size": grid.patch_size},
-        "model": target.timm_name,
-        "target": target.identity(),
-        "classes": target.classes,
-        "base_sha256": base_hash,
-        "alpha": alpha,
-        "head": {"normalise": target.head.normalise, "reading": target.head.reading},
-    }
-
-
 def exported_target(model: TargetModel | nn.Module, head: str | Path) -> TargetModel:
     """Load the model that a `SelfExplaining` exported, with its fixed head.
 
     Args:
         model: a target or a timm model of the same architecture.
         head: the `model.safetensors` of the export.
-
-    Raises:
-        InputError: if the file holds another architecture, or was not written by `SelfExplaining.export`.
     """
     identity, weights = read_weights(head)
     target = copy.deepcopy(model) if isinstance(model, TargetModel) else TargetModel(model, head=nn.Identity())
@@ -96,12 +71,12 @@ Sources = dict[str, tuple[str | None, str]]
 """What follows the roles of a source in names, nothing or `_1`, `_2`, ... → its predicting and its explaining file."""
 
 
-def listed(predicting: str | Sequence[str | None] | None, explaining: str | Sequence[str]) -> Sources:
-    """List the sources of a transfer, of which there may be one or several.
+def list_sources(predicting: str | Sequence[str | None] | None, explaining: str | Sequence[str]) -> Sources:
+    """List the sources of a transfer, one or several, for the same arguments of `ExplainabilityVector`.
 
-    >>> listed(None, "a.safetensors")
+    >>> list_sources(None, "a.safetensors")
     {'': (None, 'a.safetensors')}
-    >>> listed([None, "b"], ["a*", "b*"])
+    >>> list_sources([None, "b"], ["a*", "b*"])
     {'_1': (None, 'a*'), '_2': ('b', 'b*')}
 
     Raises:
@@ -111,7 +86,7 @@ def listed(predicting: str | Sequence[str | None] | None, explaining: str | Sequ
         return {"": (predicting, explaining)}
     with_attributions = [explaining] if isinstance(explaining, str) else list(explaining)
     without = [predicting] if predicting is None or isinstance(predicting, str) else list(predicting)
-    if len(without) != len(with_attributions) or not without:
+    if len(without) != len(with_attributions):
         raise InputError(
             "expected as many models in module.predicting as in module.explaining (null: the base model), got"
             f" {len(without)} and {len(with_attributions)}"
@@ -123,15 +98,9 @@ def listed(predicting: str | Sequence[str | None] | None, explaining: str | Sequ
 def read_parents(target: TargetModel, sources: Sources, onto: str) -> dict[str, Parent]:
     """Read the models of a transfer, and check that arithmetic on their weights has a meaning.
 
-    Args:
-        target: the base model.
-        sources: for each source, the file of the model that was trained without attributions, `None` for the base
-            model, and the file of the one that was trained with attributions.
-        onto: file of the target task's model that was trained without attributions.
-
     Returns:
-        The models by role, after the base model, `base`: `predicting`, `explaining` and `onto`; of several sources
-        `predicting_1` and so on. `predicting` is missing if it is `None`.
+        The models by role: `base` (`target`), `predicting` if there is one, `explaining` and `onto`; of several sources
+        `predicting_1` and so on.
 
     Raises:
         InputError: if a file does not fit its role or the base model, or the models of a source have two heads.
@@ -141,27 +110,19 @@ def read_parents(target: TargetModel, sources: Sources, onto: str) -> dict[str, 
         if predicting is not None:
             parents[f"predicting{name}"] = _read_parent("predicting", predicting, target)
         parents[f"explaining{name}"] = _read_parent("explaining", explaining, target)
-        if predicting is not None:
-            _check_heads(parents[f"predicting{name}"], parents[f"explaining{name}"], predicting, explaining)
+        if predicting is None:
+            continue
+        difference = first_difference(parents[f"predicting{name}"].head, parents[f"explaining{name}"].head)
+        if difference is not None:
+            raise InputError(
+                f"expected predicting and explaining models of one task with one head, got a difference in {difference}"
+                f" between {predicting} and {explaining}: train the explaining one from the predicting one's head"
+            )
     return parents | {"onto": _read_parent("onto", onto, target)}
 
 
-def _check_heads(predicting: Parent, explaining: Parent, *files: str) -> None:
-    """Raise an InputError if the models of a source, read from two files, have different heads."""
-    difference = first_difference(predicting.head, explaining.head)
-    if difference is not None:
-        raise InputError(
-            f"expected predicting and explaining models of one task with one head, got a difference in {difference}"
-            f" between {' and '.join(files)}: train the explaining one from the predicting one's head"
-        )
-
-
 def read_reading(paths: Sequence[str]) -> tuple[Reading, float]:
-    """How several self-explaining models read patches, and the mean of their factors of attributions.
-
-    Raises:
-        InputError: if they read patches differently.
-    """
+    """How several self-explaining models read patches, all alike, and the mean of their factors of attributions."""
     heads = [_fixed_head(*read_weights(path), path) for path in paths]
     for head, path in zip(heads, paths, strict=True):
         if head.reading != heads[0].reading:
@@ -172,16 +133,10 @@ def read_reading(paths: Sequence[str]) -> tuple[Reading, float]:
     return heads[0].reading, sum(head.patch_scale.item() for head in heads) / len(heads)
 
 
-def vectors_of(parents: dict[str, Parent], sources: Sources) -> tuple[list[State], dict[str, float]]:
-    """Compute the vector of each source, and the cosines of the sources' task vectors with the target's.
+def compute_vectors(parents: dict[str, Parent], sources: Sources) -> tuple[list[State], dict[str, float]]:
+    """Compute the vectors τ_m of the sources, and the cosines of their task vectors with the target's.
 
-    Args:
-        parents: the models of the transfer, see `read_parents`.
-        sources: the sources, see `listed`.
-
-    Returns:
-        The vectors τ_m, and name → cosine: `cosine`, or of several sources `cosine_1` and so on; sources without a
-        predicting model are missing.
+    A cosine is named `cosine`, or of several sources `cosine_1` and so on; it needs a predicting model.
     """
     base = parents["base"].weights
     vectors: list[State] = []

@@ -30,10 +30,7 @@ def simplex(num_classes: int, width: int, seed: int = 0) -> Tensor:
     >>> (weight @ weight.mT).round(decimals=4).tolist()
     [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]
 
-    Args:
-        num_classes: K.
-        width: D, the width of the embeddings.
-        seed: seed of the random rotation of the vectors.
+    They are rotated at random, by `seed`.
 
     Raises:
         InputError: if K < 2, or if K > D, because the random rotation starts from K orthonormal vectors.
@@ -54,11 +51,6 @@ def prototypes(embeddings: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     >>> prototypes(embeddings, labels=torch.tensor([0, 0, 1]), num_classes=2).tolist()
     [[-1.0, 0.0], [1.0, 0.0]]
 
-    Args:
-        embeddings: embeddings of images, (B, D).
-        labels: classes of the images, (B,).
-        num_classes: K.
-
     Raises:
         InputError: for a class without images, or a label that is not below K.
     """
@@ -77,28 +69,12 @@ ProjectionBuilder = Callable[[TargetModel, Any], Tensor]
 
 
 def simplex_of(target: TargetModel, data: Any, seed: int = 0) -> Tensor:
-    """Compute `simplex` for the classes of a datamodule and the width of a model's embeddings.
-
-    Args:
-        target: the base model.
-        data: the datamodule.
-        seed: see `simplex`.
-    """
+    """Compute `simplex` for the classes of a datamodule and the width of the base model's embeddings."""
     return simplex(len(data.classes), target.embed_dim, seed)
 
 
 def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size: int = 32) -> Tensor:
-    """Compute `prototypes` from a model's embeddings of training images, evenly spaced in the data set.
-
-    Args:
-        target: the base model.
-        data: the datamodule.
-        limit: maximum number of images.
-        batch_size: images per batch.
-
-    Raises:
-        InputError: if no image can be read, or a class has no image.
-    """
+    """Compute `prototypes` from the base model's embeddings of at most `limit` training images of a datamodule."""
     embeddings, labels = embedded_images(target, data, "train", limit, batch_size)
     return prototypes(embeddings, labels, len(data.classes))
 
@@ -107,27 +83,17 @@ def prototypes_of(target: TargetModel, data: Any, limit: int = 1000, batch_size:
 def embedded_images(
     target: TargetModel, data: Any, split: str, limit: int, batch_size: int = 32
 ) -> tuple[Tensor, Tensor]:
-    """Embed images of a split, evenly spaced in the data set: embeddings (B, D) and labels (B,), on the CPU.
-
-    Args:
-        target: the model.
-        data: the datamodule.
-        split: train, val or test.
-        limit: maximum number of images.
-        batch_size: images per batch.
-
-    Raises:
-        InputError: if no image can be read.
-    """
-    embedded = [
-        (_embed(target, batch["image"]), batch["label"]) for batch in some_images(data, split, limit, batch_size)
-    ]
+    """Embed `some_images`: embeddings (B, D) and labels (B,), on the CPU."""
+    embedded = []
+    for batch in some_images(data, split, limit, batch_size):
+        images = target.normalise(batch["image"].to(target.mean.device))
+        embedded.append((target.embed(images).float().cpu(), batch["label"]))
     embeddings, labels = (torch.cat(tensors) for tensors in zip(*embedded, strict=True))
     return embeddings, labels
 
 
 def some_images(data: Any, split: str, limit: int, batch_size: int = 32) -> Iterator[dict[str, Tensor]]:
-    """Batches of readable images of a split, evenly spaced in the data set; see `embedded_images`.
+    """Batches of readable images of a split of a datamodule, at most `limit` ones, evenly spaced in the data set.
 
     Raises:
         InputError: if no image can be read.
@@ -155,11 +121,6 @@ def _without_corrupt(samples: list[dict[str, Any] | None]) -> dict[str, Tensor] 
     return default_collate(readable) if readable else None
 
 
-def _embed(target: TargetModel, images: Tensor) -> Tensor:
-    """Embed uint8 images (B, C, H, W) on the model's device: float32 (B, D), on the CPU."""
-    return target.embed(target.normalise(images.to(target.mean.device))).float().cpu()
-
-
 def text_of(
     target: TargetModel,
     data: Any,
@@ -174,8 +135,7 @@ def text_of(
     Args:
         target: the base model, the image tower.
         data: the datamodule.
-        model: see `text_tower`.
-        pretrained: see `text_tower`.
+        model: this and `pretrained`: see `text_tower`.
         templates: see `text_embeddings`; `None` for those of the datamodule, or `TEMPLATES` if it has none.
         names: names to put into the prompts, in the order of the labels; `None` for `readable_names` of the classes.
         images: maximum number of validation images for the printed accuracy; 0 for none.
@@ -192,12 +152,12 @@ def text_of(
     prompts = (getattr(data, "templates", ()) or TEMPLATES) if templates is None else templates
     weight = text_embeddings(open_clip_encoder(*tower), names or readable_names(data.classes), prompts)
     if images:
-        tell_accuracy(target, data, weight, images)
+        print_accuracy(target, data, weight, images)
     return weight
 
 
 @rank_zero_only
-def tell_accuracy(target: TargetModel, data: Any, weight: Tensor, limit: int) -> None:
+def print_accuracy(target: TargetModel, data: Any, weight: Tensor, limit: int) -> None:
     """Print the accuracy of a text head on validation images; warn if it is not two standard errors above chance."""
     if not hasattr(data, "dataset"):
         return print(f"text head: accuracy not measured, because {type(data).__name__} reads no single images")

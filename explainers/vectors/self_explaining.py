@@ -24,9 +24,8 @@ from explainers.training.optimisation import OptimizerBuilder, SchedulerBuilder
 from explainers.training.sources import Features, Pixels, Source, complete
 from explainers.training.training_module import TrainingModule
 from explainers.transformer.blocks import blocks_of
-from explainers.vectors.fixed_head import FixedHead, Reading, own_head, projected_head
-from explainers.vectors.model_files import exported_target, model_identity
-from explainers.vectors.patches import embed_as_read, explained
+from explainers.vectors.fixed_head import FixedHead, Reading, embed_as_read, own_head, projected_head, select_explained
+from explainers.vectors.model_files import exported_target
 from explainers.vectors.projections import ProjectionBuilder
 
 Predictions = Literal["labels", "teacher", "embedding"]
@@ -35,34 +34,11 @@ KL(teacher ‖ model). `embedding`: the `relative_error` of the teacher's embedd
 head, and not only those of the teacher's."""
 
 
-@checks_choices
-def prediction_loss(
-    predictions: Predictions, logits: Tensor, wanted: Tensor, embeddings: Tensor, rows: dict[str, Tensor]
-) -> Tensor:
-    """Compute L_predict.
-
-    Args:
-        predictions: what is compared.
-        logits: logits of the model, (B, K).
-        wanted: probabilities to predict, (B, K); 0 and 1 for labels, whose divergence is the cross entropy.
-        embeddings: embeddings of the model, (B, D).
-        rows: holds the embeddings of the teacher, `embedding` (B, D), if they are compared.
-    """
-    if predictions == "embedding":
-        return relative_error(embeddings.float(), rows["embedding"].float())
-    return F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
-
-
 def relative_error(embeddings: Tensor, wanted: Tensor) -> Tensor:
     """Σ |e − ê|² / Σ |ê − mean ê|² over the images of a batch: 1 if all embeddings are the mean of the wanted ones ê.
 
-    >>> import torch
     >>> relative_error(torch.tensor([[1.0], [1.0]]), torch.tensor([[0.0], [2.0]])).item()
     1.0
-
-    Args:
-        embeddings: e, (B, D).
-        wanted: ê, (B, D).
 
     Raises:
         InputError: for a single image, which does not vary.
@@ -101,7 +77,6 @@ class EmbeddingError(Metric):
             self.add_state(name, torch.zeros(size, dtype=torch.double), dist_reduce_fx="sum")
 
     def update(self, embeddings: Tensor, wanted: Tensor) -> None:
-        """Add images, with the arguments of `relative_error`."""
         wanted = wanted.double()
         self.errors += (embeddings.double() - wanted).square().sum()
         self.squares += wanted.square().sum()
@@ -113,7 +88,7 @@ class EmbeddingError(Metric):
         return (self.errors / variation.clamp(min=1e-8)).float()
 
 
-def learn_last_blocks(target: TargetModel, count: int | None) -> None:
+def learn_last_blocks(target: TargetModel, count: int) -> None:
     """Freeze the backbone, except for its last blocks and what follows them.
 
     An explainability vector is then 0 in the frozen part. It takes less time to learn, and changes predictions less.
@@ -126,13 +101,8 @@ def learn_last_blocks(target: TargetModel, count: int | None) -> None:
 
     Args:
         target: a transformer of timm, which registers its parts in the order of the computation.
-        count: number of the last blocks that learn; `None` freezes nothing.
-
-    Raises:
-        InputError: for a model without blocks, or with fewer blocks.
+        count: number of the last blocks that learn.
     """
-    if count is None:
-        return
     blocks = blocks_of(target)
     check_range(1, len(blocks), last_blocks=count)
     first = next(blocks[-count].parameters())
@@ -165,8 +135,8 @@ class SelfExplaining(TrainingModule):
         normalise: see `FixedHead`; like `scale`, it has no effect on the model's own head.
         scale: see `FixedHead`.
         reading: see `FixedHead`; `saved` keeps the reading of `weights`, and is `patch` without weights.
-        patch_scale: see `FixedHead`; `None` computes it from the first batch, so that the vectors c_z have the size
-            that the labels expect. Labels must then be a teacher of `explainers.anyhead`.
+        patch_scale: see `FixedHead`; `None` computes it from the first batch of a teacher of `explainers.anyhead`, so
+            that the vectors c_z have the size that it expects.
         alpha: α, in (0, 1].
         predictions: what L_predict compares with, see `Predictions`.
         labels: builds the source of the attributions to learn, from the teacher and the grid; not used with α = 1.
@@ -219,9 +189,13 @@ class SelfExplaining(TrainingModule):
         self.target = copy.deepcopy(target) if weights is None else exported_target(target, weights)
         if weights is not None and reading != "saved":
             self.target.head.reading = reading
-        learn_last_blocks(self.target, last_blocks)
+        if last_blocks is not None:
+            learn_last_blocks(self.target, last_blocks)
         self.base_hash = weights_hash(target.backbone)
-        self.teacher: Any = None if teacher is None else _frozen_teacher(target, teacher)
+        self.teacher: Any = None
+        if teacher is not None:
+            self.teacher = copy.deepcopy(target) if teacher == "base" else exported_target(target, teacher)
+            self.teacher.eval().requires_grad_(False)
         self.labels: Any = None
         if self.teacher is not None and labels is not None and alpha < 1:
             self.labels = labels(self.teacher, grid)
@@ -234,8 +208,7 @@ class SelfExplaining(TrainingModule):
         self.needs_patch_scale = patch_scale is None and self.labels is not None
         if self.needs_patch_scale and not self.learns_vectors:
             raise InputError("expected a number for module.patch_scale with labels of a class, got null")
-        of_embeddings = predictions == "embedding"
-        self.predict_loss: Any = EmbeddingError(self.target.embed_dim) if of_embeddings else Ratios()
+        self.predict_loss: Any = EmbeddingError(self.target.embed_dim) if predictions == "embedding" else Ratios()
         self.explain_loss = Ratios(self.labels.ratios if self.learns_vectors else 1)
         self.accuracy = Mean()
         self.rank_correlation = RankCorrelation()
@@ -294,7 +267,7 @@ class SelfExplaining(TrainingModule):
         embeddings, patches = embed_as_read(self.target, self.grid, rows["image"])
         logits, wanted = self.target.classify(embeddings), self._wanted(rows)
         with torch.autocast(patches.device.type, enabled=False):
-            loss = self.alpha * prediction_loss(self.predictions, logits, wanted, embeddings, rows)
+            loss = self.alpha * self._predict_loss(logits, wanted, embeddings, rows)
             if self.labels is not None:
                 if self.needs_patch_scale and self.global_step == 0:
                     self._set_patch_scale(patches, rows)
@@ -312,7 +285,7 @@ class SelfExplaining(TrainingModule):
             if self.predictions == "embedding":
                 self.predict_loss.update(embeddings, rows["embedding"])
             else:
-                loss = prediction_loss(self.predictions, logits, wanted, embeddings, rows)
+                loss = self._predict_loss(logits, wanted, embeddings, rows)
                 self.predict_loss.update(loss * len(logits), len(logits))
             if self.labels is None:
                 return
@@ -333,13 +306,19 @@ class SelfExplaining(TrainingModule):
             metric.reset()
         self.log_dict(values, prog_bar=True, sync_dist=True)  # equal in all processes, but Lightning would warn
 
+    def _predict_loss(self, logits: Tensor, wanted: Tensor, embeddings: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """L_predict; its divergence from labels, which are 0 and 1, is the cross entropy."""
+        if self.predictions == "embedding":
+            return relative_error(embeddings.float(), rows["embedding"].float())
+        return F.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean")
+
     def _explain_sums(
         self, embeddings: Tensor, patches: Tensor, rows: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | int, Tensor | None]:
         """Numerators and denominators of L_explain, and the attributions that `shapley` labels; `None` without."""
         if self.learns_vectors:
             return *self.labels.loss_sums(self.target.head.vectors(patches), rows), None
-        attributions = explained(self.target.head.attributions(patches, embeddings.float()), rows)
+        attributions = select_explained(self.target.head.attributions(patches, embeddings.float()), rows)
         return (attributions - rows["shapley"]).square().sum(), attributions.numel(), attributions
 
     def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
@@ -357,15 +336,18 @@ class SelfExplaining(TrainingModule):
         self.target.head.patch_scale *= of_all_processes(factor).mean()
 
     def provenance(self) -> Identity:
-        """Describe the model, see `model_identity`."""
-        return model_identity(self.target, self.grid, self.alpha, self.base_hash)
+        """Describe the model, for the header of its file."""
+        return {
+            "class": "SelfExplaining",
+            "grid": {"image_size": self.grid.image_size, "patch_size": self.grid.patch_size},
+            "model": self.target.timm_name,
+            "target": self.target.identity(),
+            "classes": self.target.classes,
+            "base_sha256": self.base_hash,
+            "alpha": self.alpha,
+            "head": {"normalise": self.target.head.normalise, "reading": self.target.head.reading},
+        }
 
     def export(self, folder: Path) -> Path:
         """Write the backbone and the head with their `provenance` to `model.safetensors`."""
         return save_weights(self.target.state_dict(), folder / "model.safetensors", self.provenance())
-
-
-def _frozen_teacher(target: TargetModel, teacher: str) -> TargetModel:
-    """Load the teacher from a file, or copy the base model."""
-    model = copy.deepcopy(target) if teacher == "base" else exported_target(target, teacher)
-    return model.eval().requires_grad_(False)

@@ -20,12 +20,8 @@ def vector(explaining: State, predicting: State) -> dict[str, Tensor]:
     >>> vector({"weight": torch.tensor(3.0)}, {"weight": torch.tensor(1.0)})
     {'weight': tensor(2.)}
 
-    Args:
-        explaining: θ_ft*, the weights of the self-explaining model.
-        predicting: θ_ft, the weights of the prediction-only model.
-
     Raises:
-        InputError: if the state dicts are of different architectures; it names the first key that differs.
+        InputError: if the state dicts are of different architectures, as the other functions here.
     """
     check_alike(explaining, predicting)
     return {name: explaining[name] - value for name, value in learned(predicting).items()}
@@ -59,9 +55,6 @@ def transfer(
         vector: τ, the explainability vector of the source task.
         lambda_1: λ₁, the weight of the target task.
         lambda_2: λ₂, the weight of the explainability vector.
-
-    Raises:
-        InputError: if the state dicts are of different architectures; it names the first key that differs.
     """
     check_alike(base, target)
     check_alike(learned(target), vector)
@@ -80,13 +73,6 @@ def combine(vectors: Sequence[State], ratios: Sequence[float]) -> State:
     >>> first, second = {"weight": torch.tensor(2.0)}, {"weight": torch.tensor(10.0)}
     >>> combine([first, second], [1.0, 0.5])
     {'weight': tensor(7.)}
-
-    Args:
-        vectors: τ_m, the vectors of the source tasks.
-        ratios: r_m, the ratio of each vector.
-
-    Raises:
-        InputError: if the state dicts are of different architectures; it names the first key that differs.
     """
     first, *others = vectors
     for other in others:
@@ -103,13 +89,6 @@ def cosine(first: State, second: State) -> float:
     >>> first = {"weight": torch.tensor([3.0]), "bias": torch.tensor([4.0])}
     >>> cosine(first, {"weight": torch.tensor([1.0]), "bias": torch.tensor([0.0])})
     0.6
-
-    Args:
-        first: one vector.
-        second: the other vector.
-
-    Raises:
-        InputError: if the state dicts are of different architectures; it names the first key that differs.
     """
     check_alike(first, second)
     lengths = math.sqrt(_dot(first, first) * _dot(second, second))

@@ -11,7 +11,6 @@ from toys import VECTORS, batch_of, equal, fit, state, step, training
 
 from explainers.anyhead import AnyHead, AnyHeadNetwork, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
-from explainers.metrics.agreement import spearman
 from explainers.models.functionals import class_rows, head_functionals
 from explainers.models.heads import DistilledHead
 from explainers.training.sources import complete
@@ -221,42 +220,6 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
     assert not any(module.training for module in target.modules())
 
 
-@pytest.mark.slow
-def test_an_explainer_learns_the_attributions_of_its_teacher_by_heart(target, grid, images):
-    images = images[:2]
-    explainer = AnyHead(target, grid, partial(VECTORS, width=64), temperature=math.inf)
-    teacher = PropagationTeacher(target, grid)
-    steps = 120
-    adam = torch.optim.Adam(explainer.network.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 5e-3, total_steps=steps)
-    for epoch in range(steps):
-        rows = complete(batch_of(images), (teacher, explainer.reads), epoch)
-        if epoch == 0:
-            explainer.network.scale.copy_(teacher.unit(rows))
-        loss = teacher.loss(explainer.predict(rows), rows)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        schedule.step()
-    assert loss < 0.02
-    with torch.no_grad():
-        found = explainer.eval().all_classes(images)
-        centred = target.head.weight - target.head.weight.mean(0)
-    expected = teacher.teacher.explain(images, centred.expand(2, -1, -1))
-    assert spearman(found.flatten(0, 1).flatten(1), expected.flatten(0, 1).flatten(1)).mean() > 0.9
-
-
-def test_training_without_an_optimizer_is_refused(target, grid, images):
-    with pytest.raises(ValueError, match="training needs an optimizer"):
-        fit(training(AnyHead(target, grid, VECTORS), PropagationTeacher, None), images, epochs=1)
-
-
-@pytest.mark.parametrize("method", ["LRP", "GAE"])
-def test_methods_that_are_not_linear_are_no_teachers(target, grid, method):
-    with pytest.raises(InputError, match=f"^expected a method whose heatmaps are linear .*, got {method}$"):
-        PropagationTeacher(target, grid, method=method)
-
-
 def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, images, teacher):
     torch.manual_seed(0)
     explainer = AnyHead(target, grid, VECTORS, temperature=1.0)
@@ -275,15 +238,6 @@ def test_training_and_explaining_in_bfloat16_is_nearly_the_same(target, grid, im
         rounded = explainer(images)
     assert rounded.dtype == torch.float32
     assert torch.corrcoef(torch.stack([heatmaps.flatten(), rounded.flatten()]))[0, 1] > 0.98
-
-
-def test_validation_measures_the_loss_of_all_images_of_the_last_epoch(target, grid, images):
-    still = partial(torch.optim.SGD, lr=0.0)
-    module = training(AnyHead(target, grid, VECTORS), PropagationTeacher, still)
-    logged = fit(module, images, epochs=2, validate=True).callback_metrics  # of 4 images and of 1
-    rows = complete(batch_of(images), module.sources)
-    expected = module.loss.loss(module.explainer.predict(rows), rows).item()
-    assert logged["val/loss"].item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("paths", ["direct", "flow"])

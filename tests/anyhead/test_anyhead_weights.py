@@ -1,17 +1,14 @@
 """What the module that learns vectors c_z starts from, reads and writes."""
 
-import re
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from toys import VECTORS, batch_of, equal, fit, state, step, training
+from toys import VECTORS, batch_of, fit, step, training
 
 from explainers.anyhead import AnyHead, CoalitionTeacher, PropagationTeacher
 from explainers.errors import InputError
-from explainers.masking import PatchGrid
-from explainers.saved.identity import weights_hash
 from explainers.training.sources import complete
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
@@ -63,13 +60,6 @@ def test_direct_paths_start_with_the_size_that_has_the_least_error(target, grid,
     assert losses[0] == min(losses)
 
 
-def test_a_correlation_has_no_size_to_start_with(target, grid, images, tmp_path):
-    path = str(AnyHead(target, grid, VECTORS).export(tmp_path))
-    again = AnyHead(target, grid, VECTORS, weights=path)
-    step(training(again, partial(PropagationTeacher, objective="correlation")), batch_of(images))
-    assert again.network.scale == 1
-
-
 def test_a_step_on_stored_rows_is_the_step_on_images_and_these_are_not_cropped(target, grid, images, teacher):
     plain, cropping = (training(AnyHead(target, grid, VECTORS), teacher, min_crop=crop) for crop in (None, 0.3))
     cropping.explainer.network.load_state_dict(plain.explainer.network.state_dict())
@@ -115,27 +105,3 @@ def test_the_same_weights_are_read_with_any_share_of_the_untrained_network_in_ev
     torch.testing.assert_close(half.train().decompose(images)[0], learned)
     with pytest.raises(InputError, match=r"^expected blend from 0 to 1, got blend=1\.5$"):
         AnyHead(target, grid, network, blend=1.5)
-
-
-def test_a_checkpoint_holds_no_weights_of_the_target_and_is_resumed(target, grid, images, tmp_path):
-    build = lambda: training(AnyHead(target, grid, VECTORS), PropagationTeacher)  # noqa: E731
-    fit(build(), images, epochs=1).save_checkpoint(tmp_path / "last.ckpt")
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert checkpoint["state_dict"] and not any(name.startswith("target.") for name in checkpoint["state_dict"])
-    assert checkpoint["identity"]["target"]["backbone_sha256"] == weights_hash(target.backbone)
-    assert fit(build(), images, epochs=2, resume=tmp_path / "last.ckpt").current_epoch == 2
-
-
-def test_weights_of_another_backbone_need_to_be_allowed(target, make_target, grid, images, tmp_path):
-    trained, finetuned = AnyHead(target, grid, VECTORS), make_target(seed=1)
-    path = str(trained.export(tmp_path))
-    with pytest.raises(InputError, match="was trained on other weights of .* allow_finetuned_backbone=true"):
-        AnyHead(finetuned, grid, VECTORS, weights=path)
-    explainer = AnyHead(finetuned, grid, VECTORS, weights=path, allow_finetuned_backbone=True)
-    assert equal(state(explainer.network), state(trained.network))
-    for other, settings, line in (
-        (make_target(embed_dim=48), {"grid": grid}, "target.embed_dim: 24 → 48"),
-        (target, {"grid": PatchGrid(32, 16, differs=True)}, "grid.patch_size: 8 → 16"),
-    ):
-        with pytest.raises(InputError, match=re.escape(line)):
-            AnyHead(other, network=VECTORS, weights=path, allow_finetuned_backbone=True, **settings)

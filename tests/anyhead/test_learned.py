@@ -168,7 +168,6 @@ def test_what_does_not_fit_is_refused_in_one_line(headless, grid):
             "fit": "ranking",
         },
         "^expected a head for functionals=head, got vit_tiny_patch16_224, a model without one: set ": {},
-        "^expected functionals head, texts, images or isotropic, got text$": {"functionals": "text"},
     }
     for line, settings in refused.items():
         with pytest.raises(InputError, match=line):

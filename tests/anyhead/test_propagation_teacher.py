@@ -38,39 +38,27 @@ def test_vectors_whose_products_are_the_attributions_have_no_loss(make_target, g
     constant = teacher.loss(vectors.mean(1, keepdim=True).expand_as(vectors), rows)
     assert constant == pytest.approx(1, abs=1e-4)  # the best constant
     assert teacher.loss(torch.randn(5, 1, target.embed_dim).expand_as(vectors), rows) > 1
-    correlating = PropagationTeacher(target, grid, method, ALL, objective="correlation")
-    assert correlating.loss(7 * vectors + torch.randn(5, 1, target.embed_dim), rows) < 1e-5
-    assert correlating.loss(-vectors, rows) == pytest.approx(2, abs=1e-5)
 
 
 def test_the_loss_is_that_of_loops():
     vectors, functionals, attributions = torch.randn(3, 16, 6), torch.randn(3, 2, 6), 5 * torch.randn(3, 2, 16)
     expected = slow.squared_loss(vectors, functionals, attributions)
     assert attribution_loss(vectors, functionals, attributions).item() == pytest.approx(expected, rel=1e-5)
-    correlations = []
-    for i in range(3):
-        for j in range(2):
-            pair = torch.stack([vectors[i] @ functionals[i, j], attributions[i, j]])
-            correlations.append(torch.corrcoef(pair)[0, 1].item())
-    found = attribution_loss(vectors, functionals, attributions, "correlation").item()
-    assert found == pytest.approx(1 - sum(correlations) / 6, rel=1e-5)
 
 
 def test_all_functionals_count_alike():
     vectors, functionals, attributions = torch.randn(3, 16, 6), torch.randn(3, 2, 6), torch.randn(3, 2, 16)
     sizes = torch.tensor([0.01, 100])[:, None]
-    for objective in ("squared", "correlation"):
-        expected = attribution_loss(vectors, functionals, attributions, objective)
-        found = attribution_loss(vectors, functionals * sizes, attributions * sizes, objective)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    expected = attribution_loss(vectors, functionals, attributions)
+    found = attribution_loss(vectors, functionals * sizes, attributions * sizes)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 
 
 def test_a_map_that_no_functional_explains_gives_a_finite_loss():
-    for objective in ("squared", "correlation"):
-        vectors = torch.zeros(1, 16, 6, requires_grad=True)
-        loss = attribution_loss(vectors, torch.zeros(1, 2, 6), torch.zeros(1, 2, 16), objective)
-        loss.backward()
-        assert loss.isfinite() and vectors.grad.isfinite().all()
+    vectors = torch.zeros(1, 16, 6, requires_grad=True)
+    loss = attribution_loss(vectors, torch.zeros(1, 2, 6), torch.zeros(1, 2, 16))
+    loss.backward()
+    assert loss.isfinite() and vectors.grad.isfinite().all()
 
 
 def test_the_rows_of_an_image_are_its_own(target, grid, images):
@@ -104,17 +92,13 @@ def test_the_unit_is_the_spread_of_attributions_of_vectors_with_such_entries(tar
     assert teacher.unit(rows).item() == pytest.approx(7, rel=0.05)
 
 
-@pytest.mark.parametrize("method", ["LRP", "LRP-PLUS", "GAE", "GenAtt-Rollout", "RawAttention", "RISE", "Saliency"])
+@pytest.mark.parametrize("method", ["LRP-PLUS", "GAE", "RISE", "Saliency"])
 def test_methods_that_are_not_linear_are_refused(target, grid, method):
     line = f"^expected a method whose heatmaps are linear in what they explain, such as DecompX-PLUS, got {method}$"
     with pytest.raises(InputError, match=line):
         PropagationTeacher(target, grid, method)
 
 
-def test_no_functionals_and_unknown_ones_are_refused(target, grid):
+def test_no_functionals_are_refused(target, grid):
     with pytest.raises(InputError, match="^expected at least one kind of functionals, got none$"):
         PropagationTeacher(target, grid, functionals=[])
-    with pytest.raises(InputError, match="^expected functionals as a list of predicted, .* got "):
-        PropagationTeacher(target, grid, functionals=["best"])
-    with pytest.raises(InputError, match="^expected objective squared or correlation, got cubed$"):
-        PropagationTeacher(target, grid, objective="cubed")

@@ -17,7 +17,7 @@ from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.training.sources import Features
 from explainers.tve import TVE, TVELoss
-from explainers.tve.light_network import LightNetwork
+from explainers.tve.tve import LightNetwork
 
 STILL = partial(torch.optim.SGD, lr=0.0)
 

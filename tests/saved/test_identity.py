@@ -137,7 +137,6 @@ SOURCES = {
 
 
 LOSSES = {
-    PropagationTeacher: {"objective": "correlation"},
     CoalitionTeacher: {"functionals": "isotropic"},
     TVELoss: {"reduction": "mean"},
 }

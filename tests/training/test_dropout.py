@@ -13,7 +13,7 @@ from explainers.shapley import KernelSHAP
 from explainers.shapley.coalition_values import CoalitionValues
 from explainers.training import TrainingModule
 from explainers.training.classifier import Classifier
-from explainers.tve.meta_attribution import TVELoss
+from explainers.tve.tve import TVELoss
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 trainer_of = partial(Trainer, accelerator="cpu", log_every_n_steps=1, **SILENT)

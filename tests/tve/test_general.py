@@ -9,9 +9,8 @@ from torch import nn
 
 from benchmarks.papers.general import General
 from explainers.errors import InputError
-from explainers.tve.light_network import LightNetwork
 from explainers.tve.oracle import Oracle
-from explainers.tve.tve import TVE
+from explainers.tve.tve import TVE, LightNetwork
 
 LIGHT = partial(LightNetwork, blocks=[0, 1], width=12, depth=1)
 TASK = torch.tensor([0, 1, 1, 0, 1])  # what a classifier of two classes predicts
@@ -62,13 +61,6 @@ def test_a_map_of_another_number_of_classes_than_the_task_has_is_refused(target,
 def test_a_general_class_that_the_classifier_does_not_know_is_named(target, grid):
     with pytest.raises(InputError, match="class_map names general classes 4 to 5, and the general classifier has 5"):
         General(two_classes(target), Oracle(target, grid), target, class_map=[4, 5])
-
-
-@torch.no_grad()
-def test_the_map_moves_with_the_module_and_is_not_saved(target, grid):
-    general = General(two_classes(target), Oracle(target, grid), target, class_map=(4, 2))
-    assert general.class_map.tolist() == [4, 2]
-    assert not any("class_map" in name for name in general.state_dict())
 
 
 @pytest.mark.parametrize("name", ["tve_hg", "vit_shapley_general"])

@@ -6,7 +6,6 @@ import warnings
 
 import huggingface_hub.errors
 import pytest
-import timm
 import torch
 from references_mae import reconstruction
 from safetensors.torch import save_file
@@ -133,17 +132,6 @@ def test_what_an_encoder_alone_does_not_initialise_is_said_once(target, grid, tm
     assert torch.equal(network.autoencoders[1].encoder.pos_embed, weights["pos_embed"])
 
 
-def test_an_encoder_of_timm_is_taken_by_its_name(target, grid, monkeypatch):
-    size = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
-    encoder = timm.create_model("vit_base_patch16_224.mae", num_classes=0, **size)
-    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: encoder)
-    with pytest.warns(UserWarning, match="vit_base_patch16_224.mae lacks .* decoder_pos_embed to decoder_pred.bias"):
-        network = PaperNetwork(target, grid, "vit_base_patch16_224.mae", **TINY, head_layers=2)
-    for autoencoder in network.autoencoders:
-        own = autoencoder.encoder.state_dict()
-        assert all(torch.equal(own[name], value) for name, value in encoder.state_dict().items())
-
-
 def test_the_arguments_of_a_training_by_the_official_code_are_no_obstacle(grid, tmp_path):
     torch.save({"model": {"norm.bias": torch.ones(2)}, "args": argparse.Namespace(lr=1e-3)}, tmp_path / "mae.pth")
     assert read_mae(str(tmp_path / "mae.pth"))["norm.bias"].tolist() == [1, 1]
@@ -172,9 +160,8 @@ def test_a_program_in_a_file_of_torch_is_refused_and_not_run(tmp_path, capsys):
     assert "a program ran" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("source", ["facebook/vit-mae-base", "hf://facebook/vit-mae-base"])
 @pytest.mark.parametrize("there", ["model.safetensors", "pytorch_model.bin"])
-def test_a_repository_of_the_hub_is_downloaded_by_its_name(tmp_path, monkeypatch, source, there):
+def test_a_repository_of_the_hub_is_downloaded_by_its_name(tmp_path, monkeypatch, there):
     written({"norm.bias": torch.ones(2)}, tmp_path / there)
 
     def download(repository, name):
@@ -184,14 +171,14 @@ def test_a_repository_of_the_hub_is_downloaded_by_its_name(tmp_path, monkeypatch
         return str(tmp_path / name)
 
     monkeypatch.setattr(masked_autoencoder, "hf_hub_download", download)
-    assert read_mae(source)["norm.bias"].tolist() == [1, 1]
+    assert read_mae("hf://facebook/vit-mae-base")["norm.bias"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (huggingface_hub.errors.LocalEntryNotFoundError("no network"), "it cannot be reached"),
-        (huggingface_hub.errors.EntryNotFoundError("404"), "it holds none of model.safetensors, pytorch_model.bin"),
+        (huggingface_hub.errors.LocalEntryNotFoundError("no network"), "no network"),
+        (huggingface_hub.errors.EntryNotFoundError("404"), "404"),
         (huggingface_hub.errors.OfflineModeIsEnabled("Offline mode"), "Offline mode"),
     ],
 )
@@ -206,10 +193,10 @@ def test_without_the_hub_one_line_says_what_to_do(monkeypatch, error, reason):
         read_mae("hf://facebook/vit-mae-base")
 
 
-@pytest.mark.parametrize("source", ["runs/mae.pth", "facebook/other", "vit_bas_patch16_224.mae"])
+@pytest.mark.parametrize("source", ["runs/mae.pth", "facebook/vit-mae-base"])
 def test_a_wrong_path_is_never_looked_up_on_a_network(source, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("asked the network"))
-    with pytest.raises(InputError, match=f"got mae={source}, which is none of them"):
+    with pytest.raises(InputError, match=f"got mae={source}, which is neither"):
         read_mae(source)
 
 

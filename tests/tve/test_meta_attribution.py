@@ -8,8 +8,8 @@ from toys import batch_of
 
 from explainers.masking import PatchGrid, neighbourhoods
 from explainers.training.sources import Features
-from explainers.tve.meta_attribution import TVELoss, meta_attribution, transfer
 from explainers.tve.oracle import Oracle
+from explainers.tve.tve import TVELoss, meta_attribution, transfer
 
 
 @torch.no_grad()
@@ -40,13 +40,6 @@ def test_transfer_takes_any_head():
     assert transfer(head, meta).shape == (2, 3, 9)
     expected = head(meta[1, 4, 0]).softmax(0)[2].log() - head(meta[1, 4, 1]).softmax(0)[2].log()
     torch.testing.assert_close(transfer(head, meta)[1, 2, 4], expected)
-
-
-@pytest.mark.parametrize("h_weight", [0.0, 0.3])
-def test_transfer_of_logits_with_a_weight_is_what_it_says(h_weight):
-    head, meta = nn.Linear(6, 3), torch.randn(2, 9, 2, 6)
-    expected = head(meta[1, 4, 0])[2] - h_weight * head(meta[1, 4, 1])[2]
-    torch.testing.assert_close(transfer(head, meta, h_weight, "logit")[1, 2, 4], expected)
 
 
 def test_rows_are_the_papers_of_the_patches_that_were_drawn(target, grid, images):

@@ -1,6 +1,5 @@
 """TVE: its loss, its training, and what it explains. `test_tve_weights` has its files."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -10,9 +9,8 @@ from torch import nn
 from toys import LIGHT, Given, Perfect, Small, batch_of, equal, fit, state, step, training
 
 from explainers.training.sources import complete
-from explainers.tve.meta_attribution import TVELoss
 from explainers.tve.oracle import Oracle
-from explainers.tve.tve import TVE
+from explainers.tve.tve import TVE, TVELoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are trying to `self.log")  # steps are taken without a trainer, too
 
@@ -177,22 +175,6 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_was(make_target, g
     assert all(weight.grad is None for weight in target.parameters())
 
 
-@torch.no_grad()
-def test_a_target_sees_without_dropout_while_the_explainer_trains(make_target, grid, images):
-    target = make_target(drop_path_rate=0.5, proj_drop_rate=0.2)
-    noisy = copy.deepcopy(target).train()
-    assert not torch.allclose(
-        noisy.embed(noisy.normalise(images)), noisy.embed(noisy.normalise(images))
-    )  # it would matter
-    calm = target.embed(target.normalise(images))
-    tve = TVE(target, grid, LIGHT).train()
-    assert tve.network.training
-    assert not any(module.training for module in target.modules())
-    torch.testing.assert_close(tve.reads(batch_of(images))["embedding"], calm)
-    tve.eval().train()
-    torch.testing.assert_close(tve.reads(batch_of(images))["embedding"], calm)
-
-
 def test_the_first_step_calibrates_a_fresh_light_network_and_no_later_one_does(target, grid, images):
     tve = TVE(target, grid, LIGHT)
     module = training(tve, patches(4))
@@ -213,15 +195,3 @@ def test_training_images_are_cropped_and_validation_images_are_not(target, grid,
         module.log = lambda name, value, **_: logged.append((name, value.compute()))
         module.validation_step(batch_of(images), 0)
     assert logged[0] == logged[1]
-
-
-def test_training_needs_an_optimizer(target, grid, images):
-    with pytest.raises(ValueError, match="training needs an optimizer"):
-        fit(training(TVE(target, grid, Small), optimizer=None), images, epochs=1)
-
-
-def test_only_the_network_is_trained(target, grid, images):
-    tve = TVE(target, grid, Small)
-    trainer = fit(training(tve), images, epochs=1)
-    trained = {id(weight) for group in trainer.optimizers[0].param_groups for weight in group["params"]}
-    assert trained == {id(weight) for weight in tve.network.parameters()}

@@ -1,16 +1,14 @@
 """The sweep of λ₁ and λ₂, what it chooses, and what it leaves behind."""
 
-import copy
 import math
 from functools import partial
 
 import pytest
 import references
 import torch
-from lightning import Trainer
 from safetensors.torch import load_file
 from scipy.stats import spearmanr
-from toys import SILENT, Marked, marked_splits, three_models
+from toys import Marked, marked_splits, validate, vector_module
 
 from datamodules.cached import Cached, StoredRows
 from datamodules.images import Images
@@ -18,8 +16,7 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.vectors.explainability_vector import ExplainabilityVector
-from explainers.vectors.lambda_sweep import best_point, summary, table
+from explainers.vectors.lambda_sweep import best_point, summary
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import transfer, vector
 
@@ -29,29 +26,14 @@ MEASURED = ("accuracy", "e_rmse", "iou", "rank_correlation")
 
 
 @pytest.fixture
-def files(target, grid, tmp_path):
-    return three_models(target, grid, tmp_path)
+def build(target, grid, three_files):
+    return partial(vector_module, target, grid, three_files)
 
 
 @pytest.fixture
-def build(target, grid, files):
-    def build(lambda_1=(1.0,), **settings):
-        settings = {"labels": LABELS, "k": 3} | files | settings
-        return ExplainabilityVector(copy.deepcopy(target), grid, lambda_1=lambda_1, **settings)
-
-    return build
-
-
-@pytest.fixture
-def weights(files):
-    """The backbones in the files."""
-    return {role: part(read_weights(path)[1], "backbone") for role, path in files.items()}
-
-
-def validate(module, data=None, **settings):
-    Trainer(accelerator="cpu", **SILENT, **settings).validate(
-        module, data or Images(**marked_splits()[1]), verbose=False
-    )
+def weights(three_files):
+    """The backbones in the three_files."""
+    return {role: part(read_weights(path)[1], "backbone") for role, path in three_files.items()}
 
 
 def measured(model, images, labels, grid, k=3):
@@ -74,11 +56,11 @@ def measured(model, images, labels, grid, k=3):
 
 
 @pytest.fixture
-def models(target, files, weights):
+def models(target, three_files, weights):
     """The onto model, moved by hand."""
 
     def moved(one, two):
-        model = exported_target(target, files["onto"])
+        model = exported_target(target, three_files["onto"])
         difference = vector(weights["explaining"], weights["predicting"])
         state = transfer(target.backbone.state_dict(), weights["onto"], difference, one, two)
         model.backbone.load_state_dict(state)
@@ -119,17 +101,17 @@ def test_with_labels_on_disk_a_sweep_reads_every_row_once_and_no_image(build, tm
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_every_row_is_what_a_model_of_those_weights_measures(build, target, files, grid, models):
+def test_every_row_is_what_a_model_of_those_weights_measures(build, target, three_files, grid, models):
     module = build(lambda_1=[1.0, 0.7], lambda_2=[0.0, 0.6, 1.3])
     validate(module)
-    images, labels = Marked(7, seed=1), LABELS(exported_target(target, files["onto"]), grid)
+    images, labels = Marked(7, seed=1), LABELS(exported_target(target, three_files["onto"]), grid)
     assert [(row["lambda_1"], row["lambda_2"]) for row in module.sweep] == [
         (one, two) for one in (1.0, 0.7) for two in (0.0, 0.6, 1.3)
     ]
     for row in module.sweep:
         expected = measured(models(row["lambda_1"], row["lambda_2"]), images, labels, grid)
         assert {name: row[name] for name in MEASURED} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    untouched = measured(exported_target(target, files["onto"]), images, labels, grid)
+    untouched = measured(exported_target(target, three_files["onto"]), images, labels, grid)
     assert {name: module.sweep[0][name] for name in MEASURED} == pytest.approx(untouched, rel=1e-5, abs=1e-5)
     assert len({row["e_rmse"] for row in module.sweep}) == 6
 
@@ -187,19 +169,7 @@ def test_images_without_a_label_do_not_count_in_the_accuracy_of_a_point(build):
     assert module._metrics(module.points[0]).result()[0]["accuracy"] == pytest.approx(known) and known > 0
 
 
-@pytest.mark.slow
-def test_the_best_point_of_a_sweep_is_logged_marked_and_taken(build):
-    module = build(lambda_2=[0.0, 0.5, 1.0], select="iou", tolerance=1)
-    validate(module)
-    best = best_point(module.sweep, 1, "iou")
-    assert module.best == (best["lambda_1"], best["lambda_2"])
-    metrics = module.trainer.callback_metrics
-    assert {name: metrics[f"val/{name}"].item() for name in best} == pytest.approx(best, abs=1e-6)
-    (line,) = [line for line in table(module.sweep, module.best).splitlines() if line.endswith("| best |")]
-    assert line.startswith(f"| 1.000 | {best['lambda_2']:.3f} | {best['accuracy']:.3f} |")
-
-
-def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, files, weights, models, images, tmp_path):
+def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, three_files, weights, models, images, tmp_path):
     module = build(lambda_2=[0.7])
     validate(module)
     module.best = (1.0, 0.7)
@@ -216,7 +186,9 @@ def test_what_is_exported_is_the_transfer_bit_for_bit(build, target, files, weig
         assert all(saved[name].numpy().tobytes() == wanted[name].numpy().tobytes() for name in wanted)
     assert torch.equal(exported_target(target, path)(images), models(1.0, 0.7)(images))
     identity = read_weights(path)[0]
-    hashes = {f"{role}_sha256": weights_hash(exported_target(target, path).backbone) for role, path in files.items()}
+    hashes = {
+        f"{role}_sha256": weights_hash(exported_target(target, path).backbone) for role, path in three_files.items()
+    }
     told = {"base_sha256": weights_hash(target.backbone), "lambda_1": 1.0, "lambda_2": 0.7, "alpha": "transferred"}
     assert hashes | told == {key: identity[key] for key in hashes | told}
     assert identity["target"]["backbone_sha256"] == weights_hash(models(1.0, 0.7).backbone)

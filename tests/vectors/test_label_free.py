@@ -1,22 +1,19 @@
 """A transfer without labels and without KernelSHAP: heatmaps of a method as the reference, and the curvature."""
 
-import copy
 import math
 from functools import partial
 
 import pytest
 import torch
-from lightning import Trainer
 from torch.func import functional_call, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from toys import SILENT, Marked, three_models
+from toys import Marked, validate, vector_module
 
 from datamodules.images import Images
-from explainers.errors import InputError
 from explainers.posthoc import build as build_method
 from explainers.saved.weights import read_weights
 from explainers.training.state_dicts import part
-from explainers.vectors import ExplainabilityVector, MethodLabels
+from explainers.vectors import MethodLabels
 from explainers.vectors.lambda_sweep import curvature
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.task_arithmetic import vector
@@ -31,21 +28,14 @@ class Unlabelled(Marked):
         return super().__getitem__(index) | {"label": torch.full_like(torch.as_tensor(index), -1)}
 
 
-@pytest.fixture
-def files(target, grid, tmp_path):
-    return three_models(target, grid, tmp_path)
-
-
 def swept(target, grid, files, **settings):
-    settings = {"labels": METHOD, "k": 3, "lambda_1": [1.0], "lambda_2": [0.0, 0.01, 0.5, 1.0]} | files | settings
-    module = ExplainabilityVector(copy.deepcopy(target), grid, **settings)
-    data = Images(val=lambda: Unlabelled(6, seed=1), batch_size=4, num_workers=0)
-    Trainer(accelerator="cpu", **SILENT).validate(module, data, verbose=False)
+    module = vector_module(target, grid, files, labels=METHOD, lambda_2=[0.0, 0.01, 0.5, 1.0], **settings)
+    validate(module, Images(val=lambda: Unlabelled(6, seed=1), batch_size=4, num_workers=0))
     return module
 
 
-def test_the_reference_is_the_heatmap_of_the_predicted_class(target, grid, files, images):
-    model = exported_target(target, files["onto"])
+def test_the_reference_is_the_heatmap_of_the_predicted_class(target, grid, three_files, images):
+    model = exported_target(target, three_files["onto"])
     labels = METHOD(model, grid)
     with torch.no_grad():
         rows = labels({"image": images})
@@ -57,8 +47,8 @@ def test_the_reference_is_the_heatmap_of_the_predicted_class(target, grid, files
 
 
 @pytest.mark.slow
-def test_a_point_is_chosen_without_labels_and_keeps_the_predictions(target, grid, files):
-    module = swept(target, grid, files, select="rank_correlation", tolerance=0.1)
+def test_a_point_is_chosen_without_labels_and_keeps_the_predictions(target, grid, three_files):
+    module = swept(target, grid, three_files, select="rank_correlation", tolerance=0.1)
     assert math.isnan(module.sweep[0]["accuracy"]) and module.sweep[0]["kept"] == 1
     assert module.sweep[0]["divergence"] == 0 and module.sweep[-1]["divergence"] > 0
     allowed = [row for row in module.sweep if row["kept"] >= 0.9]
@@ -67,10 +57,10 @@ def test_a_point_is_chosen_without_labels_and_keeps_the_predictions(target, grid
 
 
 @pytest.mark.slow
-def test_the_curvature_is_the_second_derivative_of_the_divergence(target, grid, files):
-    module = swept(target, grid, files)
-    model = exported_target(target, files["onto"])
-    backbones = {role: part(read_weights(path)[1], "backbone") for role, path in files.items()}
+def test_the_curvature_is_the_second_derivative_of_the_divergence(target, grid, three_files):
+    module = swept(target, grid, three_files)
+    model = exported_target(target, three_files["onto"])
+    backbones = {role: part(read_weights(path)[1], "backbone") for role, path in three_files.items()}
     tau = vector(backbones["explaining"], backbones["predicting"])
     images = model.normalise(Unlabelled(6, seed=1)[torch.arange(6)]["image"])
     before = model.classify(model.backbone(images)).log_softmax(-1).detach()
@@ -87,8 +77,3 @@ def test_the_curvature_is_the_second_derivative_of_the_divergence(target, grid, 
     assert curvature(module.sweep) == pytest.approx(expected, rel=0.05)  # at a step of 0.01, in float32
     assert module.trainer.callback_metrics["val/curvature"].item() == pytest.approx(expected, rel=0.05)
     assert math.isnan(curvature(module.sweep[:1]))
-
-
-def test_errors_in_the_units_of_a_method_choose_nothing(target, grid, files):
-    with pytest.raises(InputError, match="expected module.select=rank_correlation or iou"):
-        swept(target, grid, files, select="e_rmse", calibrate=True)

@@ -60,22 +60,11 @@ def test_every_two_directions_of_a_simplex_are_as_far_apart_as_can_be(classes, w
             assert (weight[i] @ weight[j]).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_simplex_depends_on_its_seed_alone():
-    torch.manual_seed(1)
-    first = simplex(4, 12, seed=3)
-    torch.manual_seed(2)
-    assert torch.equal(simplex(4, 12, seed=3), first)
-    assert not torch.allclose(simplex(4, 12, seed=4), first)
-    assert torch.equal(simplex(4, 12), simplex(4, 12, seed=0))
-
-
-def test_a_simplex_is_refused_where_embeddings_are_too_narrow():
+def test_the_simplex_of_a_model_has_its_width_and_the_data_sets_classes_and_depends_on_its_seed_alone(target):
+    assert torch.equal(simplex_of(target, images_of(Few()), seed=2), simplex(3, 24, seed=2))
+    assert not torch.allclose(simplex(3, 24, seed=4), simplex(3, 24, seed=2))
     with pytest.raises(ValueError, match="expected 2 to 4 classes, because embeddings have width 4, got 5"):
         simplex(5, 4)
-
-
-def test_the_simplex_of_a_model_has_its_width_and_the_data_sets_classes(target):
-    assert torch.equal(simplex_of(target, images_of(Few()), seed=2), simplex(3, 24, seed=2))
 
 
 def test_prototypes_point_from_the_mean_of_all_classes_to_each():
@@ -86,7 +75,7 @@ def test_prototypes_point_from_the_mean_of_all_classes_to_each():
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(4))
 
 
-@pytest.mark.parametrize(("classes", "counts"), [(4, [2, 0, 1, 1]), (5, [2, 0, 1, 1, 0]), (2, [2, 0, 1, 1])])
+@pytest.mark.parametrize(("classes", "counts"), [(4, [2, 0, 1, 1]), (2, [2, 0, 1, 1])])
 def test_prototypes_are_refused_where_a_class_has_no_images_or_there_are_other_classes(classes, counts):
     with pytest.raises(ValueError, match=rf"of each of {classes} classes, got \[{str(counts)[1:-1]}\] images of them"):
         prototypes(torch.randn(4, 6), torch.tensor([0, 0, 2, 3]), classes)
@@ -109,16 +98,6 @@ def test_a_head_reads_images_and_patches_as_a_loop_does(projected, normalise, pa
     torch.testing.assert_close(head(patches), attributions * 2.5 / patch_scale, rtol=1e-4, atol=1e-5)
 
 
-def test_a_head_normalises_and_does_not_scale_unless_told_otherwise():
-    weight, embeddings = torch.randn(3, 6), torch.randn(2, 6)
-    head = FixedHead(weight)
-    torch.testing.assert_close(
-        head(embeddings), F.cosine_similarity(embeddings[:, None], weight, dim=-1) * weight.norm(dim=1)
-    )
-    torch.testing.assert_close(head(5 * embeddings), head(embeddings))
-    torch.testing.assert_close(head.attributions(embeddings[None], embeddings[:1])[0], head(embeddings))
-
-
 @pytest.mark.parametrize("projected", [False, True])
 @pytest.mark.parametrize("normalise", [False, True])
 def test_differences_that_sum_to_the_embedding_have_attributions_that_sum_to_the_logits(projected, normalise):
@@ -132,15 +111,10 @@ def test_differences_that_sum_to_the_embedding_have_attributions_that_sum_to_the
 @pytest.mark.parametrize("projection", [None, torch.randn(4, 6)])
 def test_nothing_in_a_head_is_trained_and_all_of_it_is_saved(projection):
     head = FixedHead(torch.randn(3, 6 if projection is None else 4), projection, scale=7)
-    assert list(head.parameters()) == []
-    assert (head.in_features, head.out_features) == (6, 3)
-    assert head.state_dict().keys() == {"weight", "scale", "patch_scale"} | (
-        {"projection"} if projection is not None else set()
-    )
-    embeddings = torch.randn(2, 6, requires_grad=True)
-    head(embeddings).sum().backward()
-    assert embeddings.grad.abs().sum() > 0
-    assert not any(buffer.requires_grad for buffer in head.buffers())
+    assert list(head.parameters()) == [] and (head.in_features, head.out_features) == (6, 3)
+    own = {"projection"} if projection is not None else set()
+    assert head.state_dict().keys() == {"weight", "scale", "patch_scale"} | own
+    embeddings = torch.randn(2, 6)
     again = FixedHead(torch.zeros(3, head.weight.shape[1]), None if projection is None else torch.zeros(4, 6))
     again.load_state_dict(head.state_dict())
     assert torch.equal(again(embeddings), head(embeddings))

@@ -1,19 +1,12 @@
 """The projection that restores the embeddings where a vector is added."""
 
-import copy
-from functools import partial
-
 import pytest
 import torch
-from lightning import Trainer
-from torch.utils.data import DataLoader
-from toys import SILENT, Marked, marked_splits, three_models
+from toys import Marked, validate, vector_module
 
-from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.saved.weights import read_weights
-from explainers.shapley.kernel_shap import ShapleyLabels
-from explainers.vectors import ExplainabilityVector, exported_target
+from explainers.vectors import exported_target
 from explainers.vectors.lambda_sweep import restoration, restored
 
 
@@ -50,22 +43,12 @@ def test_a_projection_comes_after_the_restoration():
     assert restored(None, fitted) is fitted and restored(projection, None) is projection
 
 
-def build(target, grid, files, **settings):
-    labels = partial(ShapleyLabels, budget=20)
-    settings = {"lambda_1": [1.0], "lambda_2": [0.0, 0.5, 2.0], "labels": labels, "k": 3} | files | settings
-    return ExplainabilityVector(copy.deepcopy(target), grid, **settings)
-
-
-@pytest.fixture
-def files(target, grid, tmp_path):
-    return three_models(target, grid, tmp_path)
-
-
 @pytest.mark.slow
-def test_a_sweep_restores_every_point_but_the_unchanged_one_and_exports_the_best(target, grid, files, tmp_path):
-    plain, module = (build(target, grid, files, restore=count) for count in (0, 4))
+def test_a_sweep_restores_every_point_but_the_unchanged_one_and_exports_the_best(target, grid, three_files, tmp_path):
+    settings = {"lambda_2": [0.0, 0.5, 2.0]}
+    plain, module = (vector_module(target, grid, three_files, restore=count, **settings) for count in (0, 4))
     for each in (plain, module):
-        Trainer(accelerator="cpu", **SILENT).validate(each, Images(**marked_splits()[1]), verbose=False)
+        validate(each)
     assert list(module.restorations) == module.points[1:] and not plain.restorations
     assert module.sweep[0] == plain.sweep[0] and module.sweep[1] != plain.sweep[1]
     assert all(
@@ -76,20 +59,13 @@ def test_a_sweep_restores_every_point_but_the_unchanged_one_and_exports_the_best
     transferred = exported_target(target, module.export(tmp_path / "vector"))
     assert read_weights(tmp_path / "vector/model.safetensors")[0]["restore"] == 4
     images = Marked(4, seed=8)[torch.arange(4)]["image"]  # the training images
-    unchanged = exported_target(target, files["onto"])
+    unchanged = exported_target(target, three_files["onto"])
     with torch.no_grad():
         before, after = (each.embed(each.normalise(images)) for each in (unchanged, transferred))
         expected = unchanged.head(after @ restoration(after, before).mT)
         torch.testing.assert_close(transferred(images), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_number_of_images_below_zero_is_refused(target, grid, files):
+def test_a_number_of_images_below_zero_is_refused(target, grid, three_files):
     with pytest.raises(InputError, match="^expected restore of at least 0, got restore=-1$"):
-        build(target, grid, files, restore=-1)
-
-
-def test_training_images_come_from_a_datamodule(target, grid, files):
-    with pytest.raises(InputError, match="^expected a datamodule with training images for restore, got dataloaders"):
-        Trainer(accelerator="cpu", **SILENT).validate(
-            build(target, grid, files, restore=4), DataLoader(Marked(7, seed=1), 3), verbose=False
-        )
+        vector_module(target, grid, three_files, restore=-1)

@@ -19,9 +19,8 @@ from explainers.saved.identity import weights_hash
 from explainers.saved.weights import read_weights
 from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.sources import Pixels
-from explainers.vectors.fixed_head import FixedHead
+from explainers.vectors.fixed_head import FixedHead, select_explained
 from explainers.vectors.model_files import exported_target
-from explainers.vectors.patches import explained
 from explainers.vectors.projections import simplex, simplex_of
 from explainers.vectors.self_explaining import SelfExplaining
 
@@ -213,7 +212,7 @@ def test_training_brings_attributions_and_predictions_nearer(target, grid, twin,
         trainer = fit(module.train(), tmp_path, epochs=epochs, num_sanity_val_steps=0)
         with torch.no_grad():
             logits, attributions = module.eval().predict_and_explain(images["image"])
-        error = (explained(attributions, rows) - rows["shapley"]).square().mean().item()
+        error = (select_explained(attributions, rows) - rows["shapley"]).square().mean().item()
         errors_and_accuracies.append((error, (logits.argmax(-1) == images["label"]).float().mean().item()))
     assert errors_and_accuracies[1][0] < 0.5 * errors_and_accuracies[0][0]
     assert errors_and_accuracies[1][1] > 0.9

@@ -17,7 +17,7 @@ from explainers.errors import InputError
 from explainers.models.names import readable_names
 from explainers.text.encoders import TEMPLATES, open_clip_encoder, text_embeddings
 from explainers.vectors.fixed_head import projected_head
-from explainers.vectors.projections import prototypes_of, tell_accuracy, text_of
+from explainers.vectors.projections import print_accuracy, prototypes_of, text_of
 
 QUICK = "tiny-quickgelu"
 
@@ -125,7 +125,7 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
     target, data = image_tower(num_classes=24), marked()
     target.backbone.patch_embed.proj.weight.data *= 20  # so that the colour of a patch decides
     weight = prototypes_of(target, data, limit=60)
-    tell_accuracy(target, data, weight, 30)
+    print_accuracy(target, data, weight, 30)
     samples = [data.dataset("val")[i] for i in range(0, 60, 2)]
     with torch.no_grad():
         nearest = [int((target.embed(target.normalise(s["image"][None])) @ weight.mT).argmax()) for s in samples]
@@ -134,8 +134,8 @@ def test_the_accuracy_of_a_text_head_is_printed_with_chance(capsys, recwarn):
     assert capsys.readouterr().out == f"text head: {share:.3g} % on 30 validation images (chance 33 %)\n"
     assert not recwarn.list
     with pytest.warns(UserWarning, match="text head, .* %, is not clearly above chance: are image and"):
-        tell_accuracy(target, data, -weight, 30)
-    tell_accuracy(target, SimpleNamespace(), weight, 30)
+        print_accuracy(target, data, -weight, 30)
+    print_accuracy(target, SimpleNamespace(), weight, 30)
     assert "text head: accuracy not measured, because SimpleNamespace reads no single" in capsys.readouterr().out
 
 

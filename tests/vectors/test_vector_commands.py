@@ -2,8 +2,6 @@
 
 import csv
 import json
-import re
-import shlex
 
 import pytest
 import torch
@@ -123,19 +121,6 @@ def test_the_transferred_model_is_measured_beside_the_others(runs):
     ].keys()
     assert "accuracy" not in results["kernel_shap_50"]
     assert all((runs / "evaluation" / name).is_file() for name in ("passes.png", "small.png", "table.md"))
-
-
-def test_the_figure_of_similarity_names_a_sweep_that_makes_its_files():
-    """The command in its head trains with a predicting model, and leaves <source>/<target>."""
-    head = (ROOT / "configs/names/figures.yaml").read_text().split("\nsimilarity:\n")[0]
-    command = shlex.split(re.sub(r"\\\n# *", "", head[head.index("python train.py") :]))
-    swept = {"source": "source=plain", "data.domain": "data.domain=small"}
-    cfg = composed_once("train", *(swept.get(word.split("=")[0], word) for word in command if "=" in word))
-    assert cfg.module.predicting == "runs/demo_predicting/plain/model.safetensors"
-    assert cfg.module.explaining == "runs/demo_explaining/plain/model.safetensors"
-    assert cfg.module.onto == "runs/demo_predicting/small/model.safetensors"
-    assert f"{cfg.hydra.sweep.dir}/{cfg.hydra.sweep.subdir}" == "runs/demo_transfers/plain/small"
-    assert "runs/demo_transfers" in (ROOT / "configs/names/figures.yaml").read_text().split("folder:")[1]
 
 
 def test_the_sweep_of_wandb_sets_a_key_of_its_experiment(tmp_path):

@@ -5,16 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from lightning import Trainer
 from safetensors.torch import load_file
-from toys import SILENT, exported, marked_splits, three_models
+from toys import exported, three_models, validate, vector_module
 
-from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.saved.weights import read_weights
-from explainers.shapley.kernel_shap import ShapleyLabels
 from explainers.training.state_dicts import part
-from explainers.vectors.explainability_vector import ExplainabilityVector
 from explainers.vectors.model_files import exported_target
 from explainers.vectors.self_explaining import SelfExplaining
 from explainers.vectors.task_arithmetic import combine
@@ -36,11 +32,7 @@ def files(target, grid, tmp_path):
 
 @pytest.fixture
 def build(target, grid, files):
-    def build(**settings):
-        settings = {"lambda_1": [0.7], "lambda_2": [0.0, 0.4], "labels": partial(ShapleyLabels, budget=20)} | settings
-        return ExplainabilityVector(copy.deepcopy(target), grid, **(files | {"k": 3} | settings))
-
-    return build
+    return partial(vector_module, target, grid, files, lambda_1=[0.7], lambda_2=[0.0, 0.4])
 
 
 def summed(target, files, one, two, ratios):
@@ -78,9 +70,7 @@ def test_the_sum_is_that_of_every_single_number():
 @pytest.mark.slow
 def test_a_sum_is_swept_selected_exported_and_says_what_it_was_computed_from(build, target, files, tmp_path):
     module = build(ratios=RATIOS, select="iou", tolerance=1)
-    data = Images(**marked_splits()[1])
-    trainer = Trainer(accelerator="cpu", **SILENT)
-    trainer.validate(module, data, verbose=False)
+    trainer = validate(module)
     assert module.points == [(1, 0, 1, 1), (0.7, 0, 1, 1), (0.7, 0.4, 1, 1), (0.7, 0.4, 1, -0.5)]
     assert len({row["e_rmse"] for row in module.sweep}) == 4
     assert {f"val/{name}" for name in ("ratio_1", "ratio_2", "cosine_1")} <= trainer.callback_metrics.keys()
@@ -101,7 +91,6 @@ def test_a_sum_is_swept_selected_exported_and_says_what_it_was_computed_from(bui
     for name, value in load_file(tmp_path / "vector.safetensors").items():
         difference = alone[name] - 0.3 * target.backbone.state_dict()[name]
         torch.testing.assert_close(0.4 * value, difference, rtol=1e-4, atol=1e-5)
-    assert "| 0.700 | 0.400 | 1.000 | -0.500 |" in (tmp_path / "sweep.md").read_text()
 
 
 def test_one_source_in_a_list_is_that_source(build, files):
@@ -115,7 +104,7 @@ def test_one_source_in_a_list_is_that_source(build, files):
     ("settings", "told"),
     [
         ({"predicting": [None]}, r"as many models in module\.predicting as in .*explaining .* got 1 and 2"),
-        ({"ratios": [[1.0]]}, r"lists of 2 numbers in module\.ratios, one for each source, got \[\[1\.0\]\]"),
+        ({"ratios": [[1.0]]}, r"lists of 2 numbers in module\.ratios, one for each source, .* got \[\[1\.0\]\]"),
         ({"ratios": []}, r"lists of 2 numbers in module\.ratios"),
         ({"ratios": [[1, 2], [1, 2]]}, r"each of ratios once, got \(1, 2\), \(1, 2\)"),
     ],
@@ -127,7 +116,7 @@ def test_sources_and_ratios_that_do_not_fit_are_refused(build, settings, told):
 
 def test_one_source_has_no_ratio_and_each_source_is_listed_once(build, files):
     path = files["explaining"][1]
-    with pytest.raises(InputError, match=r"expected module\.ratios=null with one source"):
+    with pytest.raises(InputError, match=r"or null for a single one, got \[\[1\.0\]\]"):
         build(predicting=None, explaining=path, ratios=[[1.0]])
     with pytest.raises(InputError, match=r"expected each of module\.explaining once"):
         build(predicting=[None, None], explaining=[path, path])
