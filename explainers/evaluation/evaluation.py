@@ -24,7 +24,7 @@ from explainers.metrics.optional import Metric
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
-from explainers.results.scores import ImageScores
+from explainers.results.reading import ImageScores
 from explainers.runtime.modes import finest_dtype
 
 
