@@ -16,8 +16,7 @@ from explainers.errors import InputError
 from explainers.evaluation import EvaluationModule
 from explainers.images.listing import several
 from explainers.report.publish import publish as publish_results
-from explainers.results.file import ResultsFile
-from explainers.results.settings import row_keys
+from explainers.results.file import ResultsFile, row_keys
 from explainers.running import program
 from explainers.running.folder import run_dir, shorten_path
 from explainers.running.processes import check_number_of_images, count_all_processes, launch
@@ -44,7 +43,7 @@ def evaluate(cfg: DictConfig) -> None:
     if launch(cfg.trainer):
         return
     start_record(cfg, run_dir(), may_differ=True)
-    file.tell()
+    file.print_changes()
     for task, images in data.items():
         names = file.missing(task)
         if names is not None:

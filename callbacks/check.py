@@ -9,8 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from callbacks.samples import explainer_of, validation_samples
 from explainers.errors import InputError, check_positive, check_range
-from explainers.evaluation.quick_check import measure_beside_baselines
-from explainers.evaluation.result import CURVES, columns_of, text_table
+from explainers.evaluation.result import CURVES, columns_of, measure_beside_baselines, text_table
 from explainers.saved.files import write_atomically
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from callbacks.samples import explainer_of, validation_samples
 from explainers.errors import InputError, check_positive, check_range
-from explainers.evaluation.quick_check import explain_by_baselines
+from explainers.evaluation.result import explain_by_baselines
 from explainers.report.heatmap_figure import draw_heatmaps
 from explainers.saved.files import atomic
 

@@ -45,66 +45,58 @@ def check_beton(path: Path) -> int:
     """
     if not path.is_file():
         raise InputError(f"expected a .beton file {path}, got none; write it: {command(path)}")
-    samples, problem = inspect_beton(path)
-    if problem:
+    try:
+        return inspect_beton(path)
+    except ValueError as error:
         raise InputError(
-            f"{path} is not a complete .beton file of images and labels: {problem}; write it again: {command(path)}"
-        )
-    return samples
+            f"{path} is not a complete .beton file of images and labels: {error}; write it again: {command(path)}"
+        ) from error
 
 
-def inspect_beton(path: Path) -> tuple[int, str | None]:
-    """Count the samples, and describe the first problem of the header, the fields or the places of the images.
-
-    Returns:
-        The number of samples, and the problem as a text; `None` for a complete file.
-    """
+def inspect_beton(path: Path) -> int:
+    """Count the samples; a ValueError describes the first problem of header, fields or places of images."""
     from ffcv import types
 
     size = path.stat().st_size
     if size < types.HeaderType.itemsize:
-        return 0, f"expected a header of {types.HeaderType.itemsize} bytes, got a file of {size}"
+        raise ValueError(f"expected a header of {types.HeaderType.itemsize} bytes, got a file of {size}")
     header = np.fromfile(path, types.HeaderType, count=1)[0]
-    samples, num_fields, table = (int(header[name]) for name in ("num_samples", "num_fields", "alloc_table_ptr"))
-    page = int(header["page_size"])
-    if header["version"] != types.CURRENT_VERSION or page < 2 or page & (page - 1):
-        return (
-            samples,
-            f"expected version {types.CURRENT_VERSION}, pages of 2^n bytes, got {header['version']}, pages of {page}",
-        )
+    names = "version", "page_size", "num_samples", "num_fields", "alloc_table_ptr"
+    version, page, samples, num_fields, table = (int(header[name]) for name in names)
+    if version != types.CURRENT_VERSION or page < 2 or page & (page - 1):
+        wanted = f"version {types.CURRENT_VERSION}, pages of 2^n bytes"
+        raise ValueError(f"expected {wanted}, got {version}, pages of {page}")
     cut = f"expected {samples} samples and a table of them at byte {table}, got a file of {size} bytes"
     fields_end = types.HeaderType.itemsize + num_fields * types.FieldDescType.itemsize
     if not fields_end < table < size or (size - table) % types.ALLOC_TABLE_TYPE.itemsize:
-        return samples, cut
+        raise ValueError(cut)
     if table % page:
-        return samples, f"expected whole pages of {page} bytes, got a table at byte {table}"
+        raise ValueError(f"expected whole pages of {page} bytes, got a table at byte {table}")
     fields = np.fromfile(path, types.FieldDescType, count=num_fields, offset=types.HeaderType.itemsize)
     kinds = {bytes(field["name"]).rstrip(b"\0").decode("ascii", "replace"): int(field["type_id"]) for field in fields}
     known = all(types.TYPE_ID_HANDLER.get(kind) for kind in kinds.values())
     if not known or (kinds.get("image"), kinds.get("label"), kinds.get("index", INT)) != (RGB_IMAGE, INT, INT):
-        return samples, f"expected the fields image (kind {RGB_IMAGE}) and label (kind {INT}), got {kinds}"
+        raise ValueError(f"expected the fields image (kind {RGB_IMAGE}) and label (kind {INT}), got {kinds}")
     sample = types.get_metadata_type(types.get_handlers(fields))
     if not 0 < samples * sample.itemsize <= table - fields_end:
-        return samples, cut
+        raise ValueError(cut)
     stored = np.fromfile(path, sample, count=samples, offset=fields_end)[f"f{list(kinds).index('image')}"]
-    return samples, image_problem(stored, np.fromfile(path, types.ALLOC_TABLE_TYPE, offset=table), table)
+    check_places(stored, np.fromfile(path, types.ALLOC_TABLE_TYPE, offset=table), table)
+    return samples
 
 
-def image_problem(images: np.ndarray, regions: np.ndarray, end: int) -> str | None:
-    """Check that each image has a region of its size, and that all regions end before byte `end`.
-
-    Returns:
-        The problem as a text; `None` if there is none.
-    """
+def check_places(images: np.ndarray, regions: np.ndarray, end: int) -> None:
+    """Raise a ValueError unless each image has a region of its size, and all regions end before byte `end`."""
     outside = int(((regions["ptr"] > end) | (regions["size"] > end - regions["ptr"])).sum())
     if outside:
-        return f"expected all data before byte {end}, got {outside} regions that end after it"
+        raise ValueError(f"expected all data before byte {end}, got {outside} regions that end after it")
     regions = regions[np.argsort(regions["ptr"])]
     region = np.searchsorted(regions["ptr"], images["data_ptr"]).clip(max=len(regions) - 1)
     wrong = regions["ptr"][region] != images["data_ptr"]
     raw_size = 3 * images["height"].astype(np.uint64) * images["width"]
     wrong |= (raw_size == 0) | (images["mode"] > 1) | ((images["mode"] == 1) & (raw_size != regions["size"][region]))
-    return f"expected stored pixels for every image, got {int(wrong.sum())} images without" if wrong.any() else None
+    if wrong.any():
+        raise ValueError(f"expected stored pixels for every image, got {int(wrong.sum())} images without")
 
 
 def tables_hash(path: Path) -> str:
@@ -133,17 +125,17 @@ def identity(path: Path) -> dict[str, Any]:
 def describe(
     unfinished: Path, path: Path, classes: Sequence[str], source: Mapping[str, str], settings: Mapping[str, Any]
 ) -> None:
-    """Write the description of a .beton, before the file gets its name.
+    """Write the description of a .beton that is complete, but still has its temporary name.
 
     Args:
-        unfinished: the complete .beton, under its temporary name.
+        unfinished: the .beton.
         path: its final name.
         classes: class names in the order of their labels.
         source: fingerprint of the image files.
         settings: how they were written.
     """
     content = identity(unfinished) | {"classes": list(classes), "source": dict(source), "settings": dict(settings)}
-    with atomic(description_file(path)) as file:
+    with atomic(description_file(path), alone=True) as file:
         file.write_text(json.dumps(content, indent=2))
 
 

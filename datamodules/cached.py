@@ -47,33 +47,13 @@ class Cached(LightningDataModule):
         self.images = images
         self.folder = folder
         self.batch_size = batch_size
+        self.dataset, self.fingerprint, self.class_names = images.dataset, images.fingerprint, images.class_names
+        self.templates, self.num_workers = images.templates, images.num_workers
 
     @property
     def classes(self) -> list[str]:
         """See `Images`."""
         return self.images.classes
-
-    @property
-    def templates(self) -> list[str]:
-        """See `Images`."""
-        return self.images.templates
-
-    @property
-    def num_workers(self) -> int:
-        """See `Images`."""
-        return self.images.num_workers
-
-    def dataset(self, split: str) -> Any:
-        """The images of a split."""
-        return self.images.dataset(split)
-
-    def fingerprint(self, split: str) -> dict[str, str]:
-        """See `Images`."""
-        return self.images.fingerprint(split)
-
-    def class_names(self, split: str) -> list[str]:
-        """See `Images`."""
-        return self.images.class_names(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Build the data sets, so that a wrong path is reported before anything is computed."""
@@ -95,21 +75,20 @@ class Cached(LightningDataModule):
         dataset = self.dataset(split)
         if trainer.fast_dev_run:
             return dataset  # the module computes the rows of these few images itself
-        self._require(shared_by_all(Path(self.folder), trainer.strategy), self._not_shared())
+        not_shared = (
+            f"expected a folder that all processes share, got {self.folder}, where some processes do not see the files"
+            " of others; set cache_dir to a folder on a shared file system"
+        )
+        self._require(shared_by_all(Path(self.folder), trainer.strategy), not_shared)
         fingerprint = self._common_fingerprint(split)
         stores = [self._filled(source, split, fingerprint) for source in trainer.lightning_module.sources]
+        self._require(not any(store.missing() for store in stores), not_shared)
         rows = StoredRows(stores, getattr(dataset, "labels", None))
         if rows.corrupt and trainer.is_global_zero:
             first = rows.corrupt[0]
             name = dataset.path(first) if hasattr(dataset, "path") else f"image {first}"
             warnings.warn(f"left out: {len(rows.corrupt)} of {len(dataset)} images, such as {name}", stacklevel=2)
         return rows
-
-    def _not_shared(self) -> str:
-        return (
-            f"expected a folder that all processes share, got {self.folder}, where some processes do not see the files"
-            " of others; set cache_dir to a folder on a shared file system"
-        )
 
     def _require(self, holds: bool, problem: str) -> None:
         """Raise an InputError in all processes if a condition does not hold in one of them."""
@@ -129,8 +108,7 @@ class Cached(LightningDataModule):
         """The completely filled store of a source; every process computes its share of the missing rows."""
         trainer: Any = self.trainer
         dataset = self.dataset(split)
-        rank = trainer.global_rank
-        world_size = trainer.world_size
+        rank, world_size = trainer.global_rank, trainer.world_size
         data = {entry: fingerprint[entry] for entry in source.entries}
         store = Store(self.folder, source.key() | {"data": data, "precision": str(trainer.precision)}, len(dataset))
         missing = store.missing()
@@ -143,17 +121,15 @@ class Cached(LightningDataModule):
         description = f"{source.key()['source']} of {len(share) * world_size} images ({split})"
         if rank == 0 and len(share) * world_size * source.forward_passes > LONG:
             print(f"computing {description}, {source.forward_passes} forward passes each, once; kept in {self.folder}")
-        bar = progress(description, len(loader), "batch", shown=bool(share) and rank == 0)
-        for batch, corrupt in delivered(loader, self.num_workers):
-            if corrupt:
-                store.mark_corrupt(corrupt)
-            if batch is not None:
-                store.write(batch["index"], self._compute(source, batch))
-            bar.update(1)
-        bar.close()
+        with progress(description, len(loader), "batch", shown=bool(share) and rank == 0) as bar:
+            for batch, corrupt in delivered(loader, self.num_workers):
+                if corrupt:
+                    store.mark_corrupt(corrupt)
+                if batch is not None:
+                    store.write(batch["index"], self._compute(source, batch))
+                bar.update(1)
         trainer.strategy.barrier(description)
         store.refresh(source.provides)
-        self._require(not store.missing(), self._not_shared())
         return store
 
     def _compute(self, source: Any, batch: dict[str, Tensor]) -> Rows:

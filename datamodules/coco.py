@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.boxes import check_below, read_json
-from datamodules.datasets import ImageFiles
+from datamodules.datasets import ImageFiles, check_below, read_json
 from datamodules.truth import Crop, Size, check_scale
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, several
@@ -53,7 +52,7 @@ def coco_masks(
     content = read_json(source)
     try:
         names = {row["id"]: row["name"] for row in sorted(content["categories"], key=lambda row: row["id"])}
-        instances = instances_of(content["annotations"], named(category, names))
+        instances = instances_of(content["annotations"], id_of_category(category, names))
         rows = sorted(content["images"], key=lambda row: row["id"])
         paths = [folder / row["file_name"] for row in rows]
         chosen = [i for i, row in enumerate(rows) if row["id"] in instances]
@@ -80,52 +79,38 @@ def coco_masks(
     return ImageFiles(files, labels, image_size, classes, truth, crop_fraction, limit, skip_corrupt)
 
 
-def named(category: str | None, names: Mapping[int, str]) -> int | None:
+def id_of_category(category: str | None, names: Mapping[int, str]) -> int | None:
     """The id of a category; `None` for `None`."""
-    matching = [number for number, name in names.items() if name == category]
-    if category is not None and not matching:
+    if category is None:
+        return None
+    if category not in names.values():
         raise InputError(f"expected a category of COCO, such as {', '.join(list(names.values())[:3])}, got {category}")
-    return matching[0] if matching else None
+    return next(number for number, name in names.items() if name == category)
 
 
 def instances_of(annotations: Sequence[Any], category: int | None) -> dict[int, tuple[int, list[Any]]]:
-    """Id of an image → the id of its category, and its instances of it.
-
-    Args:
-        annotations: instances of all images.
-        category: id of the category; `None` takes the category with the largest area in each image.
-    """
+    """Id of an image → the id of the category, by default that with the largest area, and its instances of it."""
     of_images: dict[int, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for one in annotations:
         of_images[one["image_id"]][one["category_id"]].append(one)
     if category is not None:
         return {image: (category, kinds[category]) for image, kinds in of_images.items() if category in kinds}
-    areas = {
-        image: {number: sum(one["area"] for one in instances) for number, instances in sorted(by_category.items())}
-        for image, by_category in of_images.items()
-    }
-    largest = {image: max(own, key=lambda number: own[number]) for image, own in areas.items()}
-    return {image: (number, of_images[image][number]) for image, number in largest.items()}
+
+    def area(entry: tuple[int, list[Any]]) -> float:
+        return sum(one["area"] for one in entry[1])
+
+    return {image: max(sorted(kinds.items()), key=area) for image, kinds in of_images.items()}
 
 
 class Instances:
-    """Segmentations of the objects of images, see `Truth`.
-
-    Args:
-        segmentations: in COCO's format, those of every image.
-        sizes: height and width of every image.
-    """
+    """Segmentations of the objects of every image, in COCO's format, see `Truth`, and the sizes of the images."""
 
     def __init__(self, segmentations: Sequence[Sequence[Any]], sizes: Sequence[Size]) -> None:
         self.segmentations = segmentations
         self.sizes = sizes
 
     def mask(self, position: int, crop: Crop) -> Tensor:
-        """See `Truth`.
-
-        Raises:
-            InputError: if the image has another aspect ratio than its annotation.
-        """
+        """See `Truth`; an InputError if the image has another aspect ratio than its annotation."""
         size = self.sizes[position]
         check_scale("instances", size, crop.stored)
         masks = [draw(segmentation, size) for segmentation in self.segmentations[position]]

@@ -1,10 +1,11 @@
 """Torch data sets of image files, with or without labels and places of objects."""
 
+import json
 import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from datamodules.truth import Crop, Truth, short_side
 from explainers.errors import InputError, check_distinct, check_positive
 from explainers.images.decoding import CorruptImage, read_image
 from explainers.images.listing import existing_folder, list_images
-from explainers.saved.files import file_hashes
+from explainers.saved.files import file_hashes, printable
 
 Sample = dict[str, Tensor | int]
 File = TypeVar("File")
@@ -131,13 +132,7 @@ class ImageFiles(Dataset[Sample | None]):
 
 
 def own_folder(root: str | Path, train: str, val: str, split: str) -> tuple[Path, bool | None]:
-    """Find the images of a split.
-
-    Args:
-        root: folder of the images of all splits.
-        train: name of the subfolder with the training images.
-        val: name of the subfolder with the validation images.
-        split: name of the subfolder to find.
+    """Find the images of a split, given the names of its subfolder of `root`, and of those for training and validation.
 
     Returns:
         A folder, and which of its images, see `part_of`.
@@ -164,9 +159,6 @@ def part_of(files: Sequence[File], held_out: bool | None, root: str | Path) -> S
         files: the files of all splits, sorted by name.
         held_out: True for the files that are held out for validation, False for the others; `None` for all.
         root: their folder, for messages.
-
-    Raises:
-        InputError: if there are too few files to hold some out.
     """
     if held_out is None:
         return files
@@ -227,3 +219,25 @@ def unlabelled_images(
         raise InputError(f"expected images below {', '.join(map(str, roots))}, got none; correct the folders")
     paths = list(part_of(paths, held_out, root or ""))
     return ImageFiles(paths, [-1] * len(paths), image_size, (), None, crop_fraction, limit, skip_corrupt)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; raises an InputError that names the file if it cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"expected a JSON file {path}, got {error}; correct the path or the file") from error
+
+
+def check_below(folder: Path, paths: Sequence[Path], source: Path) -> None:
+    """Raise an InputError for a file outside the folder, by its name or through a link.
+
+    The data set of `source`, the file that names them, could otherwise show any image file of this machine.
+    """
+    real = os.path.realpath(folder)
+    for path in paths:
+        if "\0" in str(path) or not Path(os.path.realpath(path)).is_relative_to(real):
+            raise InputError(
+                f"{source}: expected files below {folder}, got {printable(str(path))}, which is or leads elsewhere:"
+                " correct the name, or copy the file into the folder"
+            )

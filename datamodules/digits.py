@@ -29,7 +29,6 @@ TASKS: dict[str, tuple[list[str], list[int]]] = {
 SPLITS = {"train": slice(0, 1200), "val": slice(1200, 1500), "test": slice(1500, 1797)}
 """Handwritten digits of each split. The data set is ordered by writer, so the splits share almost no writers."""
 
-
 MIXED = ("plain", "inverted", "coloured", "small")
 DOMAINS = ("spots", *MIXED, "mixed", "textured")
 """Appearance of a canvas:
@@ -78,12 +77,9 @@ class Digits(Dataset[dict[str, Tensor]]):
         seed: int = 0,
         without: str | None = None,
     ) -> None:
-        if task not in TASKS:
-            raise InputError(f"expected one of {', '.join(TASKS)} for task, got {task!r}")
-        if split not in SPLITS:
-            raise InputError(f"expected one of {', '.join(SPLITS)} for split, got {split!r}")
-        if domain not in DOMAINS:
-            raise InputError(f"expected one of {', '.join(DOMAINS)} for domain, got {domain!r}")
+        for name, value, known in (("task", task, TASKS), ("split", split, SPLITS), ("domain", domain, DOMAINS)):
+            if value not in known:
+                raise InputError(f"expected one of {', '.join(known)} for {name}, got {value!r}")
         if without is not None and (domain != "mixed" or without not in MIXED):
             raise InputError(
                 f"expected domain=mixed and without as one of {', '.join(MIXED)}, got domain={domain} and {without}"
@@ -177,17 +173,10 @@ class Digits(Dataset[dict[str, Tensor]]):
 
 
 class DigitImages(Images):
-    """Batches of `Digits`, with the same task and domain in every split.
-
-    For other arguments see `Images`.
+    """Batches of `Digits`, with the same task and domain in every split; for other arguments see it and `Images`.
 
     Args:
-        image_size: side of the canvases, in pixels.
-        task: meaning of the labels, one of `TASKS`.
-        domain: appearance of the canvases, one of `DOMAINS`.
-        scraps: parts of other digits on each canvas.
         size: split → number of canvases; 6000 (train), 300 (val) and 200 (test) for splits that it leaves out.
-        without: the domain that `mixed` leaves out, see `Digits`.
     """
 
     def __init__(

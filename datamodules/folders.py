@@ -1,6 +1,6 @@
 """Class folders in the layout of ImageNet: <root>/<split>/<class>/<file>."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,7 @@ def image_folder(
     deeper = [path for path, _ in files if path.parent.parent != folder]
     if held_out is not None and deeper:
         raise InputError(
-            f"expected {root} to hold train/ and val/, or a subfolder of images per class, got {deeper[0]}: correct the"
-            " path"
+            f"expected {root} to hold train/ and val/, or a subfolder of images per class, got {deeper[0]}"
         )
     files = list(part_of(files, held_out, root))
     files = files if half is None else files[half::2]
@@ -60,13 +59,9 @@ def image_folder(
 
 
 def folder_of_split(root: str, splits: Mapping[str, str | None], split: str, **options: Any) -> ImageFiles:
-    """Read the images of a split, from its own folder or from one that all splits share, see `own_folder`.
+    """Read the images of a split, from its own folder below `root` or from one that all splits share, see `own_folder`.
 
-    Args:
-        root: folder that holds the splits.
-        splits: split → its folder below `root`.
-        split: the split.
-        options: further arguments of `image_folder`.
+    The `options` are further arguments of `image_folder`.
     """
     own, train, val = (splits.get(name) for name in (split, "train", "val"))
     folder, held_out = own_folder(root, train, val, own) if own and train and val else (Path(root, own or ""), None)
@@ -105,18 +100,13 @@ class ImageFolders(Images):
         seed: int = 0,
         templates: Sequence[str] = (),
     ) -> None:
-        shared = halve and splits.get("val") == splits.get("test")
-
-        def build(split: str, half: int | None) -> Callable[[], ImageFiles] | None:
-            if splits.get(split) is None:
-                return None
-            most = (limit or {}).get(split)
-            options = {"crop_fraction": crop_fraction, "limit": most, "skip_corrupt": skip_corrupt, "half": half}
-            return partial(folder_of_split, root, splits, split, image_size=image_size, **options)
-
+        halves = {"val": 0, "test": 1} if halve and splits.get("val") == splits.get("test") else {}
+        build = partial(folder_of_split, root, splits)
+        options = {"image_size": image_size, "crop_fraction": crop_fraction, "skip_corrupt": skip_corrupt}
         train, val, test = (
-            build("train", None),
-            build("val", 0 if shared else None),
-            build("test", 1 if shared else None),
+            None
+            if splits.get(split) is None
+            else partial(build, split, limit=(limit or {}).get(split), half=halves.get(split), **options)
+            for split in ("train", "val", "test")
         )
         super().__init__(train, val, test, batch_size, eval_batch_size, num_workers, seed, templates)

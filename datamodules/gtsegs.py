@@ -24,22 +24,19 @@ def unpack(path: Path, folder: Path) -> int:
     """Write the images and masks of gtsegs_ijcv.mat to a folder, and return their number. Existing files are replaced.
 
     Raises:
-        InputError: if h5py is missing, or the file is another one.
+        InputError: if the file is another one.
     """
-    try:
-        import h5py
-    except ImportError as error:
-        raise InputError(f"expected h5py, which reads {path.name}, got none: pip install h5py") from error
+    import h5py
+
     try:
         with h5py.File(path, "r") as file:
             count = len(file["value/img"])
-            bar = progress("unpacking", count, "image")
-            for name, image, mask in samples(file):
-                for kind, pixels in (("images", image), ("masks", mask)):
-                    with atomic(folder / kind / f"{name}.png") as unfinished:
-                        Image.fromarray(pixels).save(unfinished, compress_level=1)
-                bar.update(1)
-            bar.close()
+            with progress("unpacking", count, "image") as bar:
+                for name, image, mask in samples(file):
+                    for kind, pixels in (("images", image), ("masks", mask)):
+                        with atomic(folder / kind / f"{name}.png") as unfinished:
+                            Image.fromarray(pixels).save(unfinished, compress_level=1)
+                    bar.update(1)
     except (OSError, KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -70,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         count = unpack(options.file, options.folder)
-    except (InputError, OSError) as error:
+    except (InputError, OSError, ImportError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(f"{options.folder}: {count} images with masks")
 

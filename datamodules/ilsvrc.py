@@ -1,4 +1,4 @@
-"""Images of ILSVRC 2012 with its boxes, as published: XML files, or the CSV file of Kaggle."""
+"""Images with boxes around their objects: in a list that names them, or as ILSVRC 2012 is published, in XML or CSV."""
 
 import csv
 import warnings
@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 from timm.data import ImageNetInfo
 
-from datamodules.boxes import annotated_images
-from datamodules.datasets import ImageFiles, spread
+from datamodules.datasets import ImageFiles, check_below, read_json, spread
 from datamodules.truth import Box, Boxes, Size
 from explainers.errors import InputError
 from explainers.images.listing import existing_folder, list_images, several
@@ -29,6 +28,41 @@ class Annotation(NamedTuple):
     wnid: str
     boxes: list[Box]
     size: Size | None
+
+
+def annotated_images(
+    root: str | Path,
+    image_size: int,
+    annotations: str = "annotations.json",
+    classes: str | None = None,
+    crop_fraction: float | None = 0.875,
+    limit: int | None = None,
+    skip_corrupt: bool = False,
+) -> ImageFiles:
+    """Images with annotated object boxes: every sample has a `truth` mask. For other arguments see `ImageFiles`.
+
+    Args:
+        root: folder to which all file names are relative; files outside it are refused.
+        annotations: JSON file with a list of {"file": name, "label": class index, "boxes_xyxy": [[left, top, right,
+            bottom], ...]}; boxes are in pixels of the stored image.
+        classes: JSON file whose "wnids" are the class names; `None` leaves the classes without names.
+    """
+    folder = existing_folder(root, f"with {annotations}")
+    rows = read_json(folder / annotations)
+    try:
+        paths = [folder / row["file"] for row in rows]
+        labels = [int(row["label"]) for row in rows]
+        boxes = [[(float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in row["boxes_xyxy"]] for row in rows]
+        if not rows:
+            raise ValueError("an empty list")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f'{folder / annotations}: expected a list of {{"file": name, "label": class, "boxes_xyxy": [[left, top,'
+            f" right, bottom], ...]}}, got something else ({error!r}); correct the file"
+        ) from error
+    check_below(folder, paths, folder / annotations)
+    names = read_json(folder / classes)["wnids"] if classes else ()
+    return ImageFiles(paths, labels, image_size, names, Boxes(boxes), crop_fraction, limit, skip_corrupt)
 
 
 def imagenet_boxes(
@@ -116,12 +150,7 @@ def imagenet_classes() -> list[str]:
 
 
 def imagenet_labels(wnids: Sequence[str], source: Path) -> list[int]:
-    """The labels 0 to 999 of classes of ImageNet-1k.
-
-    Args:
-        wnids: identifiers such as n01440764.
-        source: where they come from, for the message.
-    """
+    """The labels 0 to 999 of classes of ImageNet-1k, given identifiers such as n01440764 and where they come from."""
     known = {wnid: label for label, wnid in enumerate(imagenet_classes())}
     unknown = sorted(set(wnids) - known.keys())
     if unknown:
@@ -133,11 +162,7 @@ def imagenet_labels(wnids: Sequence[str], source: Path) -> list[int]:
 
 
 def read_csv(path: Path) -> dict[str, Annotation]:
-    """Read LOC_val_solution.csv: name of an image → its class and boxes.
-
-    Raises:
-        InputError: for a line that is not `<image>,<wnid> <left> <top> <right> <bottom> ...`.
-    """
+    """Read LOC_val_solution.csv: name of an image → its class and boxes."""
     annotations = {}
     with open(path, newline="") as file:
         for number, row in enumerate(csv.reader(file), start=1):
@@ -158,17 +183,12 @@ def read_csv(path: Path) -> dict[str, Annotation]:
 
 
 def read_xml_files(paths: Sequence[Path]) -> list[Annotation]:
-    """Read the class and the boxes of images from XML files.
-
-    Raises:
-        InputError: if files have no box, or if one is not in the format of ILSVRC.
-    """
-    bar = progress("reading boxes", len(paths), "file", delay=2)
+    """Read the class and the boxes of images from XML files; raises an InputError if files have no box."""
     annotations = []
-    for path in paths:
-        annotations.append(read_xml(path))
-        bar.update(1)
-    bar.close()
+    with progress("reading boxes", len(paths), "file", delay=2) as bar:
+        for path in paths:
+            annotations.append(read_xml(path))
+            bar.update(1)
     empty = [path for path, one in zip(paths, annotations, strict=True) if not one.boxes]
     if empty:
         raise InputError(
@@ -179,11 +199,7 @@ def read_xml_files(paths: Sequence[Path]) -> list[Annotation]:
 
 
 def read_xml(path: Path) -> Annotation:
-    """Read the class, the boxes and the size of an image from an XML file; it may have no boxes.
-
-    Raises:
-        InputError: if the file is not in the format of ILSVRC.
-    """
+    """Read the class, the boxes and the size of an image from an XML file of ILSVRC; it may have no boxes."""
     try:
         root = ElementTree.parse(path).getroot()
         size = int(child(root, "size/height")), int(child(root, "size/width"))

@@ -51,9 +51,9 @@ TRAFFIC_SIGNS = named(
 
 @dataclass(frozen=True)
 class Stored:
-    """How torchvision reads a data set.
+    """How torchvision's class reads a data set.
 
-    Attributes:
+    Args:
         reader: torchvision's class.
         place: where the files are, for messages.
         classes: names of the classes in the order of their labels; empty if torchvision has names.
@@ -68,6 +68,7 @@ class Stored:
     source: str = ""
 
 
+RESISC45_PAGE = "https://www.tensorflow.org/datasets/catalog/resisc45"
 DATA_SETS = {
     "CIFAR10": Stored(CIFAR10, "cifar-10-batches-py"),
     "CIFAR100": Stored(CIFAR100, "cifar-100-python"),
@@ -75,12 +76,7 @@ DATA_SETS = {
     "EuroSAT": Stored(EuroSAT, "eurosat/2750", LAND_USES),
     "GTSRB": Stored(GTSRB, "gtsrb/GTSRB", TRAFFIC_SIGNS),
     "MNIST": Stored(MNIST, "MNIST/raw", DIGIT_NAMES),
-    "RESISC45": Stored(
-        ImageFolder,
-        "NWPU-RESISC45",
-        below="NWPU-RESISC45",
-        source="https://www.tensorflow.org/datasets/catalog/resisc45",
-    ),
+    "RESISC45": Stored(ImageFolder, "NWPU-RESISC45", below="NWPU-RESISC45", source=RESISC45_PAGE),
     "StanfordCars": Stored(StanfordCars, "stanford_cars", source="https://github.com/pytorch/vision/issues/7545"),
     "SUN397": Stored(SUN397, "SUN397"),
     "SVHN": Stored(SVHN, "svhn", DIGIT_NAMES, below="svhn"),
@@ -137,14 +133,10 @@ def torchvision_images(
     """Read a split of a data set of torchvision, as upright RGB images: short side scaled, centre cropped.
 
     Of a data set without validation images, `val` are the test images. `RESISC45`, `EuroSAT` and `SUN397` have no
-    official splits in torchvision: see `HELD_OUT`.
+    official splits in torchvision: see `HELD_OUT`. For other arguments see `TorchvisionImages`.
 
     Args:
-        root: folder of all data sets of torchvision.
-        name: one of `DATA_SETS`.
         split: train, val or test.
-        image_size: side of the images, in pixels.
-        download: let torchvision download the data set if it is missing.
         limit: maximum number of images, spread evenly over the split; `None` takes all.
         half: see `image_folder`.
 

@@ -87,11 +87,7 @@ class Boxes:
         self.sizes = sizes
 
     def mask(self, position: int, crop: Crop) -> Tensor:
-        """See `Truth`.
-
-        Raises:
-            InputError: if the image has another aspect ratio than its boxes were drawn on.
-        """
+        """See `Truth`; an InputError if the image has another aspect ratio than its boxes were drawn on."""
         drawn_on = crop.stored if self.sizes is None else self.sizes[position]
         check_scale("boxes", drawn_on, crop.stored)
         scale = (crop.resized[0] / drawn_on[0], crop.resized[1] / drawn_on[1])
@@ -128,8 +124,8 @@ def check_scale(name: str, drawn_on: Size, stored: Size) -> None:
     """Raise an InputError unless both sizes are one size at two scales; each side may be rounded to whole pixels.
 
     Args:
-        name: what was drawn, for the message.
-        drawn_on: height and width of the mask, or of the image with the boxes.
+        name: what was drawn on an image of another size, for the message.
+        drawn_on: its height and width.
         stored: height and width of the stored image.
 
     >>> check_scale("mask", (375, 500), (256, 341))

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from typing import ClassVar
 import numpy as np
 from tqdm import tqdm
 
-from datamodules.beton import describe, description_file, require_ffcv
+from datamodules.beton import describe, require_ffcv
 from datamodules.datasets import ImageFiles
 from datamodules.folders import image_folder
 from explainers.errors import check_positive
@@ -148,14 +147,14 @@ def write_beton(
 ) -> int:
     """Write the images of a class folder, with a short side of `image_size` pixels; return their number.
 
-    The file has a temporary name until it and its description are complete. It is removed if writing fails.
+    The file has a temporary name until it and its description are complete. It is removed if writing fails; the next
+    run overwrites what a killed one left.
     """
     check_positive(image_size=image_size, quality=quality, workers=workers)
     require_ffcv()
     files = image_folder(folder, image_size, limit=limit)
-    remove_leftovers(out)
     settings = {"image_size": image_size, "quality": quality, "limit": limit, "skip_corrupt": skip_corrupt}
-    with atomic(out) as unfinished:
+    with atomic(out, alone=True) as unfinished:
         count = write_readable(files, unfinished, image_size, quality, workers, skip_corrupt)
         with open(unfinished, "r+b") as file:
             os.fsync(file.fileno())  # some file systems report a full disk only now
@@ -179,15 +178,6 @@ def write_readable(
             report_unreadable(files.path(position), skip_corrupt)
         positions = sorted(set(positions) - set(unreadable))
     raise CorruptImage(f"expected at least 1 readable image, got {len(files)} corrupt ones; repair or replace them")
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove the temporary files of killed runs that wrote `out`."""
-    for final in (out, description_file(out)):
-        name = re.compile(rf"\.{re.escape(final.stem)}\.\d+\.unfinished{re.escape(final.suffix)}")
-        for path in out.parent.glob(".*.unfinished*"):
-            if name.fullmatch(path.name):
-                path.unlink(missing_ok=True)
 
 
 def report_unreadable(path: Path, skip_corrupt: bool) -> None:

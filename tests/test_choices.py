@@ -25,7 +25,7 @@ from explainers.errors import REPEATED, InputError, check_choices, checks_choice
 from explainers.posthoc import attention, white_box
 from explainers.posthoc.names import labelled
 from explainers.results import read_results
-from explainers.results.settings import explainers_of
+from explainers.results.file import explainers_of
 from explainers.sampling import stream
 from explainers.transformer import blocks
 from explainers.tve.tve import TVELoss

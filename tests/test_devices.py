@@ -18,7 +18,7 @@ from explainers import posthoc
 from explainers.anyhead import AnyHead, PropagationTeacher
 from explainers.anyhead.functionals import Functional
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.probes import Probe
+from explainers.evaluation.sweep import Probe
 from explainers.metrics.agreement import Agreement
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import Localized

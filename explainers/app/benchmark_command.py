@@ -68,7 +68,7 @@ def print_tables(result: Any, minus: str) -> dict[str, Any]:
     """Print the numbers of an `EvaluationResult`, and their differences from one explainer; return all differences."""
     from explainers.report.differences import compared, difference_tables
     from explainers.report.tables import markdown, rows
-    from explainers.results.scores import ImageScores
+    from explainers.results.reading import ImageScores
 
     task = f"{len(result.images)} image{'s' * (len(result.images) > 1)}"
     print(printed(markdown(rows({task: result.numbers}, result.columns))))

@@ -1,5 +1,6 @@
 """What is measured of explainers of one target, on the same images, classes and perturbations, and how."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
@@ -9,21 +10,18 @@ from torch import Tensor, nn
 
 from explainers import Details, Explainer, SelfExplainer
 from explainers.errors import InputError, check_choices, check_positive, check_range
-from explainers.evaluation.checks import check_heatmaps, check_reference, check_target
 from explainers.evaluation.passes import explain, forward_passes, modules_of
-from explainers.evaluation.probes import PROBES, ExplainedBatch, Probe, Probes
-from explainers.evaluation.summary import Indices, summary
-from explainers.evaluation.sweep import Order, Sweep, ranked
+from explainers.evaluation.sweep import PROBES, Order, Probe, Probes, Sweep, ranked
 from explainers.masking import PatchGrid, Removal, level_sizes
 from explainers.metrics.agreement import AGREEMENTS, Agreement, agreement_metrics
 from explainers.metrics.cost import NUMBERS, Cost, ExplainerStatistics, Passes
 from explainers.metrics.curves import Curve, needed_sides
 from explainers.metrics.localization import LOCALIZATIONS, Localization, Localized
-from explainers.metrics.means import Accuracy, Metric
+from explainers.metrics.means import Accuracy, Metric, PerImage, image_scores, numbers
 from explainers.metrics.perturbation import PerturbationCurves, curve_columns
 from explainers.models import TargetModel
 from explainers.models.inputs import check_labels
-from explainers.results.scores import ImageScores
+from explainers.results.reading import ImageScores
 from explainers.runtime.modes import finest_dtype
 
 
@@ -126,6 +124,17 @@ class Evaluation:
         }
 
 
+class Indices(PerImage):
+    """The index of each image in the data set, in the order in which metrics keep their numbers."""
+
+    def update(self, index: Tensor) -> None:
+        """Add the indices of some images, (B,)."""
+        self.keep(index[:, None])
+
+    def compute(self) -> Tensor:
+        return self.rows()[:, 0].long()
+
+
 class Measurement(nn.Module):
     """Explains images by several explainers, perturbs the images in the order of their heatmaps, and sums the numbers.
 
@@ -149,7 +158,11 @@ class Measurement(nn.Module):
     ) -> None:
         super().__init__()
         check_target(target, settings.grid)
-        check_reference(settings.reference, explainers)
+        if settings.reference is not None and settings.reference not in explainers:
+            raise InputError(
+                f"expected reference to be one of the explainers {', '.join(explainers)}, got {settings.reference}: add"
+                " it to them, or compare with none (evaluation.reference=null)"
+            )
         self.target = target
         self.settings = settings
         # A dictionary beside a list of modules, because an nn.ModuleDict refuses some names
@@ -204,7 +217,7 @@ class Measurement(nn.Module):
                 outputs = sweep(normalised, scores, batch["index"], classes, batch["label"], ends)
                 metrics[f"curves_{sweep.removal}"].update(outputs)
         probabilities = logits.softmax(-1).gather(-1, classes[:, None])[:, 0]
-        given = ExplainedBatch(batch["image"], normalised, batch["index"], classes, probabilities)
+        given = {**batch, "normalised": normalised, "classes": classes, "probabilities": probabilities}
         subsets = self.probes.subsets(given)
         for name, metrics in self._metrics():
             self.probes.update(metrics, self.explainers[name], explained[name].heatmaps, given, subsets)
@@ -240,8 +253,48 @@ class Measurement(nn.Module):
                 metrics[metric].update(explained[name].heatmaps, explained[reference].heatmaps)
 
     def summarise(self) -> tuple[dict[str, dict[str, Any]], ImageScores]:
-        """The numbers of each explainer, and those of single images, see `summary`."""
-        return summary(dict(self._metrics()), self.index, self.explainers)
+        """The numbers of each explainer, and those of single images in the order of the data set.
+
+        Every process has to call this function, because the metrics of all processes are joined.
+        """
+        index, order = self.index.scores("index")["index"].sort()
+        results, scores = {}, {}
+        with warnings.catch_warnings():
+            # A metric without an update is NaN and left out; all processes compute all metrics, or they would deadlock
+            warnings.filterwarnings("ignore", ".*was called before the ``update`` method.*")
+            for name, metrics in self._metrics():
+                kept = image_scores(metrics)
+                results[name] = numbers(metrics, kept)
+                if getattr(self.explainers[name], "ignores_classes", False):
+                    results[name]["ignores_classes"] = True
+                aligned = {key: values for key, values in kept.items() if len(values) == len(order)}
+                scores[name] = {key: aligned[key][order].float().cpu() for key in aligned.keys() & results[name].keys()}
+        return results, ImageScores(index.long().cpu(), scores)
+
+
+def check_target(target: TargetModel, grid: PatchGrid) -> None:
+    """Raise an InputError for a grid of another model, or a single class, whose probability is always 1."""
+    target.check_grid(grid)
+    if target.num_classes < 2:
+        raise InputError(
+            f"expected a target with 2 classes or more, got {target.num_classes}: the probability of a single class is"
+            " always 1; give a head of several classes"
+        )
+
+
+def check_heatmaps(explainer: str, heatmaps: Tensor, images: Tensor, grid: PatchGrid) -> None:
+    """Raise an InputError that names the explainer unless its heatmaps are finite and have a score for every patch."""
+    expected = (len(images), grid.side, grid.side)
+    if heatmaps.shape != expected:
+        raise InputError(
+            f"expected heatmaps of shape {list(expected)} from {explainer}, got {list(heatmaps.shape)}: give it the"
+            " grid of the evaluation"
+        )
+    if not heatmaps.isfinite().all():
+        raise InputError(
+            f"expected finite heatmaps, got NaN or infinity from {explainer}: leave it out, or compute it in float32"
+            " (trainer.precision=32-true)"
+        )
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import Tensor
 from explainers import Explainer
 from explainers.evaluation.evaluation import Evaluation, Measurement
 from explainers.models import TargetModel
-from explainers.results.scores import ImageScores
+from explainers.results.reading import ImageScores
 
 
 class EvaluationModule(LightningModule):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def explain(
         explainer: an explainer of the target, a module or any function.
         target: the model whose forward passes are counted.
         images: uint8, (B, C, H, W).
-        classes: the class to explain in each image, (B,).
+        classes: (B,).
 
     Returns:
         The explanation, the number of images that went through the target, the seconds, and the peak memory in GB, 0
@@ -94,7 +95,7 @@ def counted_passes(*explainers: object) -> Iterator[Count]:
         for backbone in backbones.values():
             for name in ENTRANCES:
                 if hasattr(backbone, name):
-                    stack.enter_context(_replaced(backbone, name, count))
+                    stack.enter_context(patch.object(backbone, name, _counting(getattr(backbone, name), count)))
         yield count
 
 
@@ -104,24 +105,13 @@ def passes_taken(explainer: object, count: Count, images: int) -> int:
     return counted or getattr(explainer, "forward_passes", 1) * images
 
 
-@contextmanager
-def _replaced(backbone: Any, name: str, count: Count) -> Iterator[None]:
-    """Replace a method of a backbone by one that counts; restored afterwards. One entrance may call the other."""
-    attributes, passed = vars(backbone), getattr(backbone, name)
-    before = {key: attributes[key] for key in (name,) if key in attributes}
-    attributes[name] = _counting(passed, count)
-    try:
-        yield
-    finally:
-        del attributes[name]
-        attributes.update(before)
-
-
 def _counting(passed: Callable[..., Any], count: Count) -> Callable[..., Any]:
+    """A method of a backbone that also counts its images. One entrance may call the other."""
+
     def forward(images: Tensor, *args: Any, **kwargs: Any) -> Any:
         if count.inside:
             return passed(images, *args, **kwargs)
-        count.images = count.images + len(images)
+        count.images += len(images)
         count.inside = True
         try:
             return passed(images, *args, **kwargs)

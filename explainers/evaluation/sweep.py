@@ -1,14 +1,18 @@
-"""The perturbation sweep of one target: masked forward passes, from which all curves of an explainer are computed."""
+"""What is done to images and target to measure explainers: the perturbation sweep, and probes with further passes."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from explainers import Details
+from explainers import Details, Explainer
 from explainers.errors import InputError, check_positive, check_range, checks_choices
 from explainers.masking import PatchGrid, Removal
+from explainers.metrics.additivity import Infidelity, SensitivityN, sized_coalitions, subset_sizes
 from explainers.metrics.perturbation import importance_order, inner_levels, perturbation_sweep
+from explainers.metrics.saco import SaCo, group_saliences, salience_groups
+from explainers.metrics.sanity import MaxSensitivity, Randomisation, max_sensitivity, random_weights, replaced
 from explainers.models import TargetModel
 from explainers.models.removal import check_removal, masked_outputs
 
@@ -108,7 +112,7 @@ class Sweep:
 
         Args:
             normalised: images, (B, C, H, W).
-            heatmaps: what is `ranked`; higher is more important; of equal scores, see `importance_order`.
+            heatmaps: what is `ranked`; of equal scores, see `importance_order`.
             index: index of each image in the data set, (B,).
             classes: the explained class of each image, (B,).
             labels: the label of each image, (B,), −1 if it is unknown.
@@ -118,13 +122,98 @@ class Sweep:
         if self.order != "patches" and scores.shape[-1] != self.grid.image_size:
             scores = bilinear(scores, self.grid.image_size)
         order = importance_order(scores.flatten(1), index)
-        return perturbation_sweep(
-            lambda keep: self.logits(normalised, keep),
-            order,
-            classes,
-            self.levels,
-            labels,
-            whole,
-            self.sides,
-            self.until,
-        )
+        settings = self.levels, labels, whole, self.sides, self.until
+        return perturbation_sweep(lambda keep: self.logits(normalised, keep), order, classes, *settings)
+
+
+Probe = Literal["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
+
+GROUPS, SUBSETS, DRAWS = 10, 20, 4
+"""Groups of SaCo; removed subsets of each of five sizes; noisy images of max-sensitivity."""
+
+PROBES: dict[str, Any] = {
+    "saco": SaCo,
+    "sensitivity_n": SensitivityN,
+    "infidelity": Infidelity,
+    "max_sensitivity": MaxSensitivity,
+    "randomisation": Randomisation,
+}
+"""Name → metric, whose `column` is the title of its column."""
+
+
+class Probes:
+    """Measures explainers by further masked images, by noise in the image, and by a target with random weights.
+
+    A batch is `given` as in `Measurement.update`, and has the images `normalised` for the target, the explained
+    `classes` and their `probabilities`.
+
+    Args:
+        names: what to measure.
+        sweep: a sweep of patches, which masks the images.
+    """
+
+    @checks_choices
+    def __init__(self, names: Sequence[Probe], sweep: Sweep) -> None:
+        self.names = tuple(names)
+        self.sweep = sweep
+        self.shares = bool({"sensitivity_n", "infidelity"} & set(names))
+        if names:
+            check_range(GROUPS, patches=sweep.grid.num_patches)
+        self.weights = random_weights(sweep.target) if "randomisation" in names else {}
+
+    @property
+    def forward_passes(self) -> tuple[int, int]:
+        """Masked images for each image: shared by all explainers, and for each explainer."""
+        return 5 * SUBSETS * self.shares, GROUPS * ("saco" in self.names)
+
+    @property
+    def explanations(self) -> int:
+        """Number of further explanations of each image by each explainer."""
+        return DRAWS * ("max_sensitivity" in self.names) + ("randomisation" in self.names)
+
+    def subsets(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Random subsets of patches, which all explainers share, and the drops that their removal causes.
+
+        Returns:
+            The visible patches, boolean (B, M, N), and the drops, (B, M); `None` if no measurement needs them.
+        """
+        if not self.shares:
+            return None
+        num_patches = self.sweep.grid.num_patches
+        keep = sized_coalitions(given["index"], num_patches, subset_sizes(num_patches), SUBSETS)
+        return keep, self._drops(given, keep)
+
+    def update(
+        self,
+        metrics: Mapping[str, Any],
+        explainer: Explainer,
+        heatmaps: Tensor,
+        given: Mapping[str, Tensor],
+        subsets: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Update the metrics of one explainer.
+
+        Explainers that read a cache are left out of `max_sensitivity` and `randomisation`: the cache holds neither
+        noisy images nor heatmaps of random weights.
+        """
+        scores = heatmaps.flatten(1)
+        cached = not getattr(explainer, "timed", True)
+        if "saco" in self.names:
+            keep = salience_groups(scores, given["index"], GROUPS)
+            metrics["saco"].update(self._drops(given, keep), group_saliences(scores, keep))
+        if subsets is not None:
+            for name in {"sensitivity_n", "infidelity"} & set(self.names):
+                metrics[name].update(heatmaps, *subsets)
+        if "max_sensitivity" in self.names and not cached:
+            changes = max_sensitivity(explainer, given["image"], given["classes"], given["index"], heatmaps, DRAWS)
+            metrics["max_sensitivity"].update(changes)
+        if "randomisation" in self.names and not cached:
+            with replaced(self.sweep.target, self.weights):
+                metrics["randomisation"].update(heatmaps, explainer(given["image"], given["classes"]))
+
+    def _drops(self, given: Mapping[str, Tensor], keep: Tensor) -> Tensor:
+        """Drops of the probability of the class under masks (B, M, N): (B, M)."""
+        with torch.no_grad():
+            probabilities = self.sweep.logits(given["normalised"], keep).softmax(-1)  # (B, M, K)
+        classes = given["classes"][:, None, None].expand(-1, keep.shape[1], 1)
+        return given["probabilities"][:, None] - probabilities.gather(-1, classes).squeeze(-1)

@@ -10,8 +10,7 @@ from explainers.errors import InputError
 from explainers.metrics.pairs import CONFIDENCE, Pairs, paired_differences
 from explainers.report.labels import direction, names_in, title_of
 from explainers.report.tables import markdown
-from explainers.results.reading import Results
-from explainers.results.scores import ImageScores
+from explainers.results.reading import ImageScores, Results
 
 Compared = Mapping[str, Mapping[str, tuple[list[str], Pairs]]]
 """Task → number → the explainers that have it for two images or more, and their pairs."""

@@ -15,9 +15,8 @@ from explainers.report.labels import title_of
 from explainers.report.overlays import annotated
 from explainers.report.pictures import find_stale_heatmaps, picture_file, read_pictures
 from explainers.report.tables import Reference, format_tables
-from explainers.results.reading import Results, load, read_columns, read_results
-from explainers.results.scores import read_scores
-from explainers.results.settings import row_keys
+from explainers.results.file import row_keys
+from explainers.results.reading import Results, load, read_columns, read_results, read_scores
 from explainers.saved.files import atomic, file_name, write_atomically
 
 DRAWN = 6  # number of images of a task in its PNG file

@@ -26,7 +26,6 @@ SETTLED = 2.0
 ABANDONED = 3600.0
 """Time since the last change, in seconds, after which no process still writes an unfinished file."""
 
-
 TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Characters that turn the direction of text, so that gpj.exe may read exe.jpg."""
 
@@ -45,12 +44,8 @@ def printable(text: str) -> str:
 def file_name(text: str, most: int = 200) -> str:
     """Make a file or folder name from any `text`; it is not hidden, and names nothing outside its folder.
 
-    Characters that Windows refuses are replaced too. A name that was changed or shortened ends in a hash of `text`, so
-    that different texts get different names.
-
-    Args:
-        text: what the file is named after.
-        most: largest length of the name, in bytes; file systems allow 255, and `atomic` adds some.
+    Characters that Windows refuses are replaced too. A name that was changed, or shortened to `most` bytes, ends in a
+    hash of `text`, so that different texts get different names. File systems allow 255 bytes; `atomic` adds some.
 
     >>> file_name("DecompX-PLUS"), file_name("../../x")
     ('DecompX-PLUS', '_._.._x_9cdf6a50')
@@ -96,10 +91,7 @@ def atomic(path: str | Path, alone: bool = False) -> Iterator[Path]:
 
 @cache
 def delete_leftovers(folder: Path) -> None:
-    """Delete the temporary files of `atomic` in a folder that have not changed for `ABANDONED` seconds; once a folder.
-
-    Killed processes leave them: by SIGKILL, or with their machine.
-    """
+    """Delete what killed processes left of `atomic` in a folder, after `ABANDONED` seconds; once a folder."""
     with os.scandir(folder) as entries:
         named = [entry for entry in entries if re.fullmatch(r"\..+\.\d+\.unfinished(\.\w+)?", entry.name)]
     for entry in named:
@@ -109,10 +101,7 @@ def delete_leftovers(folder: Path) -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this process writes what all processes of a training share; Lightning, if it is loaded, numbers them.
-
-    Lightning is not imported here, because explaining images does without it.
-    """
+    """Whether this process writes what all processes of a training share; Lightning, if it is loaded, numbers them."""
     lightning = sys.modules.get("lightning.pytorch.utilities.rank_zero")
     return lightning is None or lightning.rank_zero_only.rank == 0
 
@@ -125,11 +114,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def shared_by_all(folder: Path, strategy: Any) -> bool:
-    """Whether all processes see what process 0 writes to a folder. Every process has to call this function.
+    """Whether all processes, connected by a strategy of Lightning, see what process 0 writes to a folder.
 
-    Args:
-        folder: the folder, which is created if missing.
-        strategy: the strategy of Lightning that connects the processes.
+    Every process has to call this function. The folder is created if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     token = folder / strategy.broadcast(f".{uuid.uuid4().hex}")
@@ -147,7 +134,7 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
     """Compute the SHA-256 of the contents of files, in parallel.
 
     A database in the user's cache folder (`XDG_CACHE_HOME`) stores each hash with the path, size and times of its file.
-    The hash is computed again only after one of these has changed. A progress bar appears after 2 seconds.
+    The hash is computed again only after one of these has changed.
 
     >>> file_hashes([__file__]) == [hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
     True
@@ -155,13 +142,11 @@ def file_hashes(paths: Sequence[str | Path]) -> list[str]:
     stamps = [_stamp(Path(path)) for path in paths]
     known = _remembered(stamps)
     new = [stamp for stamp in dict.fromkeys(stamps) if stamp not in known]
-    bar = progress("hashing files", len(new), "file", delay=2)
     hashes = {}
-    with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter lock
+    with ThreadPoolExecutor() as threads, progress("hashing files", len(new), "file", delay=2) as bar:
         for stamp, value in zip(new, threads.map(_hash, [path for path, *_ in new]), strict=True):
             hashes[stamp] = value
             bar.update(1)
-    bar.close()
     _remember(hashes)
     known |= hashes
     return [known[stamp] for stamp in stamps]

@@ -1,35 +1,25 @@
 """Records for every result: software versions, devices, and differences between configs."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "lightning",
-    "timm",
-    "torchmetrics",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-    "ffcv",
-    "numpy",
+    *("torch", "torchvision", "lightning", "timm", "torchmetrics"),
+    *("hydra-core", "omegaconf", "wandb", "ffcv", "numpy"),
 )
 
 
 def versions() -> dict[str, str | None]:
     """Return the installed version of every package that can change a result; None if it is not installed."""
-
-    def installed_version(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: installed_version(package) for package in PACKAGES}
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def devices() -> list[str]:
@@ -40,11 +30,7 @@ def devices() -> list[str]:
 
 
 def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of every leaf of a nested config.
-
-    Args:
-        config: nested mappings and lists.
-        key: dotted prefix of the keys, for the recursion.
+    """Yield the dotted key, after the prefix `key`, and the value of every leaf of nested mappings and lists.
 
     >>> list(leaves({"seed": 0, "explainer": {"hops": [1, 2]}}))
     [('seed', 0), ('explainer.hops.0', 1), ('explainer.hops.1', 2)]
@@ -56,17 +42,8 @@ def leaves(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, config
 
 
-SHOWN = 80
-"""Largest length of a section in a message, in characters."""
-
-
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     """Describe the first difference of two nested configs as `key: old → new`; None if they are equal.
-
-    Args:
-        old: the first config.
-        new: the second config.
-        key: dotted prefix of the reported key, for the recursion.
 
     >>> first_difference({"seed": 0, "explainer": {"hops": [1]}}, {"seed": 0, "explainer": {"hops": [2]}})
     'explainer.hops: [1] → [2]'
@@ -81,6 +58,6 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
 
 
 def _short(value: Any) -> str:
-    """Convert a value to text; a whole section, which one of the configs lacks, is cut to `SHOWN` characters."""
+    """Convert a value to text; a whole section, which one of the configs lacks, is cut to 80 characters."""
     text = str(value)
-    return text if not isinstance(value, dict) or len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return f"{text[:80]}..." if isinstance(value, dict) and len(text) > 80 else text

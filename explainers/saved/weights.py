@@ -18,11 +18,7 @@ from explainers.saved.records import first_difference
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, identity: Mapping[str, Any] | None = None) -> Path:
-    """Write finite weights with `save_tensors`, whose arguments it has.
-
-    Raises:
-        InputError: if a weight is not finite.
-    """
+    """Write weights as `save_tensors` does; raises an InputError if one is not finite."""
     check_finite(weights, path)
     return save_tensors(weights, path, identity)
 
@@ -50,11 +46,7 @@ MAX_HEADER = 2**20
 
 
 def read_header(path: str | Path, expected: str = "a trained explainer") -> Identity:
-    """Read the identity in a file that `save_tensors` wrote, and no tensor; a missing identity is empty.
-
-    Args:
-        path: the file to read.
-        expected: what the file should hold, for messages, with its article.
+    """Read the identity in a file as `read_tensors` does, and no tensor.
 
     Raises:
         InputError: if the file does not exist, is not a safetensors file, or has a header of more than `MAX_HEADER`.
@@ -77,22 +69,14 @@ def check_shapes(path: str | Path, wanted: Mapping[str, Tensor]) -> None:
 
 
 def read_weights(path: str | Path, expected: str = "a trained explainer") -> tuple[Identity, dict[str, Tensor]]:
-    """Read identity and weights with `read_tensors`, whose arguments it has.
-
-    Raises:
-        InputError: if a weight is not finite, and as `read_tensors` does.
-    """
+    """Read identity and weights as `read_tensors` does; raises an InputError if a weight is not finite, too."""
     identity, weights = read_tensors(path, expected)
     check_finite(weights, path)
     return identity, weights
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str | Path) -> None:
-    """Raise an InputError for weights that are not finite, as a training that diverged leaves them.
-
-    Args:
-        weights: name → tensor.
-        source: where they come from or go to, for the message.
+    """Raise an InputError for weights that are not finite; `source` is where they come from or go to.
 
     >>> import torch
     >>> check_finite({"bias": torch.tensor([0.0, torch.nan])}, "head.safetensors")
@@ -157,7 +141,7 @@ def check_floating(kinds: Mapping[str, str], path: str | Path) -> None:
 
     Args:
         kinds: name of each tensor → its type, such as `torch.int8`, or `I8` as safetensors has it.
-        path: the file of the tensors, for the message.
+        path: the file of the tensors.
     """
     for name, kind in kinds.items():
         if name.rpartition(".")[2] in ("weight", "bias") and "f" not in kind.lower():
@@ -168,16 +152,7 @@ def check_floating(kinds: Mapping[str, str], path: str | Path) -> None:
 
 
 def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: str | Path) -> None:
-    """Compare the identity in a file with the identity of the object that loads the file.
-
-    Args:
-        saved: the identity in the file; it may have further entries.
-        own: the identity of the object.
-        path: the file, for the message.
-
-    Raises:
-        InputError: if they differ; the message shows both values of the first difference.
-    """
+    """Raise an InputError unless the identity `saved` in a file has all entries of the object that loads the file."""
     difference = first_difference({key: saved.get(key) for key in own}, dict(own))
     if difference is not None:
         short = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", difference)

@@ -6,14 +6,14 @@ from explainers import imported_at_use
 from explainers.share.catalogue import available
 
 if TYPE_CHECKING:
-    from explainers.share.normalised_model import NormalisedModel
     from explainers.share.pretrained import Pretrained, load
+    from explainers.share.views import NormalisedModel
 
 # They need torch, which takes seconds; `explainers list` needs `available` alone
 __getattr__ = imported_at_use(
     __name__,
     {
-        "NormalisedModel": "explainers.share.normalised_model",
+        "NormalisedModel": "explainers.share.views",
         "Pretrained": "explainers.share.pretrained",
         "load": "explainers.share.pretrained",
     },

@@ -12,7 +12,6 @@ import torch
 from captum.attr import Attribution
 from torch import Tensor
 
-from explainers.errors import InputError
 from explainers.models import TargetModel
 
 Inputs = TypeVar("Inputs", Tensor, tuple[Tensor])
@@ -25,14 +24,11 @@ class CaptumAttribution(Attribution):
 
     Args:
         explainer: learned or post-hoc; its attribute `target` is the model that it explains.
-
-    Raises:
-        InputError: for an explainer without a `target`.
     """
 
     def __init__(self, explainer: Any) -> None:
         self.explainer = explainer
-        self.model = _target(explainer)
+        self.model: TargetModel = explainer.target
         super().__init__(self.logits)
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -53,33 +49,27 @@ class CaptumAttribution(Attribution):
         if isinstance(inputs, tuple):
             (images,) = inputs
             return (self.attribute(images, target),)
-        if hasattr(self.explainer, "grid"):
-            self.explainer.grid.check(inputs)
         images = to_uint8(inputs, self.model)
         if target is None:
             target = self.model(images).argmax(-1)
         classes = torch.as_tensor(target, device=inputs.device).expand(len(inputs))
         scores = to_pixels(self.explainer(images, classes), inputs.shape[-1]) / inputs.shape[1]
-        return scores.repeat(1, inputs.shape[1], 1, 1).to(
-            inputs.dtype
-        )  # captum views it, which no expanded tensor allows
+        # Repeated, because captum views it, which no expanded tensor allows
+        return scores.repeat(1, inputs.shape[1], 1, 1).to(inputs.dtype)
 
 
 def quantus_explain(explainer: Any) -> Callable[..., np.ndarray]:
     """Make the `explain_func` that Quantus calls for attributions.
 
     Args:
-        explainer: learned or post-hoc; its attribute `target` is the model that it explains.
+        explainer: see `CaptumAttribution`.
 
     Returns:
         A function of a model, normalised images (B, C, H, W) and classes (B,), which are NumPy arrays: attributions
         (B, 1, H, W), the score of a patch divided evenly among its pixels. It explains the explainer's own target, and
         not the model that it is given; so a metric that changes the weights of the model says nothing of it.
-
-    Raises:
-        InputError: for an explainer without a `target`.
     """
-    own = _target(explainer)
+    own: TargetModel = explainer.target
 
     @torch.no_grad()
     def explain(model: Any, inputs: np.ndarray, targets: np.ndarray, **settings: Any) -> np.ndarray:
@@ -104,14 +94,3 @@ def to_pixels(heatmaps: Tensor, side: int) -> Tensor:
     """
     size = side // heatmaps.shape[-1]
     return heatmaps.repeat_interleave(size, -1).repeat_interleave(size, -2)[:, None] / size**2
-
-
-def _target(explainer: Any) -> TargetModel:
-    """The model that an explainer explains."""
-    target = getattr(explainer, "target", None)
-    if not isinstance(target, TargetModel):
-        raise InputError(
-            f"expected an explainer with the model that it explains as its attribute target, got"
-            f" {type(explainer).__name__}: take a learned explainer, or a method of explainers.posthoc"
-        )
-    return target

@@ -47,16 +47,18 @@ class Available:
     folder: Path
 
     def __repr__(self) -> str:
-        numbers = [name for name in self.measured if name != "settings"]
-        rows = list(dict.fromkeys(row for name in numbers for row in self.measured[name]))
+        numbers = {name: values for name, values in self.measured.items() if name != "settings"}
+        rows = dict.fromkeys(row for values in numbers.values() for row in values)
         width = max(map(len, rows), default=0)
         lines = [f"{self.name}  {self.explainer}  {self.bytes / 1e6:.1f} MB"]
-        lines += ["  " + "  ".join([" " * width, *numbers])] * bool(numbers)
+        if numbers:
+            lines.append("  " + "  ".join([" " * width, *numbers]))
         for row in rows:
-            cells = [_shown(self.measured[name].get(row, "")).rjust(len(name)) for name in numbers]
-            lines.append("  " + "  ".join([row.ljust(width), *cells]))
-        settings = self.measured.get("settings", {})
-        lines += ["  measured on " + "; ".join(map(str, settings.values()))] * bool(settings)
+            cells = [format(values[row], ".3f") if row in values else "" for values in numbers.values()]
+            aligned = [cell.rjust(len(name)) for cell, name in zip(cells, numbers, strict=True)]
+            lines.append("  " + "  ".join([row.ljust(width), *aligned]))
+        if settings := self.measured.get("settings"):
+            lines.append("  measured on " + "; ".join(map(str, settings.values())))
         return "\n".join(lines)
 
 
@@ -76,20 +78,18 @@ def available() -> Catalogue:
     >>> isinstance(available(), list)
     True
     """
-    models = sorted(SHIPPED.glob("*"))
-    folders = [model / explainer for model in models for explainer in COMMANDS]
-    return Catalogue(_read(folder) for folder in folders if (folder / WEIGHTS).is_file())
-
-
-def _read(folder: Path) -> Available:
-    measured = folder / MEASURED
-    return Available(
-        name=folder.parent.name,
-        explainer=folder.name,
-        bytes=(folder / WEIGHTS).stat().st_size,
-        measured=json.loads(measured.read_text()) if measured.is_file() else {},
-        command=COMMANDS[folder.name].format(model="<name in timm>"),
-        folder=folder,
+    return Catalogue(
+        Available(
+            name=model.name,
+            explainer=explainer,
+            bytes=(folder / WEIGHTS).stat().st_size,
+            measured=json.loads((folder / MEASURED).read_text()),
+            command=command.format(model="<name in timm>"),
+            folder=folder,
+        )
+        for model in sorted(SHIPPED.glob("*"))
+        for explainer, command in COMMANDS.items()
+        if ((folder := model / explainer) / WEIGHTS).is_file()
     )
 
 
@@ -122,10 +122,6 @@ def for_target(target: TargetModel) -> Catalogue:
         return Catalogue()  # without a hash, which reads all weights
     own = target.backbone_identity()["backbone_sha256"]
     return Catalogue(each for each, identity in alike if identity.get("backbone_sha256") == own)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def not_shipped(target: TargetModel, explainer: str) -> InputError:

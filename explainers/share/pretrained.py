@@ -120,8 +120,6 @@ class Pretrained:
         Args:
             repository: its id, such as `user/name`; it is made if there is none.
             private: make a repository that others cannot see.
-            evaluation: see `save_pretrained`.
-            license: see `save_pretrained`.
         """
         hub = HfApi()
         with TemporaryDirectory() as folder:
@@ -170,16 +168,14 @@ def load(
     file = _file(source, revision)
     header = read_header(file)
     kind = _learned(header.get("class"), file)
+    learned = issubclass(kind, Pretrained)
     try:
         grid = PatchGrid(**_plain(header.get("grid"), f"{file}: grid"), differs=True)
-        model = (
-            _model(header, grid, file, pretrained=issubclass(kind, Pretrained)) if target is None else target.frozen()
-        )
-        if issubclass(kind, Pretrained):
+        model = _model(header, grid, file, pretrained=learned) if target is None else target.frozen()
+        if learned:
             settings = _settings(kind, header, file)
-            built = partial(
-                network or _network(kind, header, file), **_plain(header.get("network"), f"{file}: network")
-            )
+            arguments = _plain(header.get("network"), f"{file}: network")
+            built = partial(network or _network(kind, header["network"], file), **arguments)
             with torch.device("meta"):
                 check_shapes(file, built(model, grid).state_dict())
             explainer = kind(target=model, grid=grid, network=built, weights=str(file), **settings)
@@ -189,10 +185,8 @@ def load(
     except InputError:
         raise
     except Exception as error:  # whatever timm and torch say of sizes that do not fit
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"expected in {file} settings of an explainer, got {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(f"expected in {file} settings of an explainer, got {reason}") from error
     return explainer.eval().requires_grad_(False)
 
 
@@ -202,7 +196,7 @@ def _file(source: str | Path, revision: str | None) -> Path:
     if revision is not None and not on_hub:
         raise InputError(f"expected hf://user/name for revision={revision}, got {source}: folders have no revisions")
     known = shipped(source) if isinstance(source, str) and not on_hub else None
-    path = downloaded(str(source), revision) if on_hub else Path(source) if known is None else known.folder
+    path = download_repository(str(source), revision) if on_hub else Path(source) if known is None else known.folder
     if path.is_file() or path.is_symlink():
         return _checked(path)
     if not path.is_dir():
@@ -229,8 +223,8 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def downloaded(source: str, revision: str | None) -> Path:
-    """The local copy of a repository on the Hugging Face Hub."""
+def download_repository(source: str, revision: str | None) -> Path:
+    """Download what `load` reads of a repository on the Hugging Face Hub; returns the local folder."""
     repository = source.removeprefix(HUB)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise InputError(f"expected a repository of the Hugging Face Hub as hf://user/name, got {source}")
@@ -238,9 +232,7 @@ def downloaded(source: str, revision: str | None) -> Path:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=[*WEIGHTS, *RECORD]))
     except OSError as error:  # no repository, no network, no permission
         reason = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"expected a repository of the Hugging Face Hub, got {source}, of which it says: {reason}"
-        ) from error
+        raise InputError(f"expected a repository of the Hub, got {source}, of which it says: {reason}") from error
 
 
 def read_text(path: Path, expected: str) -> str:
@@ -272,8 +264,9 @@ def _parsed(text: str) -> dict[str, Any]:
 def _learned(name: Any, file: Path) -> Any:
     """The class of `LEARNED` that a header names."""
     if not isinstance(name, str) or name not in LEARNED:
-        known = ", ".join(LEARNED)
-        raise InputError(f"expected one of {known} as the class in {file}, got {_shown(name)}: give another file")
+        raise InputError(
+            f"expected one of {', '.join(LEARNED)} as the class in {file}, got {_shown(name)}: give another file"
+        )
     try:
         return getattr(import_module(LEARNED[name]), name)
     except ModuleNotFoundError as error:  # self-explaining models are LightningModules
@@ -281,36 +274,32 @@ def _learned(name: Any, file: Path) -> Any:
         raise
 
 
-def _network(kind: Any, header: Identity, file: Path) -> Any:
-    """The class of a network of this project that a header names."""
+def _network(kind: Any, named: dict[str, Any], file: Path) -> Any:
+    """The class of a network of this project, whose name and arguments a header has."""
     networks = {each.__name__: each for each in kind.networks}
-    named = header.get("network")
-    named = named if isinstance(named, dict) else {}
     name = named.get("class")
-    if not isinstance(name, str) or name not in networks:
+    if name not in networks:
         raise InputError(
             f"expected {' or '.join(networks)} as the network in {file}, got {_shown(name)}: give your own network, as"
             " in load(..., network=MyNetwork)"
         )
-    arguments = {*inspect.signature(networks[name]).parameters} - {"target", "grid"}
-    _check_known(set(named) - {"class"}, arguments - {*getattr(networks[name], "initial", ())}, f"{file}: network")
+    not_in_headers = {"target", "grid", *getattr(networks[name], "initial", ())}
+    _check_known({*named} - {"class"}, {*inspect.signature(networks[name]).parameters} - not_in_headers, file)
     return networks[name]
 
 
 def _settings(kind: Any, header: Identity, file: Path) -> dict[str, Any]:
     """The arguments of an explainer in a header, besides its network and grid."""
-    own = {name: value for name, value in header.items() if name not in ("class", "network", "grid", "target", "model")}
+    own = {name: value for name, value in header.items() if name not in ("network", "grid", "target", "model")}
     reading = own.pop("reading", {})
     settings = _plain(own, str(file)) | _plain(reading, f"{file}: reading")
-    _check_known(settings.keys(), inspect.signature(kind).parameters.keys() - NOT_IN_HEADERS, str(file))
+    _check_known({*settings}, {*inspect.signature(kind).parameters} - NOT_IN_HEADERS, file)
     return settings
 
 
-def _check_known(names: Any, known: Any, where: str) -> None:
+def _check_known(names: set[str], known: set[str], file: Path) -> None:
     for name in sorted(names - known):
-        raise InputError(
-            f"{where}: expected settings {', '.join(sorted(known))}, got {_shown(name)}: give another file"
-        )
+        raise InputError(f"{file}: expected settings {', '.join(sorted(known))}, got {_shown(name)}: give another file")
 
 
 def _plain(settings: Any, where: str) -> dict[str, Any]:

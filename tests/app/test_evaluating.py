@@ -12,8 +12,8 @@ from toys import SILENT
 import explainers
 from explainers.errors import InputError
 from explainers.evaluation import Evaluation, measure
-from explainers.evaluation.probes import PROBES
 from explainers.evaluation.result import CURVES
+from explainers.evaluation.sweep import PROBES
 from explainers.posthoc import GAE, Chance
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (5, 40, 32, 3), dtype=np.uint8)

@@ -10,11 +10,10 @@ import references_localization as slow
 import torch
 from PIL import Image
 
-from datamodules.boxes import annotated_images
-from datamodules.class_masks import class_masks
 from datamodules.coco import coco_masks, draw, fill, run_lengths
 from datamodules.gtsegs import main as unpack_gtsegs
-from datamodules.masks import masked_images, read_ids
+from datamodules.ilsvrc import annotated_images
+from datamodules.masks import class_masks, masked_images, read_ids
 from explainers.errors import InputError
 
 WNIDS = ("n01440764", "n01443537", "n15075141")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules.boxes import annotated_images
 from datamodules.datasets import ImageFiles, spread, unlabelled_images
 from datamodules.folders import ImageFolders, image_folder
+from datamodules.ilsvrc import annotated_images
 from datamodules.mura import mura
 from explainers.errors import InputError
 

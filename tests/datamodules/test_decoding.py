@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 
-from datamodules.boxes import annotated_images
 from datamodules.datasets import ImageFiles
 from datamodules.folders import image_folder
+from datamodules.ilsvrc import annotated_images
 from explainers.images.decoding import (
     CorruptImage,
     as_rgb,

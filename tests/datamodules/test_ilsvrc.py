@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules.boxes import annotated_images
-from datamodules.ilsvrc import imagenet_boxes
+from datamodules.ilsvrc import annotated_images, imagenet_boxes
 from explainers.errors import InputError
 
 WNIDS = {"n01440764": 0, "n01443537": 1, "n15075141": 999}

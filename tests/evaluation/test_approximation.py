@@ -135,12 +135,6 @@ def test_results_are_those_computed_by_hand(target, grid):
     assert identity["accuracy"] == pytest.approx(np.mean(right))
 
 
-@pytest.mark.parametrize("patches", [1, 17])
-def test_a_number_of_patches_that_cannot_be_correlated_is_refused(target, grid, patches):
-    with pytest.raises(ValueError, match=f"expected 2 to 16 patches .* got {patches}"):
-        TwoPointStudy(target, grid, {}, patches=patches)
-
-
 def test_the_study_leaves_its_table_and_figure(tmp_path):
     overrides = ("target=tiny", "tasks=[digits]", "explainers=[]", "metrics=two_point", "figures=approximation")
     small = ("tasks.digits.data.size.test=3", "tasks.digits.data.eval_batch_size=2", "evaluation.patches=2")

@@ -82,11 +82,10 @@ def test_every_argument_counts_or_has_a_reason(build, target, grid, tmp_path):
                 read_results([first, second])
 
 
-@pytest.mark.parametrize("build", [evaluation, study])
-def test_the_precision_counts(build, target, grid, tmp_path):
+def test_the_precision_counts(target, grid, tmp_path):
     files, samples = [], Digits("test", size=3, image_size=32)
     for number, precision in enumerate(("32-true", "bf16-mixed")):
-        module = build(target, grid)
+        module = evaluation(target, grid)
         trainer = Trainer(accelerator="cpu", precision=precision, inference_mode=False, **SILENT)
         trainer.test(module, DataLoader(samples, batch_size=3), verbose=False)
         files.append(write(tmp_path / str(number), module, str(number)))
@@ -118,9 +117,3 @@ def test_files_without_these_keys_are_read_and_each_is_compared_with_all_before(
     assert read_results(files[:2])["odd"] == {"old": {"iou": 0.5}, "one": {"iou": 0.5}}
     with pytest.raises(InputError, match="they differ in reference: one → other"):
         read_results(files)
-
-
-def test_results_without_a_reference_stand_beside_those_with_one(target, grid, tmp_path):
-    names = None, "one"
-    files = [write(tmp_path / f"{name}", evaluation(target, grid, reference=name), f"{name}") for name in names]
-    assert len(read_results(files)["odd"]) == 2

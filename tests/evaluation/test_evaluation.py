@@ -18,7 +18,6 @@ from datamodules.digits import Digits
 from explainers import Details
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.passes import counted_passes
 from explainers.posthoc import RISE, ViTCX
 from explainers.posthoc.baselines import Chance
 from explainers.saved.identity import weights_hash
@@ -45,12 +44,17 @@ def both(target, grid):
     return {"chance": Chance(None, grid), "oracle": Oracle(target, grid, hops=0)}
 
 
+def measure(evaluation, samples, batch_size=7, **settings):
+    """The evaluation after a test, and what it logged."""
+    trainer = Trainer(accelerator="cpu", **SILENT, **settings)
+    trainer.test(evaluation, DataLoader(samples, batch_size=batch_size), verbose=False)
+    return evaluation, trainer.callback_metrics
+
+
 def evaluate(target, grid, samples, names=("chance", "oracle"), batch_size=3, **settings):
     explainers = {name: explainer for name, explainer in both(target, grid).items() if name in names}
-    evaluation = Evaluation(grid, levels=LEVELS, **settings)(target, explainers)
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.test(evaluation, DataLoader(samples, batch_size=batch_size), verbose=False)
-    return evaluation.results, trainer.callback_metrics
+    evaluation, logged = measure(Evaluation(grid, levels=LEVELS, **settings)(target, explainers), samples, batch_size)
+    return evaluation.results, logged
 
 
 def by_hand(target, grid, samples, explain, classes, fill=0.0):
@@ -92,43 +96,27 @@ def test_results_are_those_computed_by_hand(target, grid, digits, classes, remov
         assert logged[f"{name}/fidelity_plus"].item() == pytest.approx(areas[0], abs=1e-5)
     agreement = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(*heatmaps.values(), strict=True)]
     assert results["chance"]["rank_correlation"] == pytest.approx(np.mean(agreement), abs=1e-5)
+    assert "rank_correlation" not in results["oracle"]  # the reference is not compared with itself
     right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
     assert logged["accuracy"].item() == pytest.approx(np.mean(right))
 
 
-def test_the_reference_is_not_compared_with_itself(target, grid, digits):
-    results, _ = evaluate(target, grid, digits, reference="oracle")
-    assert "rank_correlation" in results["chance"]
-    assert "rank_correlation" not in results["oracle"]
-    other_way_round, _ = evaluate(target, grid, digits, reference="chance")
-    assert "rank_correlation" in other_way_round["oracle"]
-    assert "rank_correlation" not in other_way_round["chance"]
-
-
-def test_without_a_reference_there_is_no_rank_correlation(target, grid, digits):
-    results, _ = evaluate(target, grid, digits)
-    assert not any("rank_correlation" in numbers for numbers in results.values())
-
-
-def test_a_reference_that_is_no_explainer_is_refused_with_those_there_are(target, grid):
-    with pytest.raises(InputError) as caught:
+def test_settings_that_do_not_fit_are_refused_before_anything_is_measured(target, make_target, grid):
+    message = "reference to be one of the explainers chance, oracle, got orakel: .* none .evaluation.reference=null.$"
+    with pytest.raises(InputError, match=message):
         Evaluation(grid, reference="orakel")(target, both(target, grid))
-    message = "expected reference to be one of the explainers chance, oracle, got orakel: add it to them, or compare"
-    assert str(caught.value) == f"{message} with none (evaluation.reference=null)"
+    with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or removal=black"):
+        Evaluation(grid, removals=["drop"])(make_target("test_resnet"), {})
+    with pytest.raises(InputError, match="expected removals, one or more"):
+        Evaluation(grid, removals=[])
 
 
-def test_without_objects_there_is_no_pointing_game(target, grid, digits):
+def test_what_was_not_measured_is_left_out(target, grid, digits):
+    """The pointing game of images without objects, the comparison without a reference, the time of the first batch."""
     bare = [{name: value for name, value in sample.items() if name != "truth"} for sample in digits]
-    results, _ = evaluate(target, grid, bare)
-    assert "pointing_game" not in results["chance"]
-    assert "fidelity_plus" in results["chance"]
-
-
-def test_the_first_batch_is_not_timed(target, grid, digits):
-    timed, _ = evaluate(target, grid, digits)
-    untimed, _ = evaluate(target, grid, digits, batch_size=7)
-    assert timed["chance"]["images_per_second"] > 0
-    assert "images_per_second" not in untimed["chance"]
+    timed, untimed = (evaluate(target, grid, bare, batch_size=size)[0]["chance"] for size in (3, 7))
+    assert not {"pointing_game", "rank_correlation"} & timed.keys() and "fidelity_plus" in timed
+    assert timed["images_per_second"] > 0 and "images_per_second" not in untimed
 
 
 @torch.no_grad()
@@ -157,52 +145,6 @@ def test_removed_tokens_are_those_of_the_most_important_patches(target, grid, di
     assert Evaluation(grid, removals=["drop"]).identity()["removals"] == ["drop"]
 
 
-def test_a_target_that_cannot_drop_tokens_is_refused_before_anything_is_measured(make_target, grid):
-    target = make_target("test_resnet")
-    with pytest.raises(InputError, match="expected a ViT .*got test_resnet.*removal=zero or removal=black"):
-        Evaluation(grid, removals=["drop"])(target, {})
-
-
-def test_results_do_not_depend_on_the_batches(target, grid, digits):
-    small, large = (evaluate(target, grid, digits, batch_size=size)[0]["oracle"] for size in (2, 7))
-    for name in ("fidelity_plus", "fidelity_minus", "fidelity_plus_error", "pointing_game"):
-        assert small[name] == pytest.approx(large[name], abs=1e-5)
-
-
-def test_the_choices_make_a_difference_and_are_told(target, grid, digits):
-    results = {
-        (classes, removal): evaluate(target, grid, digits, classes=classes, removals=[removal])[0]["oracle"][
-            "fidelity_plus"
-        ]
-        for classes in ("predicted", "label")
-        for removal in ("zero", "black")
-    }
-    assert len({round(value, 4) for value in results.values()}) == 4
-    identity = Evaluation(grid, classes="label", removals=["black"], levels=5)(target, both(target, grid)).identity()
-    assert identity["backbone_sha256"] == weights_hash(target.backbone)
-    assert (identity["classes"], identity["removals"], identity["levels"]) == ("label", ["black"], 5)
-    assert "accuracy" not in identity  # nothing was measured
-
-
-def test_a_step_gives_the_heatmaps_to_whoever_draws_them(target, grid, digits):
-    batch = {name: torch.stack([sample[name] for sample in digits]) for name in digits[0]}
-    with torch.no_grad():
-        found = Evaluation(grid, levels=3, classes="label")(target, both(target, grid)).test_step(batch, 0)
-    assert {name: heatmap.shape for name, heatmap in found["heatmaps"].items()} == dict.fromkeys(
-        both(target, grid), (7, 4, 4)
-    )
-    assert torch.equal(found["classes"], batch["label"])
-
-
-def test_the_identity_tells_the_accuracy_and_the_number_of_images(target, grid, digits):
-    evaluation = Evaluation(grid, levels=3)(target, both(target, grid))
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
-    right = [target(sample["image"][None]).argmax().item() == sample["label"] for sample in digits]
-    identity = evaluation.identity()
-    assert identity["images"] == 7 and identity["accuracy"] == pytest.approx(np.mean(right))
-
-
 def test_several_removals_have_columns_of_their_own(target, grid, digits):
     curves = ["fidelity_plus", "deletion_accuracy"]
     both, _ = evaluate(target, grid, digits, curves=curves, removals=["black", "drop"])
@@ -218,7 +160,7 @@ def test_several_removals_have_columns_of_their_own(target, grid, digits):
 def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
     probes = ["saco", "sensitivity_n", "infidelity", "max_sensitivity", "randomisation"]
     evaluation = Evaluation(grid, levels=3, probes=probes, reference="oracle")(target, both(target, grid))
-    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    measure(evaluation, digits, batch_size=4)
     row, before = evaluation.results["chance"], weights_hash(target)
     assert row.keys() >= {*probes, "rank_correlation", "forward_passes", "images_per_second"}
     without_title = {name for name in row if name not in evaluation.columns}
@@ -233,17 +175,12 @@ def test_all_numbers_have_titles_or_are_curves_and_errors(target, grid, digits):
 def test_scores_are_the_numbers_of_single_images_in_the_order_of_the_data(target, grid, digits):
     settings = Evaluation(grid, levels=3, removals=["zero", "black"], probes=["saco"], reference="oracle", k=3)
 
-    def measure(samples):
-        evaluation = settings(target, both(target, grid))
-        Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(samples, batch_size=2), verbose=False)
-        return evaluation
-
-    scores = measure([digits[i] for i in (5, 1)]).scores
+    scores = measure(settings(target, both(target, grid)), [digits[i] for i in (5, 1)])[0].scores
     assert scores.index.tolist() == [1, 5]
     names = {"fidelity_plus", "relevance_gain_black", "saco", "pointing_game", "rank_correlation"}
     assert names <= scores.rows["chance"].keys() and "rank_correlation" not in scores.rows["oracle"]
     for place, image in enumerate(scores.index.tolist()):
-        alone = measure([digits[image]]).results
+        alone = measure(settings(target, both(target, grid)), [digits[image]])[0].results
         for name, row in scores.rows.items():
             assert row.keys() == scores.rows[name].keys() and row["saco"].dtype == torch.float32
             found = {number: values[place].item() for number, values in row.items()}
@@ -252,32 +189,21 @@ def test_scores_are_the_numbers_of_single_images_in_the_order_of_the_data(target
 
 @pytest.mark.parametrize("until", [1.0, 0.5])
 def test_forward_passes_are_announced_as_they_are_made(target, grid, digits, monkeypatch, until):
-    settings = Evaluation(grid, levels=5, until=until, probes=["saco", "infidelity"])
-    evaluation = settings(target, {"chance": Chance(None, grid)})
+    probes = ["saco", "infidelity", "max_sensitivity", "randomisation"]
+    settings = Evaluation(grid, levels=5, until=until, probes=probes)
+    evaluation = settings(target, {"rise": RISE(target, grid, masks=9)})
     made, forward = [], target.backbone.forward_features
     monkeypatch.setattr(target.backbone, "forward_features", lambda x: made.append(len(x)) or forward(x))
-    trainer = Trainer(accelerator="cpu", **SILENT)
-    trainer.test(evaluation, DataLoader(digits, batch_size=7), verbose=False)
-    assert sum(made) == 7 * sum(evaluation.forward_passes.values()) + 1  # and an empty image for each batch
-
-
-def test_announced_passes_include_the_explanations_of_probes(target, grid, digits):
-    probes = ["saco", "max_sensitivity", "randomisation"]
-    evaluation = Evaluation(grid, levels=5, probes=probes)(target, {"rise": RISE(target, grid, masks=9)})
-    with counted_passes(target) as count:
-        Trainer(accelerator="cpu", inference_mode=False, **SILENT).test(
-            evaluation, DataLoader(digits, batch_size=7), verbose=False
-        )
+    measure(evaluation, digits, inference_mode=False)
     announced = evaluation.forward_passes
-    assert announced == {"rise": 9, "perturbations": 1 + 2 * 3 + 10, "explanations of probes": 5 * 9}
-    assert count.images == 7 * sum(announced.values()) + 1  # and an empty image
+    assert announced["rise"] == 9 and announced["explanations of probes"] == 5 * 9
+    assert sum(made) == 7 * sum(announced.values()) + 1  # and an empty image for each batch
 
 
 def test_passes_in_results_are_those_that_were_made(target, grid, digits):
     explainers = {"cx": ViTCX(target, grid), "rise": RISE(target, grid, masks=9), "chance": Chance(None, grid)}
     evaluation = Evaluation(grid, curves=[])(target, explainers)
-    trainer = Trainer(accelerator="cpu", inference_mode=False, **SILENT)
-    trainer.test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    measure(evaluation, digits, batch_size=4, inference_mode=False)
     images = torch.stack([sample["image"] for sample in digits])
     masks = sum(len(own) for own in explainers["cx"].masks(target.normalise(images)))
     passes = {name: row["forward_passes"] for name, row in evaluation.results.items()}
@@ -304,7 +230,7 @@ def test_saliency_maps_are_removed_and_located_pixel_by_pixel_where_a_method_has
     found = {}
     for order in ("pixels", "saliency"):
         evaluation = Evaluation(grid, curves=["deletion"], levels=33, order=order)(target, explainers)
-        Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=7), verbose=False)
+        measure(evaluation, digits)
         found[order] = evaluation.results
     row, images = found["saliency"]["row"], torch.stack([sample["image"] for sample in digits])
     normalised, classes = target.normalise(images), target(images).argmax(1)
@@ -322,7 +248,7 @@ def test_saliency_maps_are_removed_and_located_pixel_by_pixel_where_a_method_has
 
 def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, digits):
     evaluation = Evaluation(grid, levels=3, reference="oracle")(target, both(target, grid), measured=["chance"])
-    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    measure(evaluation, digits, batch_size=4)
     assert evaluation.results.keys() == {"chance"}
     whole, _ = evaluate(target, grid, digits, reference="oracle")
     assert evaluation.results["chance"]["rank_correlation"] == pytest.approx(whole["chance"]["rank_correlation"])
@@ -331,13 +257,8 @@ def test_only_what_is_asked_for_is_measured_beside_the_reference(target, grid, d
 def test_without_curves_nothing_is_masked(target, grid, digits):
     evaluation = Evaluation(grid, curves=[])(target, {"chance": Chance(None, grid)})
     assert evaluation.forward_passes["perturbations"] == 1
-    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=4), verbose=False)
+    measure(evaluation, digits, batch_size=4)
     assert "fidelity_plus" not in evaluation.results["chance"] and evaluation.results["chance"]["images_per_second"] > 0
-
-
-def test_no_removal_is_refused(grid):
-    with pytest.raises(InputError, match="expected removals, one or more"):
-        Evaluation(grid, removals=[])
 
 
 def command(*overrides, folder, tasks=("digit",)):
@@ -412,25 +333,17 @@ def test_self_explaining_models_are_compared_with_the_reference_and_classify(tar
     own = copy.deepcopy(target)
     own.head = FixedHead(simplex(10, own.embed_dim))
     explaining, exact = SelfExplaining(own, grid, alpha=1), KernelSHAP(target, grid, budget=40)
-    names = {"explaining": explaining, "exact": exact}
     agreement = ["e_rmse", "iou", "rank_correlation"]
     settings = Evaluation(grid, levels=3, classes="label", reference="exact", agreement=agreement, k=3)
-    evaluation = settings(target, names)
-    Trainer(accelerator="cpu", **SILENT).test(evaluation, DataLoader(digits, batch_size=3), verbose=False)
+    evaluation, _ = measure(settings(target, {"explaining": explaining, "exact": exact}), digits, batch_size=3)
     found = evaluation.results["explaining"]
     images, labels = torch.stack([sample["image"] for sample in digits]), digits.labels
     with torch.no_grad():
-        ours, theirs, logits = (
-            explaining(images, labels),
-            exact(images, labels),
-            explaining.predict_and_explain(images)[0],
-        )
+        ours, theirs = explaining(images, labels), exact(images, labels)
+        logits = explaining.predict_and_explain(images)[0]
     assert found["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())
     assert found["e_rmse"] == pytest.approx((ours - theirs).square().mean().sqrt().item(), rel=1e-4)
-    tops = (
-        [{*a.flatten().topk(3).indices.tolist()} for a in ours],
-        [{*b.flatten().topk(3).indices.tolist()} for b in theirs],
-    )
+    tops = [[{*each.flatten().topk(3).indices.tolist()} for each in heatmaps] for heatmaps in (ours, theirs)]
     overlaps = [len(a & b) / len(a | b) for a, b in zip(*tops, strict=True)]
     assert found["iou"] == pytest.approx(sum(overlaps) / 7)
     assert "accuracy" not in evaluation.results["exact"] and "e_rmse" not in evaluation.results["exact"]

@@ -73,9 +73,5 @@ def test_an_empty_image_is_the_same_for_all(target, grid, images, removal):
 
 
 def test_pixels_cannot_be_dropped(target, grid):
-    with pytest.raises(InputError, match="expected order=patches with removal drop, got pixels"):
-        Sweep(target, grid, "drop", order="pixels")
     with pytest.raises(InputError, match="expected order=patches with removal drop, got saliency"):
         Sweep(target, grid, "drop", order="saliency")
-    with pytest.raises(InputError, match="expected order patches, pixels or saliency, got pixel"):
-        Sweep(target, grid, order="pixel")

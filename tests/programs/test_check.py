@@ -15,7 +15,7 @@ from datamodules.digits import Digits
 from datamodules.images import Images
 from explainers.errors import InputError
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.quick_check import build_baselines
+from explainers.evaluation.result import build_baselines
 from explainers.posthoc.defaults import DEFAULT_METHODS
 from explainers.posthoc.names import labelled
 from explainers.tve import TVE

@@ -10,7 +10,7 @@ from explainers.errors import InputError
 from explainers.report.differences import compared, difference_tables
 from explainers.report.gallery import gallery_html
 from explainers.report.publish import publish
-from explainers.results.scores import ImageScores, write_scores
+from explainers.results.reading import ImageScores, write_scores
 
 TITLES = {"deletion": "Deletion ↓", "masks": "Masks", "accuracy": "Accuracy ↑"}
 

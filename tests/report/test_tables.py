@@ -7,7 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from explainers.evaluation.evaluation import Evaluation
-from explainers.evaluation.probes import PROBES
+from explainers.evaluation.sweep import PROBES
 from explainers.metrics.agreement import AGREEMENTS
 from explainers.metrics.curves import CURVES
 from explainers.metrics.localization import LOCALIZATIONS

@@ -5,7 +5,7 @@ import torch
 
 from explainers.errors import InputError
 from explainers.results.file import ResultsFile
-from explainers.results.scores import ImageScores, load_scores, read_scores, scores_file, write_scores
+from explainers.results.reading import ImageScores, load_scores, read_scores, scores_file, write_scores
 
 CONFIG = {"explainers": {"tve": None, "chance": None}, "tasks": {"odd": {}, "loop": {}}, "target": "t"}
 DATA = {"odd": {"images": 3}, "loop": {"images": 2}}

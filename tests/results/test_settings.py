@@ -8,7 +8,7 @@ from commands import composed
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from explainers.results.settings import BATCHES, NOT_MEASURED, explainers_of, hash_files, settings_of
+from explainers.results.file import BATCHES, NOT_MEASURED, explainers_of, settings_of
 from explainers.saved.identity import WITHOUT_EFFECT
 
 COMMAND = (
@@ -93,34 +93,13 @@ def test_every_key_counts_but_those_with_a_reason(config):
     assert all([*NOT_MEASURED.values(), *WITHOUT_EFFECT.values()])
 
 
-@pytest.mark.parametrize(
-    ("limits", "counts"),
-    [
-        ({"limit_test_batches": 2}, True),
-        ({"limit_test_batches": 1}, True),
-        ({"limit_test_batches": 0.5}, True),
-        ({"fast_dev_run": True}, True),
-        ({"fast_dev_run": 3}, True),
-        ({"limit_test_batches": 1.0}, False),
-        ({}, False),
-    ],
-)
-def test_the_number_of_processes_counts_where_each_measures_a_part_of_its_batches(config, limits, counts):
-    limited = config | {"trainer": config["trainer"] | limits}
-    one, two = (settings_of("odd", limited, {}, {}, processes) for processes in (1, 2))
-    assert (one != two) == counts
-
-
-def test_a_key_that_is_added_counts(config):
-    before = everything("odd", config, {})
-    for path in ("trainer", "evaluation", "target.model", "explainers.tve.network", "grid"):
-        more = copy.deepcopy(config)
-        node = more
-        for name in path.split("."):
-            node = node[name]
-        node["added_next_year"] = 1
-        assert everything("odd", more, {}) != before, path
-    assert everything("odd", config | {"added_next_year": 1}, {}) != before
+def test_the_number_of_processes_counts_where_each_measures_a_part_of_its_batches(config):
+    parts = [{"limit_test_batches": 1}, {"limit_test_batches": 0.5}, {"fast_dev_run": True}, {"fast_dev_run": 3}]
+    for limits, counts in ((parts, True), ([{"limit_test_batches": 1.0}, {}], False)):
+        for limit in limits:
+            limited = config | {"trainer": config["trainer"] | limit}
+            one, two = (settings_of("odd", limited, {}, {}, processes) for processes in (1, 2))
+            assert (one != two) == counts, limit
 
 
 def test_a_change_of_one_explainer_is_no_change_of_the_others(config):
@@ -150,20 +129,6 @@ def test_every_key_of_the_data_changes_their_fingerprint_or_has_a_reason(config)
         now = instantiate(own | {key: VALUES.get(key, 3)} | mixed).fingerprint("test")
         fingerprint = instantiate(own | mixed).fingerprint("test")
         assert (now == fingerprint) == (key in WITHOUT_EFFECT_ON_A_TEST), key
-
-
-def test_files_count_by_their_contents_wherever_they_are_named(config, tmp_path):
-    """Any key may name one."""
-    one, copied, edited = (tmp_path / name for name in ("one", "copied", "edited"))
-    one.write_text("weights"), copied.write_text("weights"), edited.write_text("other weights")
-    found = []
-    for path in (one, copied, edited):
-        named = copy.deepcopy(config)
-        named["explainers"]["tve"]["network"]["anything"] = {"deep": [str(path)]}
-        hashes = hash_files(named)
-        assert str(path) in hashes
-        found.append(everything("odd", named, hashes))
-    assert found[0] == found[1] != found[2]
 
 
 def test_the_place_of_data_and_caches_does_not_count(config):
